@@ -1,0 +1,66 @@
+# Everything a newcomer, a reviewer and CI run. Each target works from a fresh clone with python3 (3.11 or newer, with
+# venv and pip) and nothing else prepared: it makes .venv, and `test` and `bench` also fetch the real programs and jars
+# they run beside our own code. What cannot be fetched is told in one line and its tests are skipped with that reason.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Tests run in parallel; a machine with many cores gains little beyond four, as the slow ones start servers of their own.
+# loadgroup: tests that share one expensive server carry @pytest.mark.xdist_group and stay in one worker, so that the
+# server starts once; all the others go to whichever worker is free.
+PYTEST_OPTIONS ?= --numprocesses auto --maxprocesses 4 --dist loadgroup
+TEST ?=
+# mypy stops at a folder without modules, so it is given those that have some.
+TYPED := $(foreach root,src tests tools benchmarks examples,$(if $(wildcard $(root)/*.py $(root)/*/*.py),$(root)))
+# All of them run even when one fails, so that one run shows everything there is to fix.
+CHECKS := "ruff check" "ruff format --check" "mypy $(TYPED)" "python -m pytest --quiet tests/test_tidy.py" \
+	"mkdocs build --strict --quiet"
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench docs parts format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/core ## start, produce, kill -9, recover, consume, count
+	$(BIN)/python -m penstock.cli demo
+
+test: .venv/dev parts ## every test; ends with what could not run and why (TEST=path for some of them)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(TEST)
+
+check: .venv/dev ## lint, format, types, habits, docs
+	@failed=0; for step in $(CHECKS); do \
+		printf '%s\n' "$$step"; $(BIN)/$$step || failed=1; \
+	done; exit $$failed
+
+bench: .venv/dev parts ## every benchmark, both sides and the ratio, to benchmarks/results/
+	$(BIN)/python -m benchmarks
+
+docs: .venv/dev ## the documentation, built into site/
+	$(BIN)/mkdocs build --strict
+
+parts: .venv/core ## fetch the real parts: kcat, kafkajs, Apache Kafka
+	@$(BIN)/python -m tools.set_up
+
+format: .venv/dev ## rewrite the sources the way `make check` wants them
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove what the other targets made, the cache of real parts included
+	rm -rf .venv .cache site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are files in .venv: when pyproject.toml changes, make sees it is newer and installs again.
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.x")'
+	$(PYTHON) -m venv .venv
+
+.venv/core: pyproject.toml tools/install.py | .venv/bin/python
+	$(BIN)/python -m tools.install core
+	@touch $@
+
+.venv/dev: pyproject.toml tools/install.py | .venv/core
+	$(BIN)/python -m tools.install dev
+	@touch $@

@@ -1,0 +1,49 @@
+"""Where a running broker can be found: a small file in its data folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+FILE_NAME: Final = "broker.json"
+
+
+class BrokerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    host: str
+    port: int
+    metrics: str | None = None
+    """`host:port` of the metrics endpoint, if there is one."""
+    version: str
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def write_address(folder: Path, address: BrokerAddress) -> None:
+    temporary = folder / (FILE_NAME + ".new")
+    temporary.write_bytes(msgspec.json.encode(address))
+    temporary.rename(folder / FILE_NAME)
+
+
+def remove_address(folder: Path) -> None:
+    (folder / FILE_NAME).unlink(missing_ok=True)
+
+
+def read_address(folder: Path) -> BrokerAddress | None:
+    """Where the broker of this folder said it listens; None if there is none, or none that is still alive."""
+    try:
+        address = msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=BrokerAddress)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    try:
+        os.kill(address.pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return address

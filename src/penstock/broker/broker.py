@@ -1,0 +1,170 @@
+"""The broker: the log, the coordinators and the paths of records, put together on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.broker.clock import LoopClock
+from penstock.broker.fetch import FetchPath
+from penstock.broker.groups import GroupCoordinator
+from penstock.broker.handlers import HANDLERS
+from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.internal_topics import (
+    INTERNAL_TOPICS,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    Durability,
+    StateTopic,
+    TransactionPartitions,
+    open_internal_topic,
+)
+from penstock.broker.limits import Limits
+from penstock.broker.produce import ProducePath
+from penstock.broker.request import Fields, Handler, Request
+from penstock.broker.settings import BrokerSettings
+from penstock.broker.stats import Stats
+from penstock.broker.syncing import Syncer
+from penstock.broker.transactions import FileProducerIds, TransactionCoordinator
+from penstock.broker.versions import api_versions_fields
+from penstock.broker.wire.schema import API_VERSIONS
+from penstock.log.disk import Disk
+from penstock.log.segment import Resources
+from penstock.log.statefile import read_state, write_state
+from penstock.log.store import TopicStore
+
+if TYPE_CHECKING:
+    from penstock.broker.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+NODE_ID: Final = 1
+CLUSTER_FILE: Final = "cluster"
+PRODUCER_IDS_FILE: Final = "producer-ids"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """How clients reach this broker: what Metadata tells them."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+def _api_versions(broker: Broker, request: Request) -> Fields:
+    return api_versions_fields()
+
+
+class Broker:
+    """One data folder, served. Make it on the event loop that it is to run on, then `await start()`."""
+
+    def __init__(
+        self,
+        data_folder: Path,
+        *,
+        settings: BrokerSettings | None = None,
+        limits: Limits | None = None,
+        flushes: bool = True,
+        disk: Disk | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.clock = LoopClock(self.loop)
+        self.data_folder = data_folder
+        self.settings = settings or BrokerSettings()
+        self.limits = limits or Limits()
+        self.flushes = flushes
+        """Whether `acks=all` waits for the disk."""
+        self.stats = Stats()
+        self.connections: set[Connection] = set()
+        self.node = NodeAddress(NODE_ID, "127.0.0.1", 0)
+        self.topics = TopicStore(
+            data_folder,
+            resources=Resources(disk, open_files=self.limits.open_files),
+            broker_defaults=self.settings.overrides,
+            internal_topics=INTERNAL_TOPICS,
+        )
+        self.cluster_id = _cluster_id(data_folder, self.topics.resources.disk)
+        self.syncer = Syncer(self.loop)
+        self.produce = ProducePath(self)
+        self.fetch = FetchPath(self)
+        self.handlers: dict[int, Handler] = {**HANDLERS, API_VERSIONS: _api_versions}
+        durability = Durability(self.syncer, flushes)
+        offsets = open_internal_topic(self.topics, OFFSETS_TOPIC, self.settings.offsets_topic_partitions)
+        states = open_internal_topic(self.topics, TRANSACTIONS_TOPIC, self.settings.transactions_topic_partitions)
+        self.groups = GroupCoordinator(
+            StateTopic(offsets, self.clock, durability), self.clock, self.settings.groups
+        )
+        self.transactions = TransactionCoordinator(
+            StateTopic(states, self.clock, durability),
+            TransactionPartitions(self.topics, self.clock, durability),
+            FileProducerIds(data_folder / PRODUCER_IDS_FILE, self.topics.resources.disk),
+            self.clock,
+            offsets_partition_count=len(offsets.partitions),
+            on_offsets_marked=self._offsets_marked,
+            settings=self.settings.transactions,
+        )
+        self.housekeeping = Housekeeping(self)
+        self.idle_since_s = self.clock.monotonic_s()
+
+    async def start(self) -> None:
+        """Load what the coordinators knew, finish what was decided, and start the housekeeping."""
+        self.groups.load()
+        await self.groups.forget_missing_topics(lambda name: self.topics.get(name) is not None)
+        await self.transactions.load()
+        self.housekeeping.start()
+        _report_recovery(self.topics)
+
+    async def close(self) -> None:
+        """Answer who waits, cut the connections, and write everything down."""
+        await self.housekeeping.close()
+        await self.groups.close()
+        await self.transactions.close()
+        for connection in list(self.connections):
+            connection.close("the broker is shutting down")
+        self.syncer.close()
+        self.topics.close()
+
+    def admit(self, connection: Connection) -> bool:
+        if len(self.connections) >= self.limits.max_connections:
+            self.stats.refused_connections += 1
+            return False
+        self.connections.add(connection)
+        self.stats.connections += 1
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.idle_since_s = self.clock.monotonic_s()
+
+    def _offsets_marked(self, producer_id: int, *, commit: bool, partition: int) -> None:
+        self.groups.complete_transaction(producer_id, commit, partition)
+
+
+def _cluster_id(folder: Path, disk: Disk) -> str:
+    content = read_state(folder / CLUSTER_FILE)
+    if content is not None:
+        return msgspec.json.decode(content, type=dict[str, str])["cluster_id"]
+    cluster_id = uuid.uuid4().hex[:22]
+    write_state(folder / CLUSTER_FILE, msgspec.json.encode({"cluster_id": cluster_id}), disk)
+    return cluster_id
+
+
+def _report_recovery(topics: TopicStore) -> None:
+    report = topics.recovered
+    if report.scanned_bytes or report.damaged:
+        logger.info(
+            "recovered %d bytes in %.3f s (%.2f s per GB), cut %d bytes of unfinished writes, found %d damaged places",
+            report.scanned_bytes,
+            report.seconds,
+            report.seconds_per_gb,
+            report.truncated_bytes,
+            len(report.damaged),
+            extra={"scanned_bytes": report.scanned_bytes, "truncated_bytes": report.truncated_bytes},
+        )

@@ -1,0 +1,233 @@
+"""What happens to a JoinGroup: an answer at once, or a wait for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, MutableMapping
+
+from kio.schema.errors import ErrorCode
+
+from penstock.broker.errors import ProtocolError
+from penstock.broker.groups.fields import LONGEST_STRING_BYTES
+from penstock.broker.groups.group import Group
+from penstock.broker.groups.journal import answer_for
+from penstock.broker.groups.member import Member
+from penstock.broker.groups.messages import JoinAnswer, JoinRequest
+from penstock.broker.groups.rebalances import Rebalances
+from penstock.broker.groups.settings import GroupSettings
+from penstock.broker.groups.state import GroupState
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_TEXT_BYTES = LONGEST_STRING_BYTES - 64
+"""So that a member id made of it can still be stored."""
+
+_Waiting = tuple[Member, asyncio.Future[JoinAnswer]]
+
+
+class Joining:
+    def __init__(
+        self,
+        groups: MutableMapping[str, Group],
+        rebalances: Rebalances,
+        settings: GroupSettings,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._groups = groups
+        self._rebalances = rebalances
+        self._settings = settings
+        self._new_id = new_id
+
+    async def join(self, request: JoinRequest) -> JoinAnswer:
+        """Answer once the next generation has begun, or at once when there is nothing to wait for."""
+        try:
+            self._check(request)
+            group = self._group_for(request)
+            admitted = self._admit(group, request)
+        except ProtocolError as error:
+            keeps_id = error.code is not ErrorCode.group_max_size_reached
+            return JoinAnswer(error=error.code, member_id=request.member_id if keeps_id else "")
+        if isinstance(admitted, JoinAnswer):
+            return admitted
+        member, join = admitted
+        try:
+            return await join
+        except asyncio.CancelledError:
+            self._rebalances.abandon_join(group, member, join)
+            raise
+
+    def _check(self, request: JoinRequest) -> None:
+        if not request.group_id:
+            raise ProtocolError(ErrorCode.invalid_group_id)
+        longest_ms = self._settings.max_session_timeout_ms
+        if not self._settings.min_session_timeout_ms <= request.session_timeout_ms <= longest_ms:
+            raise ProtocolError(ErrorCode.invalid_session_timeout)
+        if any(
+            len(text.encode()) > _LONGEST_TEXT_BYTES
+            for text in (
+                request.group_id,
+                request.instance_id or "",
+                request.client_id,
+                request.client_host,
+                request.protocol_type,
+                *(protocol.name for protocol in request.protocols),
+            )
+        ):
+            raise ProtocolError(ErrorCode.invalid_request)
+
+    def _group_for(self, request: JoinRequest) -> Group:
+        """The group; a new one, not yet known to anybody else, for the first member of a group."""
+        group = self._groups.get(request.group_id)
+        if group is None:
+            if request.member_id:
+                raise ProtocolError(ErrorCode.unknown_member_id)
+            return self._rebalances.new_group(request.group_id)
+        if group.state is GroupState.DEAD:
+            raise ProtocolError(ErrorCode.coordinator_not_available)
+        return group
+
+    def _admit(self, group: Group, request: JoinRequest) -> _Waiting | JoinAnswer:
+        """What to wait for, or the answer that needs no waiting."""
+        if not self._has_room_for(group, request.member_id):
+            if request.member_id:
+                self._rebalances.remove(group, request.member_id, "the group is full")
+            raise ProtocolError(ErrorCode.group_max_size_reached)
+        if not group.supports(request.protocol_type, request.protocols):
+            raise ProtocolError(ErrorCode.inconsistent_group_protocol)
+        self._groups.setdefault(group.group_id, group)
+        if not request.member_id:
+            return self._join_without_id(group, request)
+        if request.member_id in group.pending_members and request.instance_id is None:
+            return self._add(group, request, request.member_id)
+        return self._join_again(group, request)
+
+    def _has_room_for(self, group: Group, member_id: str) -> bool:
+        limit = self._settings.max_size
+        if not member_id and len(group.pending_members) >= limit:
+            return False
+        if group.state is GroupState.EMPTY:
+            return True
+        member = group.members.get(member_id)
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return (member is not None and member.join is not None) or group.joined_count < limit
+        return member is not None or len(group.members) < limit
+
+    def _join_without_id(self, group: Group, request: JoinRequest) -> _Waiting | JoinAnswer:
+        if request.instance_id is not None:
+            member_id = f"{request.instance_id}-{self._new_id()}"
+            replaced = group.static_members.get(request.instance_id)
+            if replaced is None:
+                return self._add(group, request, member_id)
+            return self._replace(group, request, group.members[replaced], member_id)
+        member_id = f"{request.client_id or 'member'}-{self._new_id()}"
+        if not request.requires_known_member_id:
+            return self._add(group, request, member_id)
+        self._rebalances.expect(group, member_id, request.session_timeout_ms)
+        return JoinAnswer(error=ErrorCode.member_id_required, member_id=member_id)
+
+    def _join_again(self, group: Group, request: JoinRequest) -> _Waiting | JoinAnswer:
+        member = group.check_member(request.member_id, request.instance_id)
+        unchanged = member.protocols == request.protocols
+        if group.state is GroupState.COMPLETING_REBALANCE and unchanged:
+            return group.joined_answer(member)
+        is_leader = group.leader_id == member.member_id
+        if group.state is GroupState.STABLE and unchanged and not is_leader:
+            return group.joined_answer(member)
+        join = self._wait(member, request)
+        who = "the leader" if is_leader else f"member {member.member_id}"
+        self._rebalances.rebalance(group, f"{who} joins again: {request.reason or 'no reason given'}")
+        return member, join
+
+    def _add(self, group: Group, request: JoinRequest, member_id: str) -> _Waiting:
+        member = self._new_member(group, request, member_id)
+        member.is_new = True
+        if group.state is GroupState.PREPARING_REBALANCE and group.previous_state is GroupState.EMPTY:
+            group.joined_during_delay = True
+        group.add(member, request.protocol_type)
+        join = self._wait(member, request)
+        member.session.start(self._settings.new_member_join_timeout_ms)
+        self._rebalances.rebalance(group, f"member {member_id} joins: {request.reason or 'no reason given'}")
+        return member, join
+
+    def _replace(self, group: Group, request: JoinRequest, old: Member, member_id: str) -> _Waiting:
+        """A static member comes back without its id: it takes the place, and the assignment, of the one before."""
+        leader_before = group.leader_id
+        new = self._new_member(group, request, member_id)
+        new.assignment = old.assignment
+        group.replace_static(old, new)
+        join = self._wait(new, request)
+        self._rebalances.heard_from(new)
+        reason = f"static member {request.instance_id} comes back as {member_id}"
+        if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
+            self._store_replacement(group, request, old, new, leader_before or "")
+        elif group.state is GroupState.COMPLETING_REBALANCE:
+            self._rebalances.prepare(group, reason)
+        else:
+            self._rebalances.rebalance(group, reason)
+        return new, join
+
+    def _store_replacement(
+        self, group: Group, request: JoinRequest, old: Member, new: Member, leader_before: str
+    ) -> None:
+        """Nobody else needs to know of the new id, so no rebalance is needed: it is enough that it is durable.
+
+        A rebalance that began meanwhile has this member waiting already and ends the wait itself.
+        """
+        generation = group.generation
+
+        def still_wanted() -> bool:
+            current = group.members.get(new.member_id) is new
+            return current and group.state is GroupState.STABLE and group.generation == generation
+
+        def apply() -> None:
+            if not still_wanted():
+                return
+            is_leader = group.leader_id == new.member_id
+            skips = is_leader and request.can_skip_assignment
+            new.answer_join(
+                JoinAnswer(
+                    member_id=new.member_id,
+                    generation=group.generation,
+                    protocol_type=group.protocol_type,
+                    protocol_name=group.protocol_name,
+                    leader=group.leader_id or "" if request.can_skip_assignment else leader_before,
+                    skip_assignment=skips,
+                    members=group.member_list() if skips else (),
+                )
+            )
+
+        def fail(error: BaseException) -> None:
+            if not still_wanted():
+                return
+            new.answer_join(JoinAnswer(error=answer_for(error), member_id="", generation=group.generation))
+            group.replace_static(new, old)
+            self._rebalances.heard_from(old)
+
+        assignments = {member.member_id: member.assignment for member in group.members.values()}
+        self._rebalances.store(group, assignments, apply=apply, fail=fail)
+
+    def _new_member(self, group: Group, request: JoinRequest, member_id: str) -> Member:
+        return Member(
+            member_id=member_id,
+            instance_id=request.instance_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            protocols=request.protocols,
+            session=self._rebalances.session_of(group, member_id),
+        )
+
+    def _wait(self, member: Member, request: JoinRequest) -> asyncio.Future[JoinAnswer]:
+        """Take over what the member says about itself now, and let it wait for the others.
+
+        A JoinGroup of the same member that still waits, on a connection that its client has most likely given up, is
+        answered with a word that makes the client join again and costs it nothing.
+        """
+        member.answer_join(JoinAnswer(error=ErrorCode.rebalance_in_progress, member_id=member.member_id))
+        member.protocols = request.protocols
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.join = asyncio.get_running_loop().create_future()
+        return member.join

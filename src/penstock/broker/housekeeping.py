@@ -1,0 +1,104 @@
+"""What the broker does on its own, from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import LogError
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_INTERVAL_S: Final = 60.0
+IDLE_CHECK_INTERVAL_S: Final = 10.0
+FLUSH_CHECK_INTERVAL_S: Final = 1.0
+
+
+class Housekeeping:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        settings = self._broker.settings
+        self._every(CHECKPOINT_INTERVAL_S, self.checkpoint)
+        self._every(IDLE_CHECK_INTERVAL_S, self.close_idle)
+        self._every(FLUSH_CHECK_INTERVAL_S, self.flush_old)
+        self._every(settings.retention_check_interval_ms / 1000, self.expire_records)
+        self._every(settings.cleaner_backoff_ms / 1000, self.compact)
+        self._every(settings.producer_id_expiration_check_interval_ms / 1000, self.expire_producers)
+        self._every(settings.offsets_retention_check_interval_ms / 1000, self.expire_offsets)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(asyncio.create_task(self._repeat(interval_s, action)))
+
+    async def _repeat(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await action()
+            except Exception:
+                logger.exception("housekeeping failed and will try again in %g s", interval_s)
+
+    async def checkpoint(self) -> None:
+        """Move the recovery points, so that a crash has little to read again."""
+        for log in list(self._broker.topics.partitions()):
+            if log.failed is None and log.checkpointed_offset != log.end_offset:
+                await self._broker.syncer.sync([log])
+                log.checkpoint()
+                await asyncio.sleep(0)
+
+    async def flush_old(self) -> None:
+        """Obey `flush.ms`: what has been written for so long is put on the disk even if nobody asked for it."""
+        now_ms = self._broker.clock.wall_ms()
+        due = [log for log in self._broker.topics.partitions() if log.flush_due(now_ms)]
+        if due:
+            await self._broker.syncer.sync(due)
+
+    async def close_idle(self) -> None:
+        latest_s = self._broker.clock.monotonic_s() - self._broker.limits.idle_ms / 1000
+        for connection in list(self._broker.connections):
+            if connection.last_active_s < latest_s and not connection.slots:
+                connection.close("idle (connections.max.idle.ms)")
+
+    async def expire_records(self) -> None:
+        now_ms = self._broker.clock.wall_ms()
+        for log in list(self._broker.topics.partitions()):
+            if log.failed is None and log.segments:
+                self._broker.stats.segments_deleted += log.expire(now_ms)
+                await asyncio.sleep(0)
+
+    async def expire_producers(self) -> None:
+        now_ms = self._broker.clock.wall_ms()
+        for log in self._broker.topics.partitions():
+            log.producers.expire(now_ms, self._broker.settings.producer_id_expiration_ms)
+
+    async def expire_offsets(self) -> None:
+        await self._broker.groups.expire(self._broker.clock.wall_ms())
+
+    async def compact(self) -> None:
+        from penstock.log.compaction import install, plan, run
+
+        for log in list(self._broker.topics.partitions()):
+            if not log.config.compacts or log.failed is not None:
+                continue
+            try:
+                work = plan(log, self._broker.clock.wall_ms())
+                if work is None:
+                    continue
+                cleaned = await asyncio.to_thread(run, work)
+                if log.failed is None:
+                    install(log, cleaned)
+                    self._broker.stats.compactions += 1
+            except LogError as error:
+                logger.error("%s could not be compacted: %s", log.name, error, extra={"partition": log.name})

@@ -1,0 +1,235 @@
+"""Answers to bytes, by the schemas of the protocol.
+
+For each response schema an encoder is compiled once: a list of small functions, one per field, that write from a plain
+mapping. Handlers fill in the fields of every version; those that the version at hand does not have are passed over, and
+those that the handler left out get the protocol's default. A part that is given as bytes was encoded before and is
+copied as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import struct
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final
+
+from penstock.broker.wire.primitives import uvarint
+
+Write = Callable[[bytearray, Any], None]
+
+_FIXED: Final = {
+    "int8": struct.Struct(">b"),
+    "int16": struct.Struct(">h"),
+    "int32": struct.Struct(">i"),
+    "int64": struct.Struct(">q"),
+    "uint8": struct.Struct(">B"),
+    "uint16": struct.Struct(">H"),
+    "uint32": struct.Struct(">I"),
+    "uint64": struct.Struct(">Q"),
+    "float64": struct.Struct(">d"),
+    "bool": struct.Struct(">?"),
+    "error_code": struct.Struct(">h"),
+}
+_NO_UUID: Final = bytes(16)
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+_LONG: Final = struct.Struct(">q")
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_REQUIRED: Final = object()
+
+
+@cache
+def encoder(schema: type) -> Write:
+    """What writes a mapping as this schema."""
+    flexible = bool(schema.__flexible__)  # type: ignore[attr-defined]
+    hints = typing.get_type_hints(schema)
+    plain: list[tuple[str, Write, Any]] = []
+    tagged: list[tuple[int, str, Write, Any]] = []
+    for field in dataclasses.fields(schema):
+        write, empty = _field_writer(field, hints[field.name], flexible)
+        default = _default(field, empty)
+        tag = field.metadata.get("tag")
+        if tag is None:
+            plain.append((field.name, write, default))
+        else:
+            tagged.append((int(tag), field.name, write, default))
+    name = schema.__name__
+
+    def write_fields(out: bytearray, values: Mapping[str, Any] | bytes) -> None:
+        if isinstance(values, bytes):
+            out += values
+            return
+        for field_name, write, default in plain:
+            value = values.get(field_name, default)
+            if value is _REQUIRED:
+                raise KeyError(f"{name}: the answer lacks {field_name}")
+            write(out, value)
+        if flexible:
+            _write_tagged(out, values, tagged)
+
+    return write_fields
+
+
+def blank(schema: type, code: enum.IntEnum, message: str | None) -> dict[str, Any]:
+    """The fields of an answer that has nothing to say but an error: nothing in its lists, zero in its numbers."""
+    hints = typing.get_type_hints(schema)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(schema):
+        hint = hints[field.name]
+        if "tag" in field.metadata:
+            continue
+        if field.name == "error_message":
+            fields[field.name] = message
+        elif typing.get_origin(hint) is tuple:
+            fields[field.name] = ()
+        elif dataclasses.is_dataclass(hint):
+            fields[field.name] = blank(hint, code, message)  # type: ignore[arg-type]
+        elif field.default is dataclasses.MISSING and type(None) not in typing.get_args(hint):
+            fields[field.name] = _zero(field.metadata["kafka_type"], code)
+    return fields
+
+
+def _zero(kind: str, code: enum.IntEnum) -> Any:
+    if kind == "error_code":
+        return code
+    return {"string": "", "bytes": b"", "records": b"", "uuid": None}.get(kind, 0)
+
+
+def _write_tagged(out: bytearray, values: Mapping[str, Any], tagged: list[tuple[int, str, Write, Any]]) -> None:
+    present = [(tag, write, values[name]) for tag, name, write, _ in tagged if name in values]
+    out += uvarint(len(present))
+    for tag, write, value in present:
+        content = bytearray()
+        write(content, value)
+        out += uvarint(tag) + uvarint(len(content)) + content
+
+
+def _field_writer(field: dataclasses.Field[Any], hint: Any, flexible: bool) -> tuple[Write, Any]:
+    """What writes the field, and its value where the handler gives none and the schema neither."""
+    optional = False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        optional = True
+    if typing.get_origin(hint) is tuple:
+        inner = typing.get_args(hint)[0]
+        if typing.get_origin(inner) in (typing.Union, types.UnionType):
+            inner = next(part for part in typing.get_args(inner) if part is not type(None))
+        one = encoder(inner) if dataclasses.is_dataclass(inner) else _primitive(field, flexible, False)
+        return _array_writer(one, flexible), None if optional else ()
+    if dataclasses.is_dataclass(hint):
+        entity = encoder(hint)
+        return (_nullable_entity(entity), None) if optional else (entity, _REQUIRED)
+    write = _primitive(field, flexible, optional)
+    if field.name == "throttle_time" or field.metadata["kafka_type"] == "error_code":
+        return write, 0
+    return write, None if optional else _REQUIRED
+
+
+def _default(field: dataclasses.Field[Any], empty: Any) -> Any:
+    if field.default is dataclasses.MISSING or dataclasses.is_dataclass(field.default):
+        return empty
+    return field.default
+
+
+def _array_writer(one: Write, flexible: bool) -> Write:
+    def write(out: bytearray, values: Any) -> None:
+        if values is None:
+            out += b"\x00" if flexible else b"\xff\xff\xff\xff"
+            return
+        out += uvarint(len(values) + 1) if flexible else _INT.pack(len(values))
+        for value in values:
+            one(out, value)
+
+    return write
+
+
+def _nullable_entity(entity: Write) -> Write:
+    def write(out: bytearray, value: Any) -> None:
+        if value is None:
+            out += b"\xff"
+        else:
+            out += b"\x01"
+            entity(out, value)
+
+    return write
+
+
+def _primitive(field: dataclasses.Field[Any], flexible: bool, optional: bool) -> Write:
+    kind = field.metadata["kafka_type"]
+    if kind in _FIXED:
+        return _fixed(_FIXED[kind])
+    if kind == "string":
+        return _string(flexible)
+    if kind in ("bytes", "records"):
+        return _bytes(flexible)
+    if kind == "uuid":
+        return _uuid
+    if kind in ("timedelta_i32", "timedelta_i64"):
+        return _duration(_INT if kind == "timedelta_i32" else _LONG)
+    if kind == "datetime_i64":
+        return _moment
+    raise TypeError(f"no way to write {kind!r} of field {field.name}")
+
+
+def _fixed(layout: struct.Struct) -> Write:
+    pack = layout.pack
+
+    def write(out: bytearray, value: Any) -> None:
+        out += pack(value.value if isinstance(value, enum.Enum) else value)
+
+    return write
+
+
+def _string(flexible: bool) -> Write:
+    def write_compact(out: bytearray, value: str | None) -> None:
+        if value is None:
+            out += b"\x00"
+        else:
+            data = value.encode()
+            out += uvarint(len(data) + 1)
+            out += data
+
+    def write_legacy(out: bytearray, value: str | None) -> None:
+        if value is None:
+            out += b"\xff\xff"
+        else:
+            data = value.encode()
+            out += _SHORT.pack(len(data))
+            out += data
+
+    return write_compact if flexible else write_legacy
+
+
+def _bytes(flexible: bool) -> Write:
+    def write_compact(out: bytearray, value: bytes | None) -> None:
+        out += b"\x00" if value is None else uvarint(len(value) + 1) + value
+
+    def write_legacy(out: bytearray, value: bytes | None) -> None:
+        out += b"\xff\xff\xff\xff" if value is None else _INT.pack(len(value)) + value
+
+    return write_compact if flexible else write_legacy
+
+
+def _uuid(out: bytearray, value: uuid.UUID | None) -> None:
+    out += _NO_UUID if value is None else value.bytes
+
+
+def _duration(layout: struct.Struct) -> Write:
+    def write(out: bytearray, value: int | datetime.timedelta) -> None:
+        if isinstance(value, datetime.timedelta):
+            value = value // datetime.timedelta(milliseconds=1)
+        out += layout.pack(value)
+
+    return write
+
+
+def _moment(out: bytearray, value: int | datetime.datetime | None) -> None:
+    if isinstance(value, datetime.datetime):
+        value = (value - _EPOCH) // datetime.timedelta(milliseconds=1)
+    out += _LONG.pack(-1 if value is None else value)

@@ -1,0 +1,5 @@
+"""The `penstock` command: one module per noun, imported only when it is used, so that `penstock --help` is quick."""
+
+from penstock.cli.main import main
+
+__all__ = ["main"]

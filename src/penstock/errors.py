@@ -1,0 +1,114 @@
+"""Every error a user can meet. Each says what happened, to what, and what to do about it."""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """The root of all errors that Penstock raises on purpose."""
+
+
+class MissingExtraError(PenstockError):
+    """A part was asked for whose optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs packages that are not installed; run: pip install 'penstock[{extra}]'")
+        self.extra = extra
+
+
+class ConfigError(PenstockError):
+    """A setting has a name or a value that is not allowed."""
+
+
+class UrlError(PenstockError):
+    """A stream URL cannot be understood."""
+
+
+class LogError(PenstockError):
+    """The root of the storage engine's errors."""
+
+
+class DataFolderInUseError(LogError):
+    """Another process owns the data folder."""
+
+
+class CorruptBatchError(LogError):
+    """A record batch is damaged: its length, its checksum or its contents do not add up."""
+
+
+class CorruptSegmentError(CorruptBatchError):
+    """A stored batch is damaged. It is never served; the records around it still are."""
+
+    def __init__(self, file: str, position: int, offset: int, reason: str) -> None:
+        super().__init__(
+            f"{file}: the batch at byte {position} (offset {offset}) is damaged: {reason}. "
+            "Records before and after it are intact; restore this file from a copy, or continue reading behind it."
+        )
+        self.file = file
+        self.position = position
+        self.offset = offset
+        self.reason = reason
+
+
+class RecordTooLargeError(LogError):
+    """A batch is larger than the topic's `max.message.bytes`."""
+
+
+class InvalidTimestampError(LogError):
+    """A record's timestamp is further from the broker's clock than the topic allows."""
+
+
+class InvalidRecordError(LogError):
+    """A record is well formed but not allowed here, such as one without a key in a compacted topic."""
+
+
+class OffsetOutOfRangeError(LogError):
+    """The offset asked for is before the log's start (deleted) or past its end."""
+
+    def __init__(self, partition: str, offset: int, start: int, end: int) -> None:
+        where = "was deleted by retention" if offset < start else "has not been written yet"
+        super().__init__(
+            f"{partition}: offset {offset} {where}; the log holds {start} to {end}. Choose earliest, latest, or an offset in between."
+        )
+        self.offset = offset
+        self.start = start
+        self.end = end
+
+
+class StorageError(LogError):
+    """The disk refused: it is full, or an I/O error happened. Nothing that was acknowledged is lost."""
+
+
+class OutOfOrderSequenceError(LogError):
+    """An idempotent producer's batch does not follow the one before it: a batch in between is missing."""
+
+
+class InvalidProducerEpochError(LogError):
+    """A newer instance of this producer exists; the older one may not write any more."""
+
+
+class InvalidTransactionStateError(LogError):
+    """A transactional batch or marker does not belong to an open transaction of its producer."""
+
+
+class TransactionCoordinatorFencedError(LogError):
+    """A transaction marker comes from a coordinator that has been replaced since."""
+
+
+class UnknownTopicError(LogError):
+    """No such topic or partition."""
+
+
+class TopicExistsError(LogError):
+    """A topic of that name exists already."""
+
+
+class InvalidTopicError(LogError):
+    """A topic name is not allowed."""
+
+
+class BrokerUnavailableError(PenstockError):
+    """The broker could not be started or reached."""
+
+
+class DeliveryError(PenstockError):
+    """A record could not be delivered to the stream."""

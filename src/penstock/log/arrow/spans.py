@@ -1,0 +1,162 @@
+"""What the steps of decoding hand to each other: where in a buffer every key, value and header stands.
+
+No step copies a key or a value. They are found, as (position, size) pairs in plain arrays, and only the last step turns
+these into Arrow columns. An engine is a module that finds them: `by_numpy` or `by_numba`. Both must give the same
+answer and refuse the same damage; neither may read a byte outside of the buffer, whatever the bytes say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Longs = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
+
+NULL_SIZE: Final = -1
+"""The size of a key or value that is null. Any negative size means the same."""
+SMALLEST_RECORD_BYTES: Final = 7
+"""Length, attributes, timestamp, offset, key, value and header count, of one byte each."""
+SMALLEST_HEADER_BYTES: Final = 2
+VARINT_BYTES: Final = 5
+VARLONG_BYTES: Final = 10
+VIEW_BYTES: Final = 16
+INLINE_BYTES: Final = 12
+"""A view holds values up to this size in itself; of larger ones it holds the first four bytes and where they stand."""
+PREFIX_BYTES: Final = 4
+MOST_BYTES: Final = 2**31 - 1
+"""The most data that one set of columns can point into: positions in Arrow's views and offsets have 31 bits."""
+
+OUTSIDE_BATCH: Final = 1
+WRONG_LENGTH: Final = 2
+WRONG_OFFSET: Final = 3
+LEFT_OVER: Final = 4
+WRONG_HEADERS: Final = 5
+REASONS: Final = {
+    OUTSIDE_BATCH: "a record reaches past the end of its batch",
+    WRONG_LENGTH: "a record's fields do not fill the length it claims",
+    WRONG_OFFSET: "a record's offset does not follow the one before it, or is beyond the batch's last",
+    LEFT_OVER: "bytes follow the last record",
+    WRONG_HEADERS: "a record's headers do not fill the length it claims",
+}
+
+
+class DamagedBatch(Exception):
+    """The batch at `index` of those given to `Engine.records` is not what its header says; for the caller to name."""
+
+    def __init__(self, index: int, reason: int) -> None:
+        super().__init__(REASONS[reason])
+        self.index = index
+        self.reason = reason
+
+
+class DamagedRecord(Exception):
+    """The record at `index` of those given to `Engine.headers` is not what it says; for the caller to name."""
+
+    def __init__(self, index: int, reason: int) -> None:
+        super().__init__(REASONS[reason])
+        self.index = index
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches to decode, in the order of their offsets, as one array for each field."""
+
+    data: Bytes
+    """What `begin` and `end` are positions in: a part of the file, or what was decompressed from it."""
+    begin: Longs
+    end: Longs
+    count: Longs
+    base_offset: Longs
+    last_delta: Longs
+    base_timestamp: Longs
+    """The timestamp that is added to a record's own; the batch's greatest where that counts for all its records."""
+    own_time: Longs
+    """1 where records have a time of their own, 0 where the broker's time counts for the whole batch."""
+
+    def cut(self, count: int) -> Batches:
+        """The first `count` of them."""
+        return Batches(self.data, *(getattr(self, field.name)[:count] for field in fields(self)[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """One row for each record. Positions are in `Batches.data`."""
+
+    offset: Longs
+    timestamp: Longs
+    key_at: Longs
+    key_size: Ints
+    value_at: Longs
+    value_size: Ints
+    headers_at: Longs
+    headers_end: Longs
+    headers_count: Ints
+
+    @classmethod
+    def empty(cls, count: int) -> Records:
+        """Room for that many rows, for an engine to fill."""
+        return cls(
+            offset=np.empty(count, np.int64),
+            timestamp=np.empty(count, np.int64),
+            key_at=np.empty(count, np.int64),
+            key_size=np.empty(count, np.int32),
+            value_at=np.empty(count, np.int64),
+            value_size=np.empty(count, np.int32),
+            headers_at=np.empty(count, np.int64),
+            headers_end=np.empty(count, np.int64),
+            headers_count=np.empty(count, np.int32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def rows_between(self, start: int | None, stop: int | None) -> slice:
+        """Which rows have offsets from `start` up to, not including, `stop`. Offsets ascend, so they stand together."""
+        low = 0 if start is None else int(np.searchsorted(self.offset, start))
+        high = len(self) if stop is None else int(np.searchsorted(self.offset, stop))
+        return slice(low, max(low, high))
+
+    def cut(self, rows: slice) -> Records:
+        return Records(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """One row for each header of each record, in order."""
+
+    name_at: Longs
+    name_size: Ints
+    value_at: Longs
+    value_size: Ints
+
+    @classmethod
+    def empty(cls, count: int) -> Headers:
+        return cls(
+            name_at=np.empty(count, np.int64),
+            name_size=np.empty(count, np.int32),
+            value_at=np.empty(count, np.int64),
+            value_size=np.empty(count, np.int32),
+        )
+
+
+class Engine(Protocol):
+    """The three loops that touch every record."""
+
+    def records(self, batches: Batches) -> Records:
+        """Find the parts of every record. Raises DamagedBatch.
+
+        A record must lie within its batch and be filled by its fields, offsets must ascend and stay within the batch's
+        range, the last record must end where its batch does. What stands in the room for headers is left to `headers`.
+        """
+
+    def headers(self, data: Bytes, records: Records) -> Headers:
+        """Find the parts of every header, which must fill the room that their record leaves. Raises DamagedRecord."""
+
+    def views(self, data: Bytes, at: Longs, size: Ints) -> Bytes:
+        """The spans as Arrow view structs, 16 bytes a row. Null ones are all zero."""

@@ -1,0 +1,180 @@
+"""The compression codecs of Kafka's record batches, by the number that stands in a batch's attributes.
+
+What is read: everything that Kafka's own clients write. Snappy comes in two shapes, one raw block (librdkafka) or the
+framing of the xerial library (Java, kafka-python, kafkajs); both are told apart by their first bytes.
+What is written: what the pickiest reader takes. The Java client refuses an LZ4 frame whose blocks depend on each other,
+so ours are independent; and it writes snappy framed, so every client reads that.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+import cramjam
+
+from penstock.errors import CorruptBatchError
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+
+NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+"""The codecs as Kafka's `compression.type` spells them, indexed by their number."""
+
+_INT = struct.Struct(">i")
+_BLOCK_LENGTH = struct.Struct("<I")
+
+# The marker, then the version of the format and the oldest version that can read it.
+_XERIAL_MARKER = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MARKER + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES = 32 * 1024
+
+# Magic, flags (version 1, independent blocks), block size (64 KB), and the checksum of these two bytes.
+_LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
+_LZ4_BLOCK_BYTES = 64 * 1024
+_LZ4_STORED = 0x80000000
+_LZ4_END = _BLOCK_LENGTH.pack(0)
+
+_FIRST_GUESS_BYTES = 64 * 1024
+_FIRST_GUESS_RATIO = 8
+_GROWTH = 4
+
+
+def decompress(codec: int, data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:
+    """Give back the records section of a batch as it was before compression.
+
+    Never more than `limit_bytes` are allocated for the result, however much the data would expand to: a batch that
+    needs more is refused, as one that is truncated, damaged or of an unknown codec is, with CorruptBatchError.
+    """
+    if codec == NONE:
+        if len(data) > limit_bytes:
+            raise _too_large(codec, len(data), limit_bytes)
+        return bytes(data)
+    if codec == GZIP:
+        return _decompress_stream(codec, cramjam.gzip.decompress_into, data, limit_bytes)
+    if codec == SNAPPY:
+        return _decompress_snappy(data, limit_bytes)
+    if codec == LZ4:
+        return _decompress_stream(codec, cramjam.lz4.decompress_into, data, limit_bytes)
+    if codec == ZSTD:
+        return _decompress_stream(codec, cramjam.zstd.decompress_into, data, limit_bytes)
+    raise CorruptBatchError(f"the batch names compression codec {codec}; Kafka knows 0 to 4: {', '.join(NAMES)}")
+
+
+def compress(codec: int, data: bytes | bytearray | memoryview) -> bytes:
+    """Compress a records section so that every Kafka client can read it. An unknown codec is a ValueError."""
+    if codec == NONE:
+        return bytes(data)
+    if codec == GZIP:
+        return bytes(cramjam.gzip.compress(data))
+    if codec == SNAPPY:
+        return _compress_snappy(data)
+    if codec == LZ4:
+        return _compress_lz4(data)
+    if codec == ZSTD:
+        return bytes(cramjam.zstd.compress(data))
+    raise ValueError(f"no compression codec has the number {codec}; choose from 0 to 4: {', '.join(NAMES)}")
+
+
+def _decompress_stream(
+    codec: int,
+    decompress_into: Callable[[memoryview, bytearray], int],
+    data: bytes | bytearray | memoryview,
+    limit_bytes: int,
+) -> bytes:
+    """Decompress into a buffer that grows up to the limit.
+
+    These formats rarely say how large they expand to, and what they say can be a lie, so the size is found by trying.
+    The error for a buffer that is too small differs from the one for damage by its text only, so either is tried again.
+    """
+    source = memoryview(data)
+    size_bytes = min(limit_bytes, max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(source)))
+    while True:
+        out = bytearray(size_bytes)
+        try:
+            length = decompress_into(source, out)
+        except cramjam.DecompressionError as error:
+            if size_bytes == limit_bytes:
+                raise CorruptBatchError(
+                    f"the batch's {len(source)} bytes of {NAMES[codec]} data are damaged, or expand to more than "
+                    f"the {limit_bytes} bytes allowed: {error}"
+                ) from error
+            del out
+            size_bytes = min(limit_bytes, size_bytes * _GROWTH)
+            continue
+        with memoryview(out) as filled:
+            return bytes(filled[:length])
+
+
+def _decompress_snappy(data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:
+    source = memoryview(data)
+    if source[: len(_XERIAL_MARKER)] != _XERIAL_MARKER:
+        return _decompress_snappy_block(source, 0, limit_bytes)
+    blocks: list[bytes] = []
+    size_bytes = 0
+    at = 0
+    while at < len(source):
+        # A stream that was flushed or joined from several carries the header again in between. The version numbers
+        # in it are not looked at: there is only one, and some producers write them in the wrong byte order.
+        if source[at : at + len(_XERIAL_MARKER)] == _XERIAL_MARKER:
+            at += len(_XERIAL_HEADER)
+            if at > len(source):
+                raise CorruptBatchError("the batch's snappy data end inside their header")
+            continue
+        if at + _INT.size > len(source):
+            raise CorruptBatchError("the batch's snappy data end inside the length of a block")
+        (length,) = _INT.unpack_from(source, at)
+        at += _INT.size
+        if not 0 < length <= len(source) - at:
+            raise CorruptBatchError(
+                f"the batch's snappy data hold a block of {length} bytes, with {len(source) - at} left"
+            )
+        block = _decompress_snappy_block(source[at : at + length], size_bytes, limit_bytes)
+        size_bytes += len(block)
+        blocks.append(block)
+        at += length
+    return b"".join(blocks)
+
+
+def _decompress_snappy_block(block: memoryview, before_bytes: int, limit_bytes: int) -> bytes:
+    """Decompress a block that comes after `before_bytes` of others."""
+    try:
+        size_bytes = before_bytes + cramjam.snappy.decompress_raw_len(block)
+        if size_bytes > limit_bytes:
+            raise _too_large(SNAPPY, size_bytes, limit_bytes)
+        return bytes(cramjam.snappy.decompress_raw(block))
+    except cramjam.DecompressionError as error:
+        raise CorruptBatchError(f"the batch's snappy data are damaged: {error}") from error
+
+
+def _compress_snappy(data: bytes | bytearray | memoryview) -> bytes:
+    source = memoryview(data)
+    parts = [_XERIAL_HEADER]
+    for at in range(0, len(source), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(source[at : at + _XERIAL_BLOCK_BYTES]))
+        parts += (_INT.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _compress_lz4(data: bytes | bytearray | memoryview) -> bytes:
+    source = memoryview(data)
+    parts = [_LZ4_HEADER]
+    for at in range(0, len(source), _LZ4_BLOCK_BYTES):
+        plain = source[at : at + _LZ4_BLOCK_BYTES]
+        block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
+        if len(block) < len(plain):
+            parts += (_BLOCK_LENGTH.pack(len(block)), block)
+        else:
+            parts += (_BLOCK_LENGTH.pack(len(plain) | _LZ4_STORED), bytes(plain))
+    parts.append(_LZ4_END)
+    return b"".join(parts)
+
+
+def _too_large(codec: int, size_bytes: int, limit_bytes: int) -> CorruptBatchError:
+    return CorruptBatchError(
+        f"the batch's {NAMES[codec]} data expand to {size_bytes} bytes or more; at most {limit_bytes} are allowed"
+    )

@@ -1,0 +1,428 @@
+"""One partition: an append-only run of batches in segments, with the state that follows from them.
+
+Appending has three steps, so that the broker can gather many requests into one write and many writes into one sync:
+`append` judges a batch, gives it its offset and stages it; `write` puts everything staged into the file, after which it
+survives a killed process; a `SyncTicket` puts it on the disk, after which it survives a power cut. Readers see records
+up to the high watermark, which the owner moves with `publish` once the records are as safe as their producer asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    LogError,
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    StorageError,
+)
+from penstock.log.aborted import AbortedTransaction, AbortedTransactions
+from penstock.log.admission import Admission
+from penstock.log.batch import CONTROL, CRC_START, HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, TRANSACTIONAL
+from penstock.log.checkpoint import PartitionCheckpoint, save_checkpoint
+from penstock.log.config import TopicConfig
+from penstock.log.control import build_marker
+from penstock.log.disk import Disk
+from penstock.log.lookup import Slice, first_at_or_after, largest_timestamp, read_slice
+from penstock.log.producers import Duplicate, ProducerStates
+from penstock.log.recovery import RecoveryReport, recover
+from penstock.log.retention import delete_before, expire
+from penstock.log.segment import Resources, Segment
+
+logger = logging.getLogger(__name__)
+
+_unpack_header: Final = HEADER.unpack_from
+_pack_prefix: Final = struct.Struct(">qii").pack_into
+_MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
+
+
+class Appended(NamedTuple):
+    base_offset: int
+    log_append_time: int
+    """-1 unless the topic stamps records with the broker's time."""
+
+
+class SyncTicket:
+    """What has to reach the disk for everything before `offset` to survive a power cut. `run` may block in a thread."""
+
+    __slots__ = ("_disk", "_files", "_folder", "offset", "segments")
+
+    def __init__(self, disk: Disk, segments: list[Segment], folder: Path | None, offset: int) -> None:
+        self._disk = disk
+        self._files = [segment.file() for segment in segments]
+        self._folder = folder
+        self.segments = segments
+        self.offset = offset
+
+    def run(self) -> None:
+        for file in self._files:
+            self._disk.sync(file.fd)
+        if self._folder is not None:
+            self._disk.sync_folder(self._folder)
+            self._disk.sync_folder(self._folder.parent)
+
+
+class PartitionLog:
+    """See the module's docstring. Not thread-safe: one thread owns it; only `SyncTicket.run` may run elsewhere."""
+
+    def __init__(self, topic: str, partition: int, folder: Path, config: TopicConfig, resources: Resources) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.name = f"{topic}-{partition}"
+        self.folder = folder
+        self.resources = resources
+        self.segments: list[Segment] = []
+        self.log_start_offset = 0
+        self.end_offset = 0
+        """The offset that the next record will get."""
+        self.high_watermark = 0
+        """Readers see what is before it."""
+        self.synced_offset = 0
+        """Everything before it survives a power cut."""
+        self.clean_offset = 0
+        self.producers = ProducerStates(self.name)
+        self.aborted = AbortedTransactions(folder)
+        self.waiters: set[Callable[[], None]] = set()
+        """Called when the high watermark moves. Whoever puts a callback in takes it out again."""
+        self.failed: str | None = None
+        """Why this partition refuses writes until restart, if it does."""
+        self.checkpointed_offset = 0
+        self._unsynced: list[Segment] = []
+        self._folder_unsynced = False
+        self._unsynced_since_ms: int | None = None
+        self._staged = False
+        self.config = config
+        self.admission = Admission(config)
+
+    @classmethod
+    def open(
+        cls, topic: str, partition: int, folder: Path, config: TopicConfig, resources: Resources
+    ) -> tuple[PartitionLog, RecoveryReport]:
+        """The partition in that folder, recovered if it was not closed; an empty one where there is no folder yet."""
+        log = cls(topic, partition, folder, config, resources)
+        report = recover(log)
+        log.high_watermark = log.end_offset
+        return log, report
+
+    def set_config(self, config: TopicConfig) -> None:
+        self.config = config
+        self.admission = Admission(config)
+
+    # Appending.
+
+    def append(self, batch: memoryview, now_ms: int) -> Appended:
+        """Stage one batch of a client and give it its offset. Nothing is written yet: see `write`.
+
+        The batch's bytes are patched in place and must stay as they are until `write` returns.
+        """
+        if self.failed is not None:
+            raise StorageError(self.failed)
+        size = len(batch)
+        if size < HEADER_BYTES:
+            raise CorruptBatchError(f"{self.name}: a batch of {size} bytes is shorter than its own header")
+        (_, length, _, magic, crc, attributes, last_delta, base_ts, max_ts, producer_id, epoch, sequence, count) = (
+            _unpack_header(batch)
+        )
+        admission = self.admission
+        if magic != MAGIC or length + LENGTH_PREFIX_BYTES != size:
+            raise CorruptBatchError(f"{self.name}: not exactly one record batch of format version 2")
+        if crc32c(batch[CRC_START:]) != crc:
+            raise CorruptBatchError(f"{self.name}: the batch does not match its checksum; it was damaged on the way")
+        if count < 1 or last_delta != count - 1 or attributes & CONTROL:
+            raise InvalidRecordError(
+                f"{self.name}: a producer's batch must hold records with consecutive offsets, and no markers"
+            )
+        if size > admission.max_bytes:
+            raise RecordTooLargeError(
+                f"{self.name}: a batch of {size} bytes is larger than max.message.bytes={admission.max_bytes}"
+            )
+        if max_ts - now_ms > admission.after_max_ms or now_ms - base_ts > admission.before_max_ms:
+            admission.check_times(base_ts, max_ts, now_ms)
+        append_time = -1
+        if admission.rewrites:
+            batch = admission.rewrite(batch, now_ms)
+            (_, length, _, _, _, attributes, _, _, max_ts, _, _, _, _) = _unpack_header(batch)
+            size = len(batch)
+            if self.config.message_timestamp_type == "LogAppendTime":
+                append_time = now_ms
+        if producer_id >= 0:
+            transactional = attributes & TRANSACTIONAL != 0
+            duplicate = self.producers.check(producer_id, epoch, sequence, last_delta, transactional)
+            if duplicate is not None:
+                return self._repeated(duplicate, append_time)
+        offset = self.end_offset
+        _pack_prefix(batch, 0, offset, length, 0)
+        self._active_for(size, max_ts, offset + last_delta).stage(batch, offset, offset + last_delta, max_ts)
+        self._staged = True
+        if producer_id >= 0:
+            self.producers.record(producer_id, epoch, sequence, last_delta, offset, max_ts, transactional)
+        self.end_offset = offset + count
+        return Appended(offset, append_time)
+
+    def _repeated(self, duplicate: Duplicate, append_time: int) -> Appended:
+        return Appended(duplicate.first_offset, -1 if append_time < 0 else duplicate.timestamp_ms)
+
+    def append_internal(self, batch: bytearray) -> int:
+        """Stage a batch that the broker itself has made, such as a coordinator's state. Gives its base offset."""
+        if self.failed is not None:
+            raise StorageError(self.failed)
+        (_, length, _, _, _, attributes, last_delta, _, max_ts, producer_id, epoch, sequence, _) = _unpack_header(batch)
+        transactional = attributes & TRANSACTIONAL != 0
+        if producer_id >= 0:
+            self.producers.check_epoch(producer_id, epoch, transactional)
+        offset = self.end_offset
+        _pack_prefix(batch, 0, offset, length, 0)
+        active = self._active_for(len(batch), max_ts, offset + last_delta)
+        active.stage(memoryview(batch), offset, offset + last_delta, max_ts)
+        self._staged = True
+        if producer_id >= 0:
+            self.producers.record(producer_id, epoch, sequence, last_delta, offset, max_ts, transactional)
+        self.end_offset = offset + last_delta + 1
+        return offset
+
+    def append_marker(
+        self, *, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int, now_ms: int
+    ) -> int:
+        """Stage the marker that ends a producer's transaction here. Gives its offset."""
+        if self.failed is not None:
+            raise StorageError(self.failed)
+        self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+        batch = build_marker(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            commit=commit,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=now_ms,
+        )
+        offset = self.end_offset
+        _pack_prefix(batch, 0, offset, len(batch) - LENGTH_PREFIX_BYTES, 0)
+        self._active_for(len(batch), now_ms, offset).stage(memoryview(batch), offset, offset, now_ms)
+        self._staged = True
+        self.end_offset = offset + 1
+        ended = self.producers.end_transaction(
+            producer_id,
+            producer_epoch,
+            offset,
+            commit=commit,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=now_ms,
+        )
+        if ended is not None and ended.aborted:
+            entry = AbortedTransaction(producer_id, ended.first_offset, offset)
+            self.aborted.add(entry)
+            self._on_disk(lambda: self.aborted.append_to_file(entry), "the index of aborted transactions")
+        return offset
+
+    def write(self) -> None:
+        """Put everything staged into the file. Raises StorageError if the disk refuses; then nothing of it is there."""
+        if not self._staged:
+            return
+        self._staged = False
+        active = self.segments[-1]
+        try:
+            active.write_staged()
+        except (StorageError, OSError) as error:
+            self._undo_staged()
+            raise error if isinstance(error, StorageError) else self._fail(f"the disk failed: {error}") from error
+        if not self._unsynced or self._unsynced[-1] is not active:
+            self._unsynced.append(active)
+
+    def _undo_staged(self) -> None:
+        """Go back to what the files say. Slow, and only after the disk refused a write."""
+        high_watermark = self.high_watermark
+        try:
+            recover(self)
+        except (LogError, OSError) as error:
+            self._fail(f"the disk refused a write, and the log could not be read again: {error}")
+        self.high_watermark = min(high_watermark, self.end_offset)
+
+    def flush_due(self, now_ms: int) -> bool:
+        """Whether the oldest write that is not synced has waited for longer than the topic's `flush.ms`."""
+        if self.synced_offset >= self.end_offset or self.failed is not None:
+            self._unsynced_since_ms = None
+            return False
+        if self._unsynced_since_ms is None:
+            self._unsynced_since_ms = now_ms
+        return now_ms - self._unsynced_since_ms >= self.config.flush_ms
+
+    def note_recovered(self) -> None:
+        """Recovery has read batches that may not be on the disk yet: they are synced with the next ones."""
+        self._unsynced = [segment for segment in self.segments if segment.next_offset > self.synced_offset]
+        self._folder_unsynced = True
+
+    def _active_for(self, size: int, timestamp: int, last_offset: int) -> Segment:
+        """The segment that a batch goes to, rolled to a new one where the topic's settings ask for it."""
+        if self.segments:
+            active = self.segments[-1]
+            used = active.size + active.staged_bytes
+            if not used or (
+                used + size <= self.config.segment_bytes
+                and timestamp - active.first_timestamp <= self.config.segment_ms
+                and last_offset - active.base_offset <= _MAX_RELATIVE_OFFSET
+            ):
+                return active
+        return self.roll()
+
+    def roll(self) -> Segment:
+        """Seal the active segment and start a new one."""
+        if self.segments:
+            active = self.segments[-1]
+            if active.staged:
+                self.write()
+            active.seal()
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        segment = Segment(self.folder, self.end_offset, self.resources, self.config.index_interval_bytes)
+        self.resources.files.get(segment.path, write=True)
+        self._folder_unsynced = True
+        self.segments.append(segment)
+        return segment
+
+    # Making it safe, and showing it to readers.
+
+    def sync_ticket(self) -> SyncTicket | None:
+        """What must be synced for everything written so far to be safe; None if it is already."""
+        if self.synced_offset >= self.end_offset and not self._unsynced:
+            return None
+        folder = self.folder if self._folder_unsynced else None
+        return SyncTicket(self.resources.disk, list(self._unsynced), folder, self.end_offset)
+
+    def synced(self, ticket: SyncTicket) -> None:
+        """The ticket ran without an error."""
+        self.synced_offset = max(self.synced_offset, ticket.offset)
+        self._folder_unsynced = False
+        if self.synced_offset >= self.end_offset:
+            self._unsynced.clear()
+        else:
+            done = [segment for segment in ticket.segments if segment.sealed]
+            self._unsynced = [segment for segment in self._unsynced if segment not in done]
+
+    def sync_failed(self, error: OSError) -> StorageError:
+        """The ticket failed: what the kernel has thrown away is unknown, so nothing is written here until a restart."""
+        return self._fail(
+            f"{self.name}: the disk could not make writes durable ({error.strerror}); the partition takes no more writes "
+            "until the broker is restarted on a healthy disk. What was acknowledged before is safe."
+        )
+
+    def _fail(self, reason: str) -> StorageError:
+        if self.failed is None:
+            self.failed = reason
+            logger.error("%s", reason, extra={"partition": self.name})
+        return StorageError(reason)
+
+    def publish(self, offset: int) -> None:
+        """Move the high watermark, and tell those who wait for records."""
+        if offset > self.high_watermark:
+            self.high_watermark = offset
+            for wake in tuple(self.waiters):
+                wake()
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.producers.last_stable_offset(self.high_watermark, self.log_start_offset)
+
+    def sync(self) -> None:
+        """Sync at once, blocking."""
+        ticket = self.sync_ticket()
+        if ticket is not None:
+            try:
+                ticket.run()
+            except OSError as error:
+                raise self.sync_failed(error) from error
+            self.synced(ticket)
+
+    def checkpoint(self) -> None:
+        """Write down where recovery may start. Syncs first: only what is on the disk needs no recovery."""
+        if not self.segments and self.log_start_offset == 0:
+            return
+        self.write()
+        self.sync()
+        active = self.segments[-1] if self.segments else None
+        if active is not None:
+            active.save_index()
+        state = PartitionCheckpoint(
+            log_start_offset=self.log_start_offset,
+            recovery_offset=self.end_offset,
+            recovery_segment=active.base_offset if active else self.end_offset,
+            recovery_position=active.size if active else 0,
+            max_timestamp=active.max_timestamp if active else -1,
+            first_timestamp=active.first_timestamp if active else -1,
+            clean_offset=self.clean_offset,
+            producers=self.producers.snapshot(),
+        )
+        self._on_disk(lambda: save_checkpoint(self.folder, state, self.resources.disk), "the checkpoint", must=True)
+        self.checkpointed_offset = self.end_offset
+
+    def _on_disk(self, action: Callable[[], None], what: str, *, must: bool = False) -> None:
+        try:
+            action()
+        except OSError as error:
+            message = f"{self.name}: {what} could not be written: {error.strerror}"
+            if must:
+                raise StorageError(message) from error
+            logger.warning("%s; it will be rebuilt from the log", message, extra={"partition": self.name})
+
+    # Reading.
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    def segment_for(self, offset: int) -> Segment:
+        """The segment that holds `offset`, or the last one before it."""
+        low, high = 0, len(self.segments)
+        while low < high:
+            middle = (low + high) // 2
+            if self.segments[middle].base_offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return self.segments[max(low - 1, 0)]
+
+    def check_offset(self, offset: int, limit: int) -> None:
+        if not self.log_start_offset <= offset <= limit:
+            raise OffsetOutOfRangeError(self.name, offset, self.log_start_offset, limit)
+
+    def read(self, offset: int, max_bytes: int, limit: int, *, at_least_one: bool = True) -> Slice | None:
+        """A run of batches from the one that holds `offset`, up to `limit`; None if there is nothing to read yet.
+
+        At most `max_bytes`, so the last batch may be cut; with `at_least_one` the first is whole however large it is.
+        Raises OffsetOutOfRangeError, and CorruptSegmentError if the batch that holds `offset` is damaged.
+        """
+        return read_slice(self, offset, max_bytes, limit, at_least_one=at_least_one)
+
+    def offset_for_time(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """Offset and timestamp of the first record at or after a time; None if all are older."""
+        return first_at_or_after(self, timestamp_ms)
+
+    def offset_of_max_timestamp(self) -> tuple[int, int] | None:
+        """Offset and timestamp of the record with the largest timestamp; None if the partition is empty."""
+        return largest_timestamp(self)
+
+    # Letting go.
+
+    def delete_records(self, before_offset: int) -> int:
+        """Records before the offset can no longer be read; their segments are removed. Gives the new log start."""
+        if not 0 <= before_offset <= self.high_watermark:
+            raise OffsetOutOfRangeError(self.name, before_offset, self.log_start_offset, self.high_watermark)
+        delete_before(self, before_offset)
+        return self.log_start_offset
+
+    def expire(self, now_ms: int) -> int:
+        """Remove what the topic's retention no longer keeps. Gives the number of segments removed."""
+        return expire(self, now_ms)
+
+    def close(self) -> None:
+        """Write, sync and write down everything, so that opening it again reads nothing but the checkpoint."""
+        if self.failed is None and (self._staged or self.checkpointed_offset != self.end_offset):
+            self.checkpoint()
+        for segment in self.segments:
+            self.resources.forget(segment)

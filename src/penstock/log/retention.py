@@ -1,0 +1,79 @@
+"""Letting old records go: by age, by size, or because somebody said so. Whole segments at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.log.segment import Segment
+
+if TYPE_CHECKING:
+    from penstock.log.partition import PartitionLog
+
+
+def delete_before(log: PartitionLog, offset: int) -> None:
+    """Move the log's start, durably, and then remove the segments that lie before it."""
+    if offset <= log.log_start_offset:
+        return
+    log.log_start_offset = offset
+    if log.segments and log.segments[-1].next_offset <= offset and log.segments[-1].size:
+        log.roll()
+    log.checkpoint()
+    gone = [segment for segment in log.segments[:-1] if segment.next_offset <= offset]
+    _remove(log, gone)
+
+
+def expire(log: PartitionLog, now_ms: int) -> int:
+    if not log.config.deletes or not log.segments:
+        return 0
+    gone = _too_old(log, now_ms)
+    gone += _too_many_bytes(log, gone)
+    if not gone:
+        return 0
+    if gone[-1] is log.segments[-1]:
+        log.roll()
+    log.log_start_offset = max(log.log_start_offset, gone[-1].next_offset)
+    log.checkpoint()
+    _remove(log, gone)
+    return len(gone)
+
+
+def _too_old(log: PartitionLog, now_ms: int) -> list[Segment]:
+    """The oldest segments whose every record is older than the topic keeps."""
+    keep_ms = log.config.retention_ms
+    gone: list[Segment] = []
+    if keep_ms < 0:
+        return gone
+    for segment in log.segments:
+        visible = segment.next_offset <= log.high_watermark and segment.size > 0
+        if not visible or now_ms - segment.max_timestamp <= keep_ms:
+            break
+        gone.append(segment)
+    return gone
+
+
+def _too_many_bytes(log: PartitionLog, already: list[Segment]) -> list[Segment]:
+    """The oldest segments without which the partition still holds as much as the topic keeps."""
+    keep_bytes = log.config.retention_bytes
+    gone: list[Segment] = []
+    if keep_bytes < 0:
+        return gone
+    rest = log.segments[len(already) : -1]
+    excess = log.size_bytes - sum(segment.size for segment in already) - keep_bytes
+    for segment in rest:
+        if excess < segment.size or segment.next_offset > log.high_watermark:
+            break
+        excess -= segment.size
+        gone.append(segment)
+    return gone
+
+
+def _remove(log: PartitionLog, gone: list[Segment]) -> None:
+    if not gone:
+        return
+    log.segments[:] = [segment for segment in log.segments if segment not in gone]
+    for segment in gone:
+        log.resources.forget(segment)
+        segment.path.unlink(missing_ok=True)
+        segment.index_path.unlink(missing_ok=True)
+    if log.aborted.drop_before(log.log_start_offset):
+        log.aborted.rewrite_file()

@@ -1,0 +1,334 @@
+"""One segment: a file of record batches, and the index beside it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import CorruptSegmentError, StorageError
+from penstock.log.batch import HEADER_BYTES, NO_TIMESTAMP
+from penstock.log.disk import Disk, FilePool, OpenFile
+from penstock.log.index import Seal, SparseIndex, load_index, read_seal, seal_block
+from penstock.log.scan import Bad, Found, scan, walk
+
+logger = logging.getLogger(__name__)
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+CLEANED_SUFFIX: Final = ".cleaned"
+_SEAL_TAIL_BYTES: Final = 64
+
+
+class Resources:
+    """What all partitions of one data folder share: the disk, the open files, and the indexes held in memory."""
+
+    def __init__(
+        self, disk: Disk | None = None, *, open_files: int = 512, indexes: int = 256, read_only: bool = False
+    ) -> None:
+        self.disk = disk or Disk()
+        self.read_only = read_only
+        self.files = FilePool(self.disk, open_files)
+        self._index_limit = indexes
+        self._indexed: OrderedDict[Segment, None] = OrderedDict()
+
+    def index_used(self, segment: Segment) -> None:
+        """Keep the indexes of the segments used last in memory, and let the others go."""
+        self._indexed[segment] = None
+        self._indexed.move_to_end(segment)
+        while len(self._indexed) > self._index_limit:
+            oldest, _ = self._indexed.popitem(last=False)
+            oldest.unload_index()
+
+    def forget(self, segment: Segment) -> None:
+        self._indexed.pop(segment, None)
+        self.files.drop(segment.path)
+
+
+def segment_name(base_offset: int) -> str:
+    return f"{base_offset:020d}"
+
+
+class Segment:
+    """Batches from `base_offset` on. All but the last segment of a partition are sealed and never written again."""
+
+    __slots__ = (
+        "_index",
+        "_mtime_ns",
+        "_seal",
+        "_verified",
+        "base_offset",
+        "first_timestamp",
+        "index_interval_bytes",
+        "max_timestamp",
+        "next_offset",
+        "path",
+        "resources",
+        "sealed",
+        "size",
+        "staged",
+        "staged_bytes",
+    )
+
+    def __init__(self, folder: Path, base_offset: int, resources: Resources, index_interval_bytes: int) -> None:
+        self.path = folder / (segment_name(base_offset) + LOG_SUFFIX)
+        self.base_offset = base_offset
+        self.resources = resources
+        self.index_interval_bytes = index_interval_bytes
+        self.size = 0
+        """Bytes that are written to the file."""
+        self.next_offset = base_offset
+        self.max_timestamp = NO_TIMESTAMP
+        self.first_timestamp = NO_TIMESTAMP
+        self.sealed = False
+        self.staged: list[memoryview] = []
+        self.staged_bytes = 0
+        self._index: SparseIndex | None = None
+        self._seal: Seal | None = None
+        self._verified: list[tuple[int, int]] = []
+        self._mtime_ns = 0
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def index_path(self) -> Path:
+        return self.path.with_suffix(INDEX_SUFFIX)
+
+    # Writing, for the last segment of a partition only.
+
+    def stage(self, batch: memoryview, base_offset: int, last_offset: int, max_timestamp: int) -> None:
+        """Take a batch that has its final bytes; it is in the file after the next `write_staged`."""
+        index = self._index
+        if index is None:
+            index = self._index = SparseIndex(self.index_interval_bytes)
+        index.note(base_offset, self.size + self.staged_bytes, self.max_timestamp)
+        self.staged.append(batch)
+        self.staged_bytes += len(batch)
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+        if self.first_timestamp == NO_TIMESTAMP:
+            self.first_timestamp = max_timestamp
+        self.next_offset = last_offset + 1
+
+    def write_staged(self) -> None:
+        """Write what is staged. On an error the file is cut back to what it was, and the error raised."""
+        file = self.resources.files.get(self.path, write=True)
+        try:
+            self.resources.disk.write_all(file.fd, self.staged, self.size)
+        except OSError as error:
+            self.drop_staged()
+            self.resources.disk.truncate(file.fd, self.size)
+            raise StorageError(f"{self.path} could not be written: {error.strerror}") from error
+        start, self.size = self.size, self.size + self.staged_bytes
+        self.mark_verified(start, self.size)
+        self.staged = []
+        self.staged_bytes = 0
+
+    def drop_staged(self) -> None:
+        """Forget what is staged but not written. Timestamps and next offset are the caller's to restore."""
+        self.staged = []
+        self.staged_bytes = 0
+        if self._index is not None:
+            self._index.cut(self.size)
+
+    def save_index(self) -> None:
+        """Append the index entries since the last call to the index file. They are rebuilt if a crash loses them."""
+        if self._index is not None and (block := self._index.take_unsaved()):
+            self._append_to_index(block)
+
+    def _append_to_index(self, block: bytes) -> None:
+        if self.resources.read_only:
+            return
+        try:
+            with self.index_path.open("ab") as file:
+                file.write(block)
+        except OSError as error:
+            logger.warning(
+                "%s could not be written (%s); it will be rebuilt",
+                self.index_path,
+                error.strerror,
+                extra={"errno": error.errno},
+            )
+
+    def seal(self, *, compacted: bool = False) -> None:
+        """No batch will follow. The index gets its summary; the caller makes the files durable."""
+        self.save_index()
+        self._seal = Seal(self.size, self.next_offset, self.max_timestamp, self.first_timestamp, int(compacted))
+        self._append_to_index(seal_block(self._seal))
+        self.sealed = True
+        self.resources.index_used(self)
+        self._mtime_ns = os.stat(self.path).st_mtime_ns
+
+    # Opening what is there.
+
+    def load_sealed(self) -> None:
+        """Make ready to read a segment that others follow, from its seal; reads the whole file only without one."""
+        self.sealed = True
+        self.size = self.path.stat().st_size
+        try:
+            with self.index_path.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _SEAL_TAIL_BYTES))
+                seal = read_seal(file.read())
+        except FileNotFoundError:
+            seal = None
+        if seal is None or seal.size_bytes != self.size:
+            self.rebuild_index()
+        else:
+            self._adopt(seal)
+
+    def _adopt(self, seal: Seal) -> None:
+        self._seal = seal
+        self.next_offset = seal.next_offset
+        self.max_timestamp = seal.max_timestamp
+        self.first_timestamp = seal.first_timestamp
+
+    @property
+    def compacted(self) -> bool:
+        return self._seal is not None and bool(self._seal.compacted)
+
+    @property
+    def index(self) -> SparseIndex:
+        if self._index is None:
+            self._load_index()
+        if self.sealed:
+            self.resources.index_used(self)
+        assert self._index is not None
+        return self._index
+
+    def _load_index(self) -> None:
+        try:
+            index, seal = load_index(self.index_path.read_bytes(), self.index_interval_bytes)
+        except FileNotFoundError:
+            index, seal = SparseIndex(self.index_interval_bytes), None
+        if self.sealed and seal is None:
+            self.rebuild_index()
+        else:
+            self._index = index
+
+    def unload_index(self) -> None:
+        if self.sealed:
+            self._index = None
+
+    def adopt_index(self, index: SparseIndex) -> None:
+        """Use an index that recovery has made, for a segment that is still written to."""
+        self._index = index
+
+    def rebuild_index(self) -> None:
+        """Make the index of a sealed segment anew from the batches themselves, and write it."""
+        compacted = self.compacted or self._has_gaps()
+        index = SparseIndex(0 if compacted else self.index_interval_bytes)
+        self.next_offset = self.base_offset
+        self.max_timestamp = self.first_timestamp = NO_TIMESTAMP
+        for step in scan(self.read_at, 0, self.size, self.base_offset, dense=not compacted):
+            if isinstance(step, Found):
+                index.note(step.header.base_offset, step.position, self.max_timestamp)
+                if self.first_timestamp == NO_TIMESTAMP:
+                    self.first_timestamp = step.header.max_timestamp
+                self.max_timestamp = max(self.max_timestamp, step.header.max_timestamp)
+                self.next_offset = step.header.next_offset
+        logger.warning("rebuilt the index of %s", self.path, extra={"segment": str(self.path)})
+        self._index = index
+        if not self.resources.read_only:
+            self.index_path.unlink(missing_ok=True)
+        self.seal(compacted=compacted)
+
+    def _has_gaps(self) -> bool:
+        """Whether most batches do not follow each other: so looks a compacted segment whose seal was lost."""
+        expected, gaps, batches = self.base_offset, 0, 0
+        for _, base, last, _, _ in walk(self.read_at, 0, self.size):
+            gaps += base != expected
+            expected = last + 1
+            batches += 1
+        return gaps > 1 or (gaps == 1 and batches <= 2)
+
+    # Reading.
+
+    def file(self) -> OpenFile:
+        return self.resources.files.get(self.path, write=not (self.sealed or self.resources.read_only))
+
+    def read_at(self, position: int, length: int) -> bytes:
+        try:
+            return self.resources.disk.read(self.file().fd, length, position)
+        except OSError as error:
+            raise StorageError(f"{self.path} could not be read at byte {position}: {error.strerror}") from error
+
+    def locate(self, offset: int) -> int:
+        """The position of the batch that holds `offset`, or of the first one behind it; the size if there is none.
+
+        It goes by the headers alone: whether the batch there is sound is for `verify` to say.
+        """
+        reached = self.index.position_for_offset(offset)
+        for position, _, last, _, size in walk(self.read_at, reached, self.size):
+            if last >= offset:
+                return position
+            reached = position + size
+        return reached if reached + HEADER_BYTES <= self.size else self.size
+
+    def verify(self, position: int, end: int) -> int | Bad:
+        """Make sure that what is about to be served is sound.
+
+        Returns up to where it is, at most `end`, or what is wrong with the batch at `position`. Each byte is checked
+        once for as long as nobody else writes to the file: what this process wrote itself was checked on the way in.
+        """
+        if self.sealed:
+            mtime_ns = os.fstat(self.file().fd).st_mtime_ns
+            if mtime_ns != self._mtime_ns:
+                self._mtime_ns = mtime_ns
+                self._verified.clear()
+        start = position
+        for low, high in self._verified:
+            if low <= position < high:
+                if end <= high:
+                    return end
+                start = high
+        return self._verify_from(self.index.position_before(start), end, position)
+
+    def _verify_from(self, start: int, end: int, position: int) -> int | Bad:
+        """Check batch by batch from a place that the index vouches for, until `end` or until something is wrong."""
+        reached = start
+        fault: Bad | None = None
+        for step in scan(self.read_at, start, self.size, self.index.offset_at(start), dense=not self.compacted):
+            fault = self._fault(step)
+            if isinstance(step, Found) and fault is None:
+                reached = step.position + len(step.batch)
+                if reached >= end:
+                    break
+            elif fault is not None:
+                if fault.end > position:
+                    break
+                self.mark_verified(start, reached)
+                start = reached = fault.end
+                fault = None
+        self.mark_verified(start, reached)
+        if fault is not None and fault.position <= position:
+            error = CorruptSegmentError(
+                str(self.path), fault.position, self.index.offset_at(fault.position), fault.reason
+            )
+            logger.error("%s", error, extra={"segment": str(self.path), "position": fault.position})
+            return fault
+        return min(end, reached)
+
+    def _fault(self, step: Found | Bad) -> Bad | None:
+        if isinstance(step, Bad):
+            return step
+        if self.compacted and not self.index.has(step.header.base_offset, step.position):
+            return Bad(step.position, step.position + len(step.batch), "its offset is not the one in the index")
+        return None
+
+    def mark_verified(self, start: int, end: int) -> None:
+        if start >= end:
+            return
+        merged: list[tuple[int, int]] = []
+        for low, high in self._verified:
+            if high < start or low > end:
+                merged.append((low, high))
+            else:
+                start, end = min(start, low), max(end, high)
+        merged.append((start, end))
+        self._verified = merged

@@ -1,0 +1,55 @@
+"""Small files that must survive anything: replaced whole, and written so that one damaged byte can be repaired.
+
+The content stands in the file twice, each time with its length and checksum. A crash leaves the old file or the new one,
+never a mixture; a flipped bit spoils one copy, and the other is used.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from penstock.errors import LogError
+from penstock.log.disk import Disk
+
+_FRAME: Final = struct.Struct(">4sII")
+_TAG: Final = b"PSF1"
+
+
+class DamagedStateError(LogError):
+    """Neither copy in a state file is intact."""
+
+
+def write_state(path: Path, content: bytes, disk: Disk, *, durable: bool = True) -> None:
+    """Replace the file. When it returns (and `durable`), the new content survives a power cut."""
+    copy = _FRAME.pack(_TAG, len(content), crc32c(content)) + content
+    temporary = path.with_name(path.name + ".new")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        disk.write_all(fd, [copy, copy[::-1]], 0)
+        if durable:
+            disk.sync(fd)
+    finally:
+        os.close(fd)
+    temporary.rename(path)
+    if durable:
+        disk.sync_folder(path.parent)
+
+
+def read_state(path: Path) -> bytes | None:
+    """The content, or None where there is no such file. Raises DamagedStateError when both copies are spoilt."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    for candidate in (data, data[::-1]):
+        if len(candidate) >= _FRAME.size:
+            tag, length, crc = _FRAME.unpack_from(candidate)
+            content = candidate[_FRAME.size : _FRAME.size + length]
+            if tag == _TAG and len(content) == length and crc32c(content) == crc:
+                return content
+    raise DamagedStateError(f"{path} is damaged: neither of its two copies matches its checksum")

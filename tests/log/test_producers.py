@@ -1,0 +1,510 @@
+"""What a partition answers to idempotent and transactional producers, rule by rule and against a naive model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.errors import (
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    InvalidTransactionStateError,
+    OutOfOrderSequenceError,
+    PenstockError,
+    TransactionCoordinatorFencedError,
+)
+from penstock.log.producers import (
+    MAX_SETTLING,
+    PRODUCER_ID_EXPIRATION_MS,
+    CompletedTransaction,
+    Duplicate,
+    ProducerStates,
+)
+
+LAST_SEQUENCE = 2**31 - 1
+NOW_MS = 1_700_000_000_000
+
+
+def append(
+    states: ProducerStates,
+    offset: int,
+    sequence: int,
+    *,
+    producer_id: int = 1,
+    epoch: int = 0,
+    count: int = 1,
+    transactional: bool = False,
+    timestamp_ms: int = NOW_MS,
+) -> Duplicate | None:
+    """Check a batch as the partition log does, and record it if it is new."""
+    duplicate = states.check(producer_id, epoch, sequence, count - 1, transactional)
+    if duplicate is None:
+        states.record(producer_id, epoch, sequence, count - 1, offset, timestamp_ms, transactional)
+    return duplicate
+
+
+def end(
+    states: ProducerStates, offset: int, *, producer_id: int = 1, epoch: int = 0, commit: bool = True
+) -> CompletedTransaction | None:
+    return states.end_transaction(producer_id, epoch, offset, commit=commit, coordinator_epoch=0, timestamp_ms=NOW_MS)
+
+
+def test_batches_in_order_are_new() -> None:
+    states = ProducerStates("t-0")
+    assert append(states, 0, 0, count=3) is None
+    assert append(states, 3, 3, count=2) is None
+    assert append(states, 5, 5) is None
+
+
+def test_each_of_the_last_five_batches_is_recognised_when_it_comes_again() -> None:
+    states = ProducerStates("t-0")
+    for number in range(6):
+        append(states, 100 + 2 * number, 2 * number, count=2, timestamp_ms=NOW_MS + number)
+    for number in range(1, 6):
+        assert append(states, 999, 2 * number, count=2) == Duplicate(
+            100 + 2 * number, 101 + 2 * number, NOW_MS + number
+        )
+    with pytest.raises(OutOfOrderSequenceError, match="must start at sequence 12, but 0 came"):
+        append(states, 999, 0, count=2)
+
+
+def test_a_batch_that_only_overlaps_an_earlier_one_is_out_of_order() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0, count=4)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(states, 4, 0, count=3)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(states, 4, 2, count=4)
+
+
+def test_a_gap_is_out_of_order_and_does_not_change_what_is_expected() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(states, 1, 2)
+    assert append(states, 1, 1) is None
+
+
+def test_an_unknown_producer_may_start_anywhere() -> None:
+    states = ProducerStates("t-0")
+    assert append(states, 0, 41) is None
+    assert append(states, 1, 42) is None
+    with pytest.raises(OutOfOrderSequenceError):
+        append(states, 2, 0)
+
+
+def test_a_new_epoch_starts_at_zero_and_forgets_the_old_batches() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0)
+    append(states, 1, 1)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(states, 2, 2, epoch=1)
+    assert append(states, 2, 0, epoch=1) is None
+    assert append(states, 9, 0, epoch=1) == Duplicate(2, 2, NOW_MS)
+
+
+def test_an_older_epoch_is_fenced_even_with_a_batch_that_was_written_before() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0)
+    append(states, 1, 0, epoch=1)
+    with pytest.raises(InvalidProducerEpochError, match="epoch 0, but epoch 1"):
+        append(states, 2, 0)
+
+
+def test_sequence_numbers_go_on_at_zero_after_the_largest() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, LAST_SEQUENCE - 1, count=2)
+    assert append(states, 2, 0) is None
+
+    across = ProducerStates("t-0")
+    append(across, 0, LAST_SEQUENCE - 1, count=4)
+    assert append(across, 9, LAST_SEQUENCE - 1, count=4) == Duplicate(0, 3, NOW_MS)
+    assert append(across, 4, 2) is None
+    assert [state.last_sequence for state in across.producers()] == [2]
+
+
+@pytest.mark.parametrize(("epoch", "sequence"), [(-1, 0), (0, -1)])
+def test_a_client_must_give_an_epoch_and_a_sequence_with_its_id(epoch: int, sequence: int) -> None:
+    states = ProducerStates("t-0")
+    with pytest.raises(InvalidRecordError):
+        append(states, 0, sequence, epoch=epoch)
+    states.record(1, 0, -1, 0, 0, NOW_MS, True)
+    with pytest.raises(InvalidRecordError):
+        append(states, 1, sequence, epoch=epoch, transactional=True)
+
+
+def test_batches_the_broker_writes_for_a_producer_carry_no_sequence_but_an_epoch() -> None:
+    states = ProducerStates("__consumer_offsets-0")
+    states.check_epoch(1, 3, True)
+    states.record(1, 3, -1, 0, 10, NOW_MS, True)
+    states.check_epoch(1, 3, True)
+    states.record(1, 3, -1, 0, 11, NOW_MS, True)
+    assert states.first_undecided_offset() == 10
+    assert [state.last_sequence for state in states.producers()] == [-1]
+    with pytest.raises(InvalidProducerEpochError):
+        states.check_epoch(1, 2, True)
+    with pytest.raises(InvalidTransactionStateError):
+        states.check_epoch(1, 3, False)
+
+
+def test_a_plain_batch_amid_a_transaction_is_refused() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0, transactional=True)
+    assert states.has_open_transaction(1)
+    with pytest.raises(InvalidTransactionStateError, match="open since offset 0"):
+        append(states, 1, 1)
+    end(states, 1)
+    assert not states.has_open_transaction(1)
+    assert append(states, 2, 1) is None
+
+
+def test_a_marker_tells_which_transaction_it_ended() -> None:
+    states = ProducerStates("t-0")
+    append(states, 5, 0, count=3, transactional=True)
+    assert end(states, 8, commit=False) == CompletedTransaction(1, 5, 8, aborted=True, last_stable_offset=9)
+    append(states, 9, 3, transactional=True)
+    append(states, 10, 0, producer_id=2, transactional=True)
+    assert end(states, 11) == CompletedTransaction(1, 9, 11, aborted=False, last_stable_offset=10)
+
+
+def test_a_marker_without_records_before_it_ends_nothing() -> None:
+    states = ProducerStates("t-0")
+    assert end(states, 0) is None
+    append(states, 1, 0, transactional=True)
+    assert end(states, 2) is not None
+    assert end(states, 3) is None
+    assert states.last_stable_offset(4) == 4
+
+
+def test_a_marker_with_a_higher_epoch_fences_the_producer_and_restarts_its_sequence() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0, transactional=True)
+    end(states, 1, epoch=1, commit=False)
+    with pytest.raises(InvalidProducerEpochError):
+        append(states, 2, 1, transactional=True)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(states, 2, 1, epoch=1, transactional=True)
+    assert append(states, 2, 0, epoch=1, transactional=True) is None
+
+
+def test_a_marker_with_the_same_epoch_lets_the_sequence_go_on() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0, transactional=True)
+    end(states, 1)
+    assert append(states, 2, 1, transactional=True) is None
+    assert append(states, 3, 0, transactional=True) == Duplicate(0, 0, NOW_MS)
+
+
+def test_a_marker_from_the_past_is_refused() -> None:
+    states = ProducerStates("t-0")
+    states.check_marker(1, 0, 0)
+    append(states, 0, 0, epoch=2, transactional=True)
+    with pytest.raises(InvalidProducerEpochError):
+        states.check_marker(1, 1, 0)
+    states.end_transaction(1, 2, 1, commit=True, coordinator_epoch=7, timestamp_ms=NOW_MS)
+    with pytest.raises(TransactionCoordinatorFencedError, match="epoch 6, but 7"):
+        states.check_marker(1, 2, 6)
+    states.check_marker(1, 2, 7)
+    states.check_marker(1, 3, 8)
+
+
+def test_readers_of_committed_records_wait_for_the_earliest_open_transaction() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0, producer_id=9)
+    append(states, 1, 0, producer_id=1, transactional=True)
+    append(states, 2, 0, producer_id=2, transactional=True)
+    append(states, 3, 1, producer_id=1, transactional=True)
+    assert states.last_stable_offset(1) == 1
+    assert states.last_stable_offset(4) == 1
+    end(states, 4, producer_id=1)
+    assert states.last_stable_offset(4) == 1, "the marker is not below the high watermark"
+    assert states.last_stable_offset(5) == 2
+    end(states, 5, producer_id=2, commit=False)
+    assert states.last_stable_offset(6) == 6
+
+
+def test_the_last_stable_offset_is_never_below_the_start_of_the_log() -> None:
+    states = ProducerStates("t-0")
+    append(states, 3, 0, transactional=True)
+    assert states.last_stable_offset(10, log_start_offset=7) == 7
+
+
+def test_ended_transactions_that_nobody_asks_about_do_not_pile_up() -> None:
+    states = ProducerStates("t-0")
+    for number in range(3 * MAX_SETTLING):
+        append(states, 2 * number, number, transactional=True)
+        end(states, 2 * number + 1)
+    assert len(states._settling) <= MAX_SETTLING
+    assert states.last_stable_offset(6 * MAX_SETTLING - 1) < 6 * MAX_SETTLING - 1
+    assert states.last_stable_offset(6 * MAX_SETTLING) == 6 * MAX_SETTLING
+
+
+def test_a_silent_producer_is_forgotten_and_may_come_back_with_any_sequence() -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0)
+    append(states, 1, 0, producer_id=2, transactional=True)
+    assert states.expire(NOW_MS) == 0
+    assert states.expire(NOW_MS + PRODUCER_ID_EXPIRATION_MS - 1) == 0
+    assert states.expire(NOW_MS + PRODUCER_ID_EXPIRATION_MS) == 1
+    assert 1 not in states
+    assert 2 in states, "it has an open transaction"
+    assert append(states, 2, 17) is None
+
+
+def test_a_producer_that_writes_old_timestamps_is_not_forgotten_while_it_writes() -> None:
+    states = ProducerStates("t-0")
+    for number in range(3):
+        append(states, number, number, timestamp_ms=0)
+        assert states.expire(NOW_MS) == 0
+    assert append(states, 3, 2, timestamp_ms=0) == Duplicate(2, 2, 0)
+    assert states.expire(NOW_MS) == 1
+
+
+def test_a_snapshot_holds_everything() -> None:
+    states = ProducerStates("t-0")
+    append(states, 1, 4, producer_id=8, epoch=2, count=2, transactional=True)
+    append(states, 3, 0, producer_id=3, transactional=True)
+    append(states, 4, 0, producer_id=5)
+    end(states, 5, producer_id=5)
+    restored = ProducerStates("t-0")
+    restored.restore(states.snapshot())
+    assert list(restored.producers()) == list(states.producers())
+    assert restored.first_undecided_offset() == 1
+    assert append(restored, 9, 4, producer_id=8, epoch=2, count=2, transactional=True) == Duplicate(1, 2, NOW_MS)
+    assert append(restored, 6, 1, producer_id=3, transactional=True) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00", b"not msgpack", msgspec.msgpack.encode((2, []))])
+def test_what_is_not_a_snapshot_is_refused_and_changes_nothing(damage: bytes) -> None:
+    states = ProducerStates("t-0")
+    append(states, 0, 0)
+    before = states.snapshot()
+    with pytest.raises(ValueError, match="snapshot"):
+        states.restore(damage)
+    assert states.snapshot() == before
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One batch of the naive model's log."""
+
+    producer_id: int
+    epoch: int
+    first_offset: int
+    sequence: int
+    count: int
+    transactional: bool
+    timestamp_ms: int
+    commit: bool | None = None
+
+    @property
+    def is_marker(self) -> bool:
+        return self.commit is not None
+
+
+class NaiveModel:
+    """Answers every question by reading its whole log again."""
+
+    def __init__(self) -> None:
+        self.log: list[Entry] = []
+        self.forgotten: dict[int, int] = {}
+        self.end_offset = 0
+
+    def known(self, producer_id: int) -> list[Entry]:
+        return [entry for entry in self.log[self.forgotten.get(producer_id, 0) :] if entry.producer_id == producer_id]
+
+    def open_since(self, producer_id: int) -> int | None:
+        start = None
+        for entry in self.known(producer_id):
+            if entry.is_marker:
+                start = None
+            elif entry.transactional and start is None:
+                start = entry.first_offset
+        return start
+
+    def batches_of_epoch(self, producer_id: int) -> list[Entry]:
+        known = self.known(producer_id)
+        kept: list[Entry] = []
+        for entry in reversed(known):
+            if entry.epoch != known[-1].epoch:
+                break
+            if not entry.is_marker:
+                kept.insert(0, entry)
+        return kept
+
+    def expected_sequence(self, producer_id: int) -> int:
+        kept = self.batches_of_epoch(producer_id)
+        return (kept[-1].sequence + kept[-1].count) % 2**31 if kept else 0
+
+    def judge(
+        self, producer_id: int, epoch: int, sequence: int, count: int, transactional: bool
+    ) -> Duplicate | type[PenstockError] | None:
+        known = self.known(producer_id)
+        if not known:
+            return None
+        current = known[-1].epoch
+        if epoch == current:
+            for entry in self.batches_of_epoch(producer_id)[-5:]:
+                if (entry.sequence, entry.count) == (sequence, count):
+                    return Duplicate(entry.first_offset, entry.first_offset + count - 1, entry.timestamp_ms)
+        if epoch < current:
+            return InvalidProducerEpochError
+        if sequence != (self.expected_sequence(producer_id) if epoch == current else 0):
+            return OutOfOrderSequenceError
+        if not transactional and self.open_since(producer_id) is not None:
+            return InvalidTransactionStateError
+        return None
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        bounds = [high_watermark]
+        starts: dict[int, int] = {}
+        for entry in self.log:
+            if entry.is_marker:
+                start = starts.pop(entry.producer_id, None)
+                if start is not None and entry.first_offset >= high_watermark:
+                    bounds.append(start)
+            elif entry.transactional:
+                starts.setdefault(entry.producer_id, entry.first_offset)
+        return min(bounds + list(starts.values()))
+
+
+producer_ids = st.integers(0, 3)
+epochs = st.integers(0, 3)
+
+
+class ProducersAgainstTheModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = NaiveModel()
+        self.states = ProducerStates("t-0")
+        self.high_watermark = 0
+        self.now_ms = NOW_MS
+        self.silent: set[int] = set()
+
+    @rule(
+        producer_id=producer_ids,
+        epoch=epochs,
+        count=st.integers(1, 3),
+        transactional=st.booleans(),
+        sequence=st.one_of(
+            st.just("next"), st.just("next"), st.just("again"), st.integers(0, 4), st.just(LAST_SEQUENCE - 1)
+        ),
+        back=st.integers(1, 7),
+    )
+    def produce(
+        self, producer_id: int, epoch: int, count: int, transactional: bool, sequence: int | str, back: int
+    ) -> None:
+        kept = self.model.batches_of_epoch(producer_id)
+        if sequence == "again" and len(kept) >= back:
+            epoch, sequence, count = kept[-back].epoch, kept[-back].sequence, kept[-back].count
+        elif isinstance(sequence, str):
+            sequence = self.model.expected_sequence(producer_id)
+        expected = self.model.judge(producer_id, epoch, sequence, count, transactional)
+        if isinstance(expected, type):
+            with pytest.raises(expected):
+                self.states.check(producer_id, epoch, sequence, count - 1, transactional)
+            return
+        assert self.states.check(producer_id, epoch, sequence, count - 1, transactional) == expected
+        if expected is None:
+            offset = self.model.end_offset
+            entry = Entry(producer_id, epoch, offset, sequence, count, transactional, self.now_ms)
+            self.states.record(producer_id, epoch, sequence, count - 1, offset, self.now_ms, transactional)
+            self.model.log.append(entry)
+            self.model.end_offset += count
+            self.silent.discard(producer_id)
+
+    @rule(producer_id=producer_ids, epoch=epochs, commit=st.booleans())
+    def mark(self, producer_id: int, epoch: int, commit: bool) -> None:
+        known = self.model.known(producer_id)
+        if known and epoch < known[-1].epoch:
+            with pytest.raises(InvalidProducerEpochError):
+                self.states.check_marker(producer_id, epoch, 0)
+            return
+        self.states.check_marker(producer_id, epoch, 0)
+        start = self.model.open_since(producer_id)
+        offset = self.model.end_offset
+        self.model.log.append(Entry(producer_id, epoch, offset, -1, 1, True, self.now_ms, commit))
+        self.model.end_offset += 1
+        self.silent.discard(producer_id)
+        completed = self.states.end_transaction(
+            producer_id, epoch, offset, commit=commit, coordinator_epoch=0, timestamp_ms=self.now_ms
+        )
+        if start is None:
+            assert completed is None
+        else:
+            stable = self.model.last_stable_offset(offset + 1)
+            assert completed == CompletedTransaction(producer_id, start, offset, not commit, stable)
+
+    @rule(step=st.integers(1, 5))
+    def sync(self, step: int) -> None:
+        self.high_watermark = min(self.model.end_offset, self.high_watermark + step)
+
+    @rule(step_ms=st.integers(0, 100))
+    def expire(self, step_ms: int) -> None:
+        self.now_ms += step_ms
+        forgotten = 0
+        for producer_id in range(4):
+            known = self.model.known(producer_id)
+            if not known or self.model.open_since(producer_id) is not None:
+                continue
+            if producer_id in self.silent and known[-1].timestamp_ms + 100 <= self.now_ms:
+                self.model.forgotten[producer_id] = len(self.model.log)
+                forgotten += 1
+        self.silent = {0, 1, 2, 3}
+        assert self.states.expire(self.now_ms, 100) == forgotten
+
+    @rule()
+    def restart_from_a_snapshot(self) -> None:
+        self.high_watermark = self.model.end_offset
+        restored = ProducerStates("t-0")
+        restored.restore(self.states.snapshot())
+        self.states = restored
+
+    @precondition(lambda self: not self.model.forgotten)
+    @rule()
+    def restart_from_the_log(self) -> None:
+        rebuilt = ProducerStates("t-0")
+        for entry in self.model.log:
+            if entry.commit is not None:
+                rebuilt.end_transaction(
+                    entry.producer_id,
+                    entry.epoch,
+                    entry.first_offset,
+                    commit=entry.commit,
+                    coordinator_epoch=0,
+                    timestamp_ms=entry.timestamp_ms,
+                )
+            else:
+                rebuilt.record(
+                    entry.producer_id,
+                    entry.epoch,
+                    entry.sequence,
+                    entry.count - 1,
+                    entry.first_offset,
+                    entry.timestamp_ms,
+                    entry.transactional,
+                )
+        assert list(rebuilt.producers()) == list(self.states.producers())
+        self.states = rebuilt
+        self.silent = set()
+
+    @invariant()
+    def the_last_stable_offset_agrees(self) -> None:
+        assert self.states.last_stable_offset(self.high_watermark) == self.model.last_stable_offset(self.high_watermark)
+
+    @invariant()
+    def open_transactions_agree(self) -> None:
+        opened = {producer_id: self.model.open_since(producer_id) for producer_id in range(4)}
+        starts = [start for start in opened.values() if start is not None]
+        assert self.states.first_undecided_offset() == min(starts, default=None)
+        for producer_id, start in opened.items():
+            assert self.states.has_open_transaction(producer_id) == (start is not None)
+
+
+ProducersAgainstTheModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_producers_agree_with_a_model_that_reads_the_whole_log = ProducersAgainstTheModel.TestCase

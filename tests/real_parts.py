@@ -1,0 +1,64 @@
+"""The real parts that tests run our code against; a test that needs a missing one is skipped with the exact reason.
+
+Every function answers where a part is, or raises pytest's skip with what is missing and why it could not be had. Call
+them inside tests and fixtures, not at import. `make parts` fetches what can be fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tools import parts
+
+Found = TypeVar("Found")
+
+
+def kcat() -> str:
+    """The kcat program."""
+    return _or_skip(parts.kcat)
+
+
+def node() -> str:
+    """The node program."""
+    return _or_skip(parts.node)
+
+
+def kafkajs_modules() -> Path:
+    """The `node_modules` folder with kafkajs in it; hand it to node as NODE_PATH."""
+    return _or_skip(parts.kafkajs_modules)
+
+
+def java() -> str:
+    """A java program new enough for an Apache Kafka 4.x server."""
+    return _or_skip(parts.java)
+
+
+def java_with_compiler() -> str:
+    """A java program that runs `.java` source files as they are (`java -cp ... Client.java`)."""
+    return _or_skip(parts.java_with_compiler)
+
+
+def kafka_jars() -> Path:
+    """The folder of Apache Kafka's jars: server, tools and Java client."""
+    return _or_skip(parts.kafka_jars)
+
+
+def kafka_class_path() -> str:
+    """What to pass to `java -cp` to have all of Apache Kafka."""
+    return f"{kafka_jars()}/*"
+
+
+def kafka_version() -> str:
+    """The version of the Apache Kafka in `kafka_jars`."""
+    return parts.kafka_version()
+
+
+def _or_skip(find: Callable[[], Found]) -> Found:
+    try:
+        return find()
+    except parts.PartMissing as missing:
+        pytest.skip(str(missing))

@@ -1,0 +1,84 @@
+"""Tables of settings in the documentation, made from the code when the pages are built, so that they cannot go stale.
+
+A line `<!-- table: penstock.log.config:TOPIC_SETTINGS -->` in a page becomes the table of what stands under that name:
+rows of Setting, or a dataclass whose fields carry docstrings. mkdocs calls `on_page_markdown` (see `hooks:` in
+mkdocs.yml); a name that is not there stops the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from penstock.log.settings import Setting
+
+PLACE: Final = re.compile(r"^<!-- table: (?P<module>[\w.]+):(?P<name>\w+) -->$", re.MULTILINE)
+MOST_LONG: Final = 2**63 - 1
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return PLACE.sub(lambda place: table_of(place["module"], place["name"]), markdown)
+
+
+def table_of(module: str, name: str) -> str:
+    what = getattr(importlib.import_module(module), name)
+    if isinstance(what, Mapping):
+        return settings_table(what.values())
+    if inspect.isclass(what) and dataclasses.is_dataclass(what):
+        return fields_table(what)
+    raise TypeError(f"{module}:{name} is neither a table of settings nor a dataclass, so no table can be made of it")
+
+
+def settings_table(settings: Iterable[Setting]) -> str:
+    """Every setting that can be set; those that are fixed follow below, each with its reason."""
+    shown = [setting for setting in settings if not setting.hidden]
+    free = [setting for setting in shown if not setting.fixed_because]
+    fixed = [setting for setting in shown if setting.fixed_because]
+    text = markdown_table(
+        ("name", "default", "values", "what it sets"),
+        [(f"`{each.name}`", default_of(each), each.allowed, each.effect) for each in free],
+    )
+    if fixed:
+        text += "\n\nThese are known, and have one value; any other is refused with the reason.\n\n" + markdown_table(
+            ("name", "value", "because"), [(f"`{each.name}`", default_of(each), each.fixed_because) for each in fixed]
+        )
+    return text
+
+
+def default_of(setting: Setting) -> str:
+    if setting.default == MOST_LONG:
+        return "no limit"
+    return f"`{setting.format(setting.default)}`" if setting.format(setting.default) else "empty"
+
+
+def fields_table(kind: type[Any]) -> str:
+    texts = field_docstrings(kind)
+    missing = [field.name for field in dataclasses.fields(kind) if field.name not in texts]
+    if missing:
+        raise TypeError(f"{kind.__name__} has fields without a docstring, which a reader needs: {missing}")
+    return markdown_table(
+        ("setting", "default", "what it sets"),
+        [(f"`{field.name}`", f"`{field.default}`", texts[field.name]) for field in dataclasses.fields(kind)],
+    )
+
+
+def field_docstrings(kind: type[Any]) -> dict[str, str]:
+    """The string that stands behind each field of a class, as one line."""
+    (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            assert isinstance(text.value, ast.Constant), f"a stray expression follows {field.target.id}"
+            texts[field.target.id] = " ".join(str(text.value.value).split())
+    return texts
+
+
+def markdown_table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [columns, tuple("---" for _ in columns), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,145 @@
+"""Where the real parts are: programs and libraries that tests and benchmarks run beside our own code.
+
+A part is found on the machine (kcat, node, java) or in the cache folder that `python -m tools.set_up` fills (the jars
+of Apache Kafka, kafkajs). A part that is not there raises `PartMissing`, whose text says what is missing and what went
+wrong when it was last tried, so that whoever skips a test can pass that reason on unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+KAFKA_POM: Final = ROOT / "tools" / "kafka" / "pom.xml"
+KAFKAJS_PACKAGE: Final = ROOT / "tools" / "kafkajs" / "package.json"
+JAVA_MINIMUM: Final = 17
+"""Apache Kafka 4.x servers refuse to start on anything older."""
+JVM_FOLDER: Final = Path("/usr/lib/jvm")
+
+
+class PartMissing(Exception):
+    """A real part is not on this machine; the message says which, and why it could not be had."""
+
+
+def cache_folder() -> Path:
+    """`$PENSTOCK_CACHE`, or `.cache` in the checkout. A relative path counts from the checkout."""
+    return ROOT / os.environ.get("PENSTOCK_CACHE", ".cache")
+
+
+def failure_note(part: str) -> Path:
+    """The file in which set-up leaves, in one line, why a part could not be had; absent when it could."""
+    return cache_folder() / "could-not-set-up" / f"{part}.txt"
+
+
+def why_missing(part: str) -> str:
+    try:
+        return failure_note(part).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return "set-up has not tried to get it yet: run `make parts`"
+
+
+def kcat() -> str:
+    """The path of the kcat program (called kafkacat by older distributions)."""
+    return _program("kcat", "kcat", "kafkacat")
+
+
+def node() -> str:
+    """The path of the node program."""
+    return _program("node", "node", "nodejs")
+
+
+def npm() -> str:
+    return _program("npm", "npm")
+
+
+def mvn() -> str:
+    return _program("mvn", "mvn")
+
+
+def kafkajs_modules() -> Path:
+    """The `node_modules` folder that holds kafkajs: what NODE_PATH must name."""
+    return _from_cache("kafkajs", "kafkajs/node_modules")
+
+
+def kafka_jars() -> Path:
+    """The folder with the jars of Apache Kafka: server, tools, Java client, logging. Its class path is `FOLDER/*`."""
+    return _from_cache("kafka", "kafka/jars")
+
+
+def kafka_version() -> str:
+    """The version of Apache Kafka that `kafka_jars` holds."""
+    found = re.search(r"<artifactId>kafka_2\.13</artifactId>\s*<version>([^<]+)<", KAFKA_POM.read_text("utf-8"))
+    assert found is not None, f"{KAFKA_POM} names no version of kafka_2.13"
+    return found.group(1)
+
+
+@functools.cache
+def java() -> str:
+    """The newest `java` of at least `JAVA_MINIMUM` on PATH, in JAVA_HOME or in the JVM folder."""
+    return _newest_java("java", _java_programs())
+
+
+@functools.cache
+def java_with_compiler() -> str:
+    """As `java`, from a full JDK: one that can also run a `.java` source file as it is."""
+    return _newest_java("a JDK", [path for path in _java_programs() if path.resolve().with_name("javac").exists()])
+
+
+def java_version(path: Path) -> int:
+    """The feature version (17, 21, ...) of a java program; 0 when it cannot be told."""
+    release = path.resolve().parent.parent / "release"
+    if release.is_file():
+        text = release.read_text("utf-8", errors="replace")
+    else:
+        try:
+            # `java -version` writes to stderr: openjdk version "17.0.15" ...
+            text = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
+        except (OSError, subprocess.TimeoutExpired):
+            return 0
+    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    return int(found.group(1)) if found else 0
+
+
+def _newest_java(what: str, programs: list[Path]) -> str:
+    versions = {path: java_version(path) for path in programs}
+    newest = max(versions, key=lambda path: versions[path], default=None)
+    if newest is None:
+        raise PartMissing(f"{what} is not installed: {why_missing('java')}")
+    if versions[newest] < JAVA_MINIMUM:
+        raise PartMissing(
+            f"{what} of version {JAVA_MINIMUM} or newer is not installed, {newest} is {versions[newest]}: "
+            f"{why_missing('java')}"
+        )
+    return str(newest)
+
+
+def _java_programs() -> list[Path]:
+    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
+    if JVM_FOLDER.is_dir():
+        homes += sorted(JVM_FOLDER.iterdir())
+    programs = [home / "bin" / "java" for home in homes]
+    on_path = shutil.which("java")
+    if on_path is not None:
+        programs.insert(0, Path(on_path))
+    return [program for program in programs if os.access(program, os.X_OK)]
+
+
+def _program(part: str, *names: str) -> str:
+    for name in names:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise PartMissing(f"{part} is not installed: {why_missing(part)}")
+
+
+def _from_cache(part: str, folder: str) -> Path:
+    path = cache_folder() / folder
+    if not path.is_dir():
+        raise PartMissing(f"{part} is not in the cache folder: {why_missing(part)}")
+    return path

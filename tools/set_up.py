@@ -1,0 +1,246 @@
+"""Gets the real parts: `python -m tools.set_up`.
+
+Programs come from the system's packages (only as root, only where there is apt-get), kafkajs from npm, Apache Kafka
+from Maven, each with the settings the machine already has for that tool. A part that is already there costs nothing. A
+part that cannot be had is told in one line and noted in the cache folder; the exit code is 0 all the same, because the
+tests that need it skip themselves with that note as their reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tools import parts
+
+MAVEN_DEPENDENCY_PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
+APT_TIMEOUT_S: Final = 240
+MAVEN_TIMEOUT_S: Final = 420
+NPM_TIMEOUT_S: Final = 120
+REASON_LENGTH: Final = 300
+
+
+class StepFailed(Exception):
+    """A part could not be had; the message is the reason in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A part that the system's package manager installs."""
+
+    part: str
+    find: Callable[[], str]
+    packages: tuple[str, ...]
+
+
+PROGRAMS: Final = (
+    Program("kcat", parts.kcat, ("kcat",)),
+    Program("java", parts.java_with_compiler, ("default-jdk-headless",)),
+    Program("mvn", parts.mvn, ("maven",)),
+    Program("node", parts.node, ("nodejs",)),
+    Program("npm", parts.npm, ("npm",)),
+)
+
+
+def main() -> int:
+    with only_one_at_a_time():
+        for program in PROGRAMS:
+            settle(program.part, functools.partial(install_program, program))
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda step: settle(*step), (("kafka", fetch_kafka), ("kafkajs", fetch_kafkajs))))
+    return 0
+
+
+@contextmanager
+def only_one_at_a_time() -> Iterator[None]:
+    """Two set-ups in one cache folder would trip over each other: the second waits, then finds everything done."""
+    folder = parts.cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "set-up.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def settle(part: str, step: Callable[[], str]) -> None:
+    """Run one step; say in one line how it went, and keep the reason if it failed."""
+    note = parts.failure_note(part)
+    try:
+        place = step()
+    except (StepFailed, parts.PartMissing, OSError) as failure:
+        reason = " ".join(str(failure).split())
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(reason + "\n", encoding="utf-8")
+        say(f"{part}: could not be had: {reason}")
+    else:
+        note.unlink(missing_ok=True)
+        say(f"{part}: {place}")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def install_program(program: Program) -> str:
+    try:
+        return program.find()
+    except parts.PartMissing:
+        pass  # what the rest of this function is for
+    wanted = " ".join(program.packages)
+    if shutil.which("apt-get") is None:
+        raise StepFailed(f"there is no apt-get on this machine to install {wanted} with")
+    if os.geteuid() != 0:
+        raise StepFailed(f"only root may apt-get install {wanted}")
+    refresh_package_lists()
+    say(f"{program.part}: installing {wanted}")
+    apt_get("install", "--yes", "--no-install-recommends", *program.packages)
+    parts.java.cache_clear()
+    parts.java_with_compiler.cache_clear()
+    return program.find()
+
+
+@functools.cache
+def refresh_package_lists() -> None:
+    """`apt-get update`, once a run. Its failure is told but not final: the lists of an earlier run may do."""
+    try:
+        apt_get("update")
+    except StepFailed as failure:
+        say(f"package lists: {failure}")
+
+
+def apt_get(command: str, *arguments: str) -> None:
+    options = ("-q", "-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=30")
+    run(
+        ["apt-get", *options, command, *arguments],
+        timeout_s=APT_TIMEOUT_S,
+        environment={"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"},
+        telling=r"^E: ",
+    )
+
+
+def fetch_kafka() -> str:
+    folder = parts.cache_folder() / "kafka"
+    jars = folder / "jars"
+    recipe = digest(parts.KAFKA_POM)
+    if jars.is_dir() and stamp_of(folder) == recipe:
+        return str(jars)
+    mvn = parts.mvn()
+    say(f"kafka: fetching Apache Kafka {parts.kafka_version()} with Maven")
+    with fresh_folder(folder) as fresh:
+        run(
+            [
+                mvn,
+                "--batch-mode",
+                "--quiet",
+                "--file",
+                str(parts.KAFKA_POM),
+                f"{MAVEN_DEPENDENCY_PLUGIN}:copy-dependencies",
+                "-DincludeScope=runtime",
+                f"-DoutputDirectory={fresh / 'jars'}",
+            ],
+            timeout_s=MAVEN_TIMEOUT_S,
+            telling=r"^\[ERROR\] ",
+        )
+        stamp(fresh, recipe)
+    return str(jars)
+
+
+def fetch_kafkajs() -> str:
+    folder = parts.cache_folder() / "kafkajs"
+    modules = folder / "node_modules"
+    recipe = digest(parts.KAFKAJS_PACKAGE)
+    if modules.is_dir() and stamp_of(folder) == recipe:
+        return str(modules)
+    npm = parts.npm()
+    say("kafkajs: fetching it with npm")
+    with fresh_folder(folder) as fresh:
+        shutil.copy(parts.KAFKAJS_PACKAGE, fresh / "package.json")
+        run(
+            [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"],
+            timeout_s=NPM_TIMEOUT_S,
+            working_folder=fresh,
+            telling=r"^npm (ERR!|error) ",
+        )
+        stamp(fresh, recipe)
+    return str(modules)
+
+
+@contextmanager
+def fresh_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `folder` only when all went well: half a download is never found."""
+    fresh = folder.with_name(folder.name + ".incomplete")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def digest(recipe: Path) -> str:
+    return hashlib.sha256(recipe.read_bytes()).hexdigest()
+
+
+def stamp(folder: Path, recipe: str) -> None:
+    (folder / "recipe.sha256").write_text(recipe, encoding="ascii")
+
+
+def stamp_of(folder: Path) -> str | None:
+    try:
+        return (folder / "recipe.sha256").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return None
+
+
+def run(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    telling: str,
+    working_folder: Path = parts.ROOT,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run a command without input; when it fails, raise the first line of its output that matches `telling`."""
+    name = f"{Path(command[0]).name} {next((word for word in command[1:] if not word.startswith('-')), '')}".strip()
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            cwd=working_folder,
+            env={**os.environ, **(environment or {})},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise StepFailed(f"{name} did not end within {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        raise StepFailed(f"{name} failed: {reason_in(done.stdout, telling) or f'exit code {done.returncode}'}")
+
+
+def reason_in(output: str, telling: str) -> str:
+    """The line that tells most, without user names and passwords that tools print inside addresses."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    line = next((line for line in lines if re.search(telling, line)), lines[-1] if lines else "")
+    return re.sub(r"//[^/@\s]+@", "//", line)[:REASON_LENGTH]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
