@@ -124,11 +124,9 @@ class ApacheKafka:
             "transaction.state.log.min.isr": "1",
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
-            # Fewer partitions and no waiting for more members: the tests' groups and transactions start at once.
-            "offsets.topic.num.partitions": "4",
-            "transaction.state.log.num.partitions": "4",
-            "group.initial.rebalance.delay.ms": "0",
-            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+            # One partition to load instead of fifty.
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.num.partitions": "1",
             **(settings or {}),
         }
         self._properties = folder / "server.properties"

@@ -1,8 +1,8 @@
 """Tables of settings in the documentation, made from the code when the pages are built, so that they cannot go stale.
 
 A line `<!-- table: penstock.log.config:TOPIC_SETTINGS -->` in a page becomes the table of what stands under that name:
-rows of Setting, or a dataclass whose fields carry docstrings. mkdocs calls `on_page_markdown` (see `hooks:` in
-mkdocs.yml); a name that is not there stops the build.
+rows of Setting, APIs with their versions, a dataclass whose fields carry docstrings, or a command with its options.
+mkdocs calls `on_page_markdown` (see `hooks:` in mkdocs.yml); a name that is not there stops the build.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+import typer
+
+from penstock.broker.wire.names import api_name
 from penstock.log.settings import Setting
 
 PLACE: Final = re.compile(r"^<!-- table: (?P<module>[\w.]+):(?P<name>\w+) -->$", re.MULTILINE)
@@ -27,11 +30,15 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def table_of(module: str, name: str) -> str:
     what = getattr(importlib.import_module(module), name)
-    if isinstance(what, Mapping):
+    if isinstance(what, Mapping) and all(isinstance(row, Setting) for row in what.values()):
         return settings_table(what.values())
+    if isinstance(what, Mapping):
+        return versions_table(what)
     if inspect.isclass(what) and dataclasses.is_dataclass(what):
         return fields_table(what)
-    raise TypeError(f"{module}:{name} is neither a table of settings nor a dataclass, so no table can be made of it")
+    if inspect.isfunction(what):
+        return options_table(what)
+    raise TypeError(f"{module}:{name} is no table of settings, no dataclass and no command: no table can be made of it")
 
 
 def settings_table(settings: Iterable[Setting]) -> str:
@@ -53,7 +60,15 @@ def settings_table(settings: Iterable[Setting]) -> str:
 def default_of(setting: Setting) -> str:
     if setting.default == MOST_LONG:
         return "no limit"
-    return f"`{setting.format(setting.default)}`" if setting.format(setting.default) else "empty"
+    return f"`{setting.format(setting.default)}`" if setting.format(setting.default) else "not set"
+
+
+def versions_table(versions: Mapping[int, tuple[int, int]]) -> str:
+    rows = []
+    for key, (low, high) in sorted(versions.items()):
+        name = "".join(word.capitalize() for word in api_name(key).split("_"))
+        rows.append((name, str(key), str(low) if low == high else f"{low} to {high}"))
+    return markdown_table(("API", "key", "versions"), rows)
 
 
 def fields_table(kind: type[Any]) -> str:
@@ -65,6 +80,20 @@ def fields_table(kind: type[Any]) -> str:
         ("setting", "default", "what it sets"),
         [(f"`{field.name}`", f"`{field.default}`", texts[field.name]) for field in dataclasses.fields(kind)],
     )
+
+
+def options_table(command: Callable[..., Any]) -> str:
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    rows = []
+    for option in typer.main.get_command(app).params:
+        text = getattr(option, "help", None)
+        if not text:
+            raise TypeError(f"{command.__name__} has an option without help, which a reader needs: {option.name}")
+        default = option.default
+        shown = getattr(default, "value", default)
+        rows.append((f"`{option.opts[0]}`", "" if shown in (None, "", []) else f"`{shown}`", text))
+    return markdown_table(("option", "default", "what it does"), rows)
 
 
 def field_docstrings(kind: type[Any]) -> dict[str, str]:

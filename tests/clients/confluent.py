@@ -29,6 +29,7 @@ TIMEOUT_S: Final = 20.0
 QUICK: Final[Mapping[str, Any]] = {
     # Errors come to the test as errors; in the log they would only be the noise of a server that has been stopped.
     "log_level": 0,
+    "retry.backoff.ms": 20,
     "reconnect.backoff.ms": 10,
     "reconnect.backoff.max.ms": 200,
     "topic.metadata.refresh.fast.interval.ms": 50,

@@ -6,16 +6,26 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from confluent_kafka import TopicPartition
 
+from tests.clients import confluent
+from tests.clients.names import fresh
 from tests.servers import ApacheKafka, Penstock, Server
 
 # One group, so that one worker of pytest-xdist runs all tests of the reference and Apache Kafka starts once.
 REFERENCE: Final = pytest.mark.xdist_group("apache-kafka")
 
+# Both servers get these: groups start at once, and transactions left open are looked for often.
+SETTINGS: Final = {
+    "group.initial.rebalance.delay.ms": "0",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+}
+
 
 @pytest.fixture(scope="session")
 def running_penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
-    with Penstock(tmp_path_factory.mktemp("penstock")) as server:
+    arguments = [word for name, value in SETTINGS.items() for word in ("--config", f"{name}={value}")]
+    with Penstock(tmp_path_factory.mktemp("penstock"), *arguments) as server:
         yield server
 
 
@@ -30,8 +40,11 @@ def penstock(running_penstock: Penstock) -> Iterator[Penstock]:
 
 @pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    """The reference."""
-    with ApacheKafka(tmp_path_factory.mktemp("kafka")) as server:
+    """The reference, with its coordinators loaded: it makes their topics when they are first asked for."""
+    with ApacheKafka(tmp_path_factory.mktemp("kafka"), SETTINGS) as server:
+        with confluent.consumer(server) as reader:
+            reader.committed([TopicPartition("no-such-topic", 0)], timeout=confluent.TIMEOUT_S)
+        confluent.producer(server, {"transactional.id": fresh("txn")}).init_transactions(confluent.TIMEOUT_S)
         yield server
 
 

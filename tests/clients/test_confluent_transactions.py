@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import OffsetSpec
@@ -20,9 +18,7 @@ T = confluent.TIMEOUT_S
 
 
 def transactional(server: Server, name: str | None = None, timeout_ms: int = 60_000) -> Producer:
-    settings: dict[str, Any] = {"transactional.id": name or fresh("txn"), "transaction.timeout.ms": timeout_ms}
-    # Without this callback the client raises a fatal error in the middle of another one's callback.
-    settings["error_cb"] = lambda _: None
+    settings = {"transactional.id": name or fresh("txn"), "transaction.timeout.ms": timeout_ms}
     sender = confluent.producer(server, settings)
     sender.init_transactions(T)
     return sender
@@ -177,9 +173,10 @@ def test_a_fenced_producer_cannot_write(server: Server) -> None:
     old = transactional(server, name)
     new = transactional(server, name)
     old.begin_transaction()
-    error = confluent.delivery_error(old, topic, b"too late")
-    assert error is not None
-    assert error.code() == KafkaError._FENCED
+    old.produce(topic, b"too late", partition=0)
+    with pytest.raises(KafkaException) as fenced:
+        old.commit_transaction(T)
+    assert confluent.code_of(fenced.value) == KafkaError._FENCED
     assert visible(server, topic, UNCOMMITTED) == []
     new.begin_transaction()
     send(new, topic, b"in time")

@@ -1,6 +1,6 @@
 """Decode damaged batches that end, and others that begin, right where memory may not be read: `SEED COUNT`.
 
-Run as a program of its own, as one read too far ends the process. Prints how many batches were refused and how many read.
+Run as a program of its own, as one read too far ends the process. Prints how many were refused and how many were read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
         room[at : at + len(batch)] = batch
         for engine in ("numba", "numpy"):
             try:
-                decode(room[at : at + len(batch)], partition=0, engine=engine, views=True).validate(full=True)  # type: ignore[arg-type]
+                decode(room[at : at + len(batch)], partition=0, engine=engine, views=True).validate(full=True)
                 read += 1
             except CorruptBatchError:
                 refused += 1

@@ -186,10 +186,10 @@ def test_a_record_of_a_million_headers_is_no_slower_than_its_size_warrants(engin
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_damage_makes_the_compiled_code_touch_memory_outside_of_the_buffer(seed: int, tmp_path: Path) -> None:
-    """Thousands of damaged batches, each between two pages that may not be read, with numba's own checks of every index."""
-    program = Path(__file__).with_name("fuzz_beside_guard_pages.py")
+    """Thousands of damaged batches between two pages that may not be read, with numba's own checks of every index."""
     result = subprocess.run(
-        [sys.executable, str(program), str(seed), "3000"],
+        [sys.executable, "-m", "tests.log.fuzz_beside_guard_pages", str(seed), "3000"],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

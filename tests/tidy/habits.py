@@ -12,6 +12,9 @@ from tests.tidy.source import Complaint, Source
 LONGEST_FILE_LINES: Final = 500
 SHORTEST_ROOM_DOCSTRING: Final = 60
 VAGUE_NAMES: Final = frozenset({"util", "utils", "helper", "helpers", "manager", "managers", "common", "misc"})
+ASSERTING_NAME: Final = re.compile(r"(assert|check|expect)_")
+WAITING_NAME: Final = re.compile(r"(.*_)?(wait|until|eventually|poll)(_|$)")
+"""A function of such a name waits for something to become true, with a bound, and fails when it does not."""
 EVERYTHING: Final = frozenset({"Exception", "BaseException"})
 
 
@@ -76,8 +79,8 @@ def tests_do_not_sleep_to_synchronise(source: Source) -> Iterator[Complaint]:
         if is_sleep and not _is_zero(node.args) and not (function is not None and _polls_with_a_bound(function)):
             yield source.complain(
                 node,
-                "sleeps: wait for the event itself, or poll in a function wait_…/until_…/eventually_…/poll_… that takes"
-                " a timeout or deadline and fails when it passes",
+                "sleeps: wait for the event itself, or poll in a function wait_…, until_…, eventually_… or poll_… that"
+                " takes a timeout or deadline and fails when it passes",
             )
 
 
@@ -97,7 +100,7 @@ def tests_can_fail(source: Source) -> Iterator[Complaint]:
             yield source.complain(
                 function,
                 f"{function.name} asserts nothing, so it cannot fail: use assert, pytest.raises, or call a function"
-                " named assert_…, check_… or expect_…",
+                " named assert_…, check_… or expect_…, or one that waits with a bound: wait_…, …_until, eventually",
             )
 
 
@@ -107,7 +110,7 @@ def _asserts(function: ast.AST, asserting: set[str]) -> bool:
             return True
         if isinstance(node, ast.Call):
             name = _last_name(node.func)
-            if name.startswith(("assert_", "check_", "expect_")) or name in asserting:
+            if ASSERTING_NAME.match(name) or WAITING_NAME.match(name) or name in asserting:
                 return True
             if ast.unparse(node.func) in ("pytest.raises", "pytest.warns", "pytest.fail", "run_state_machine_as_test"):
                 return True
@@ -115,10 +118,9 @@ def _asserts(function: ast.AST, asserting: set[str]) -> bool:
 
 
 def _polls_with_a_bound(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    named = re.match(r"_?(wait|until|eventually|poll)", function.name)
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     bounded = any(re.search("timeout|deadline|attempts", argument.arg) for argument in arguments)
-    return named is not None and bounded
+    return WAITING_NAME.match(function.name) is not None and bounded
 
 
 def _calls_by_function(

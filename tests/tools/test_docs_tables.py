@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
+import typer
 
 from penstock.log.config import TOPIC_SETTINGS
 from tools import docs_tables
@@ -22,6 +24,15 @@ class Limits:
 @dataclass(frozen=True)
 class Unexplained:
     connections: int = 100
+
+
+def serve(
+    listen: Annotated[str, typer.Option(help="HOST:PORT.")] = "127.0.0.1:9092",
+    config: Annotated[list[str] | None, typer.Option(help="NAME=VALUE.")] = None,
+) -> None: ...
+
+
+def unexplained(listen: Annotated[str, typer.Option()] = "127.0.0.1:9092") -> None: ...
 
 
 def test_every_visible_setting_of_a_topic_has_a_row_and_hidden_ones_have_none() -> None:
@@ -46,6 +57,25 @@ def test_the_fields_of_a_dataclass_are_explained_by_their_docstrings() -> None:
 def test_a_field_without_an_explanation_stops_the_build() -> None:
     with pytest.raises(TypeError, match=r"without a docstring.*connections"):
         docs_tables.fields_table(Unexplained)
+
+
+def test_the_options_of_a_command_are_explained_by_their_help() -> None:
+    assert docs_tables.options_table(serve).splitlines()[2:] == [
+        "| `--listen` | `127.0.0.1:9092` | HOST:PORT. |",
+        "| `--config` |  | NAME=VALUE. |",
+    ]
+
+
+def test_an_api_is_listed_by_its_name_in_the_protocol() -> None:
+    assert docs_tables.versions_table({25: (0, 4), 0: (3, 3)}).splitlines()[2:] == [
+        "| Produce | 0 | 3 |",
+        "| AddOffsetsToTxn | 25 | 0 to 4 |",
+    ]
+
+
+def test_an_option_without_help_stops_the_build() -> None:
+    with pytest.raises(TypeError, match=r"without help.*listen"):
+        docs_tables.options_table(unexplained)
 
 
 def test_a_name_that_is_gone_stops_the_build() -> None:

@@ -98,9 +98,7 @@ class Broker:
         durability = Durability(self.syncer, flushes)
         offsets = open_internal_topic(self.topics, OFFSETS_TOPIC, self.settings.offsets_topic_partitions)
         states = open_internal_topic(self.topics, TRANSACTIONS_TOPIC, self.settings.transactions_topic_partitions)
-        self.groups = GroupCoordinator(
-            StateTopic(offsets, self.clock, durability), self.clock, self.settings.groups
-        )
+        self.groups = GroupCoordinator(StateTopic(offsets, self.clock, durability), self.clock, self.settings.groups)
         self.transactions = TransactionCoordinator(
             StateTopic(states, self.clock, durability),
             TransactionPartitions(self.topics, self.clock, durability),

@@ -1,9 +1,9 @@
 """One client's connection: frames in, answers out, in order, within limits.
 
-Requests are parsed where they lie in the receive buffer. They are taken one after the other, as the protocol promises; only
-a Produce may be taken while earlier ones still wait for the disk, so that a client can keep several in flight. When a
-client sends faster than it is answered, or does not read its answers, nothing more is read from it: it waits in its own
-socket, and nobody else notices.
+Requests are parsed where they lie in the receive buffer. They are taken one after the other, as the protocol
+promises; only a Produce may be taken while earlier ones still wait for the disk, so that a client can keep several in
+flight. When a client sends faster than it is answered, or does not read its answers, nothing more is read from it: it
+waits in its own socket, and nobody else notices.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
                 client_id = None if client_id_bytes < 0 else str(frame[10 : 10 + client_id_bytes], "utf-8")
                 body = decode_request(api_key, version, bytes(frame[position:]))
                 self._answer(Request(api_key, version, correlation_id, client_id, self.host, body))
-        except (MalformedRequestError, IndexError, struct.error, UnicodeDecodeError) as error:
+        except (MalformedRequestError, IndexError, struct.error, ValueError) as error:
             self.close(f"a malformed request (API {api_key} version {version}): {error}")
 
     def _refuse(self, api_key: int, version: int, correlation_id: int) -> None:
@@ -312,16 +312,13 @@ class Connection(asyncio.BufferedProtocol):
         return piece._replace(position=position, length=length)
 
     async def _send_slowly(self, pieces: list[bytes | Slice]) -> None:
-        loop = asyncio.get_running_loop()
         try:
             for piece in pieces:
                 if isinstance(piece, bytes):
                     self._transport.write(piece)
-                else:
-                    sent = await loop.sendfile(self._transport, piece.file, piece.position, piece.length)  # type: ignore[arg-type]
-                    if sent != piece.length:
-                        self.close("a segment ended before its records")
-                        return
+                elif not await self._send_file(piece):
+                    self.close("a segment ended before its records")
+                    return
         except (ConnectionError, RuntimeError) as error:
             self.close(f"the client went away: {error}")
             return
@@ -331,6 +328,12 @@ class Connection(asyncio.BufferedProtocol):
         self.flush()
         if not self._busy:
             self.go_on()
+
+    async def _send_file(self, piece: Slice) -> bool:
+        # asyncio needs nothing of a file but its descriptor, though the stubs ask for more.
+        file: Any = piece.file
+        sent = await self.broker.loop.sendfile(self._transport, file, piece.position, piece.length)
+        return sent == piece.length
 
     def close(self, reason: str) -> None:
         if not self.closed:

@@ -1,8 +1,8 @@
 """What the coordinators need from the rest of the broker, and nothing more.
 
-The group and transaction coordinators are state machines: requests and timers come in, answers and records go out. They
-own no socket, no file and no clock. Everything they touch stands here as a small Protocol, so a test can drive them with
-a virtual clock and an in-memory topic, and the broker hands them the real ones.
+The group and transaction coordinators are state machines: requests and timers come in, answers and records go out.
+They own no socket, no file and no clock. Everything they touch stands here as a small Protocol, so a test can drive
+them with a virtual clock and an in-memory topic, and the broker hands them the real ones.
 """
 
 from __future__ import annotations

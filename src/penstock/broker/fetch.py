@@ -184,9 +184,7 @@ class _Attempt:
         if committed:
             aborted = log.aborted.between(wanted.offset, piece.end_offset) if piece is not None else []
         length = piece.length if piece is not None else 0
-        answer = FetchAnswer(
-            wanted.partition, 0, log.high_watermark, stable, log.log_start_offset, aborted, length
-        )
+        answer = FetchAnswer(wanted.partition, 0, log.high_watermark, stable, log.log_start_offset, aborted, length)
         return answer, piece, log
 
     def _answer(self, found: list[tuple[TopicKey, SessionPartition, FetchAnswer, Slice | None]], total: int) -> None:

@@ -54,8 +54,11 @@ class Housekeeping:
         """Move the recovery points, so that a crash has little to read again."""
         for log in list(self._broker.topics.partitions()):
             if log.failed is None and log.checkpointed_offset != log.end_offset:
-                await self._broker.syncer.sync([log])
-                log.checkpoint()
+                try:
+                    await self._broker.syncer.sync([log])
+                    log.checkpoint()
+                except LogError as error:
+                    logger.warning("%s: no checkpoint: %s", log.name, error, extra={"partition": log.name})
                 await asyncio.sleep(0)
 
     async def flush_old(self) -> None:
@@ -75,7 +78,10 @@ class Housekeeping:
         now_ms = self._broker.clock.wall_ms()
         for log in list(self._broker.topics.partitions()):
             if log.failed is None and log.segments:
-                self._broker.stats.segments_deleted += log.expire(now_ms)
+                try:
+                    self._broker.stats.segments_deleted += log.expire(now_ms)
+                except LogError as error:
+                    logger.warning("%s: nothing expired: %s", log.name, error, extra={"partition": log.name})
                 await asyncio.sleep(0)
 
     async def expire_producers(self) -> None:

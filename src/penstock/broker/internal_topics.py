@@ -12,7 +12,7 @@ from penstock.errors import CorruptBatchError
 from penstock.log.batch import TRANSACTIONAL, NewRecord, build_batch, records_of
 from penstock.log.control import marker_commits
 from penstock.log.partition import PartitionLog
-from penstock.log.scan import Found, scan
+from penstock.log.scan import Bad, Found, scan
 from penstock.log.store import Topic, TopicStore
 
 logger = logging.getLogger(__name__)
@@ -78,13 +78,14 @@ class StateTopic:
         for log in self._topic.partitions:
             for segment in log.segments:
                 for step in scan(segment.read_at, 0, segment.size, dense=False):
+                    reason = step.reason if isinstance(step, Bad) else None
                     if isinstance(step, Found):
                         try:
                             yield _stored(log.partition, step)
                         except CorruptBatchError as error:
-                            logger.error("%s: the batch at byte %d is passed over: %s", segment.path, step.position, error)
-                    else:
-                        logger.error("%s: damage at byte %d is passed over: %s", segment.path, step.position, step.reason)
+                            reason = str(error)
+                    if reason is not None:
+                        logger.error("%s: the batch at byte %d is passed over: %s", segment.path, step.position, reason)
 
 
 def _stored(partition: int, found: Found) -> StoredBatch:

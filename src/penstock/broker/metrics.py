@@ -64,7 +64,9 @@ class BrokerCollector(Collector):
             value=self._broker.syncer.usual_s,
         )
         yield CounterMetricFamily(
-            "penstock_broker_syncs", "Syncs of the disk. Many records per sync is good.", value=self._broker.syncer.syncs
+            "penstock_broker_syncs",
+            "Syncs of the disk. Many records per sync is good.",
+            value=self._broker.syncer.syncs,
         )
 
     def _storage(self) -> Iterator[Metric]:
@@ -152,6 +154,12 @@ async def serve_metrics(broker: Broker, host: str, port: int, stack: contextlib.
 
 def _respond(writer: asyncio.StreamWriter, status: bytes, content_type: bytes, body: bytes) -> None:
     writer.write(
-        b"HTTP/1.1 " + status + b"\r\nContent-Type: " + content_type + b"\r\nContent-Length: "
-        + str(len(body)).encode() + b"\r\nConnection: close\r\n\r\n" + body
+        b"HTTP/1.1 "
+        + status
+        + b"\r\nContent-Type: "
+        + content_type
+        + b"\r\nContent-Length: "
+        + str(len(body)).encode()
+        + b"\r\nConnection: close\r\n\r\n"
+        + body
     )

@@ -1,7 +1,8 @@
 """Produce: batches from a client's request into their partitions, and the answer when they are as safe as it asked.
 
-Everything that arrives in one turn of the event loop forms a round: its batches are staged as they are parsed, written
-with one call per partition when the round ends, and then answered, after a sync where the producer asked for `acks=all`.
+Everything that arrives in one turn of the event loop forms a round: its batches are staged as they are parsed,
+written with one call per partition when the round ends, and then answered, after a sync where the producer asked for
+`acks=all`.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class ProducePath:
             )
 
     def _check_transaction(self, log: PartitionLog, transactional_id: str, records: memoryview, version: int) -> None:
-        """A transactional batch must belong to a transaction that the coordinator knows to be open for the partition."""
+        """A transactional batch must belong to an open transaction that its partition was added to."""
         attributes, producer_id, epoch = _PRODUCER.unpack_from(records, _ATTRIBUTES_POSITION)
         if not attributes & TRANSACTIONAL or log.producers.has_open_transaction(producer_id):
             return

@@ -18,7 +18,6 @@ from penstock.broker.address import BrokerAddress, remove_address, write_address
 from penstock.broker.broker import NODE_ID, Broker, NodeAddress
 from penstock.broker.connection import Connection
 from penstock.broker.limits import Limits
-from penstock.broker.metrics import serve_metrics
 from penstock.broker.settings import BrokerSettings
 from penstock.errors import BrokerUnavailableError, ConfigError
 
@@ -82,6 +81,8 @@ async def serve(options: ServeOptions, on_ready: Callable[[BrokerAddress], None]
         await broker.start()
         metrics = None
         if options.metrics is not None:
+            from penstock.broker.metrics import serve_metrics
+
             metrics = await serve_metrics(broker, *options.metrics, stack)
         await server.start_serving()
         address = BrokerAddress(pid=os.getpid(), host=host, port=port, metrics=metrics, version=__version__)

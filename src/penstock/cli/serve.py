@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -44,6 +45,8 @@ def serve(
 
     Example: penstock serve --data ./data --listen 127.0.0.1:9092
     """
+    # kio loads hypothesis where it is installed, for its own tests: a quarter of a second that a server need not spend.
+    sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]
     from penstock.broker.address import BrokerAddress
     from penstock.broker.server import ServeOptions
     from penstock.broker.server import serve as run

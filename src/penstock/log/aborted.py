@@ -1,11 +1,13 @@
 """The aborted transactions of a partition: which records a `read_committed` reader must leave out.
 
 One entry per transaction that was rolled back after it had written here, in the order of the markers. The file is an
-append-only list of entries with a checksum each; whatever is damaged or missing is found again by reading the log.
+append-only list of entries with a checksum each; whatever is damaged or missing is found again by reading the log. That
+something is missing shows by the partition's checkpoint, which holds a checksum of all entries that the file must have.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
+
+from penstock.log.disk import Disk
+from penstock.log.statefile import TEMPORARY_SUFFIX
 
 _ENTRY: Final = struct.Struct(">qqq")
 _CRC: Final = struct.Struct(">I")
@@ -32,12 +37,13 @@ class AbortedTransactions:
         self._path = folder / FILE_NAME
         self._entries: list[AbortedTransaction] = []
         self._markers: list[int] = []
+        self._unsynced = False
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def load(self, before_offset: int) -> bool:
-        """Read the entries whose marker stands before `before_offset`. False if the file is damaged."""
+    def load(self, start_offset: int, before_offset: int) -> bool:
+        """Read the entries whose marker stands in `[start_offset, before_offset)`. False if the file is damaged."""
         self.clear()
         try:
             data = self._path.read_bytes()
@@ -49,9 +55,13 @@ class AbortedTransactions:
                 self.clear()
                 return False
             entry = AbortedTransaction._make(_ENTRY.unpack(content))
-            if entry.last_offset < before_offset:
+            if start_offset <= entry.last_offset < before_offset:
                 self.add(entry)
         return True
+
+    def checksum(self) -> int:
+        """A number that two lists of entries share only if they are the same."""
+        return crc32c(self._encoded())
 
     def add(self, entry: AbortedTransaction) -> None:
         self._entries.append(entry)
@@ -59,17 +69,38 @@ class AbortedTransactions:
 
     def append_to_file(self, entry: AbortedTransaction) -> None:
         """Say it to readers in other processes too. A crash may lose it; recovery reads it from the log again."""
+        self._unsynced = True
         with self._path.open("ab") as file:
             file.write(_encode(entry))
 
-    def rewrite_file(self) -> None:
+    def sync(self, disk: Disk) -> None:
+        """Put on the disk what was appended, before a checkpoint relies on it."""
+        if not self._unsynced:
+            return
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+        self._unsynced = False
+
+    def write_file(self) -> None:
         """Make the file hold exactly what is in memory."""
-        if self._entries:
-            replacement = self._path.with_suffix(".new")
-            replacement.write_bytes(b"".join(map(_encode, self._entries)))
+        encoded = self._encoded()
+        try:
+            if self._path.read_bytes() == encoded:
+                return
+        except FileNotFoundError:
+            if not encoded:
+                return
+        if encoded:
+            replacement = self._path.with_name(FILE_NAME + TEMPORARY_SUFFIX)
+            replacement.write_bytes(encoded)
             replacement.rename(self._path)
+            self._unsynced = True
         else:
-            self._path.unlink(missing_ok=True)
+            self._path.unlink()
+            self._unsynced = False
 
     def between(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Those with records in `[first_offset, end_offset)`."""
@@ -82,13 +113,18 @@ class AbortedTransactions:
         del self._entries[:keep], self._markers[:keep]
         return keep > 0
 
-    def extend(self, entries: Iterable[AbortedTransaction]) -> None:
-        for entry in entries:
-            self.add(entry)
+    def drop(self, gone: Iterable[AbortedTransaction]) -> None:
+        """Forget those of which nothing is left in the log."""
+        removed = frozenset(gone)
+        self._entries = [entry for entry in self._entries if entry not in removed]
+        self._markers = [entry.last_offset for entry in self._entries]
 
     def clear(self) -> None:
         self._entries.clear()
         self._markers.clear()
+
+    def _encoded(self) -> bytes:
+        return b"".join(map(_encode, self._entries))
 
 
 def _encode(entry: AbortedTransaction) -> bytes:

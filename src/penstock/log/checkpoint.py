@@ -33,6 +33,8 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where compaction got to: everything before it is clean."""
     producers: bytes = b""
     """Snapshot of the producer states at the recovery point."""
+    aborted_checksum: int = 0
+    """Of the aborted transactions before the recovery point, so that a file that has lost some is noticed."""
 
 
 _decoder = msgspec.msgpack.Decoder(PartitionCheckpoint)

@@ -8,9 +8,9 @@ so ours are independent; and it writes snappy framed, so every client reads that
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import cramjam
 
@@ -39,6 +39,9 @@ _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 0x80000000
 _LZ4_END = _BLOCK_LENGTH.pack(0)
 
+_STREAMS: Final[dict[int, Any]] = {GZIP: cramjam.gzip, LZ4: cramjam.lz4, ZSTD: cramjam.zstd}
+"""The codecs that rarely say how large their data expand to; what they say could be a lie anyway."""
+
 _FIRST_GUESS_BYTES = 64 * 1024
 _FIRST_GUESS_RATIO = 8
 _GROWTH = 4
@@ -54,14 +57,10 @@ def decompress(codec: int, data: bytes | bytearray | memoryview, limit_bytes: in
         if len(data) > limit_bytes:
             raise _too_large(codec, len(data), limit_bytes)
         return bytes(data)
-    if codec == GZIP:
-        return _decompress_stream(codec, cramjam.gzip.decompress_into, data, limit_bytes)
     if codec == SNAPPY:
         return _decompress_snappy(data, limit_bytes)
-    if codec == LZ4:
-        return _decompress_stream(codec, cramjam.lz4.decompress_into, data, limit_bytes)
-    if codec == ZSTD:
-        return _decompress_stream(codec, cramjam.zstd.decompress_into, data, limit_bytes)
+    if codec in _STREAMS:
+        return _decompress_stream(codec, data, limit_bytes)
     raise CorruptBatchError(f"the batch names compression codec {codec}; Kafka knows 0 to 4: {', '.join(NAMES)}")
 
 
@@ -80,34 +79,33 @@ def compress(codec: int, data: bytes | bytearray | memoryview) -> bytes:
     raise ValueError(f"no compression codec has the number {codec}; choose from 0 to 4: {', '.join(NAMES)}")
 
 
-def _decompress_stream(
-    codec: int,
-    decompress_into: Callable[[memoryview, bytearray], int],
-    data: bytes | bytearray | memoryview,
-    limit_bytes: int,
-) -> bytes:
-    """Decompress into a buffer that grows up to the limit.
-
-    These formats rarely say how large they expand to, and what they say can be a lie, so the size is found by trying.
-    The error for a buffer that is too small differs from the one for damage by its text only, so either is tried again.
-    """
-    source = memoryview(data)
-    size_bytes = min(limit_bytes, max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(source)))
+def _decompress_stream(codec: int, data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:
+    """Decompress into a buffer that grows, up to the limit, until the data fit."""
+    size_bytes = min(limit_bytes, max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data)))
     while True:
         out = bytearray(size_bytes)
         try:
-            length = decompress_into(source, out)
+            length = _STREAMS[codec].decompress_into(data, out)
         except cramjam.DecompressionError as error:
-            if size_bytes == limit_bytes:
-                raise CorruptBatchError(
-                    f"the batch's {len(source)} bytes of {NAMES[codec]} data are damaged, or expand to more than "
-                    f"the {limit_bytes} bytes allowed: {error}"
-                ) from error
-            del out
-            size_bytes = min(limit_bytes, size_bytes * _GROWTH)
-            continue
-        with memoryview(out) as filled:
-            return bytes(filled[:length])
+            if str(error) != _says_too_small(codec):
+                raise CorruptBatchError(f"the batch's {NAMES[codec]} data are damaged: {error}") from error
+            if size_bytes >= limit_bytes:
+                raise _too_large(codec, limit_bytes + 1, limit_bytes) from error
+        else:
+            with memoryview(out) as filled:
+                return bytes(filled[:length])
+        size_bytes = min(limit_bytes, size_bytes * _GROWTH)
+
+
+@functools.cache
+def _says_too_small(codec: int) -> str:
+    """What the codec says if the buffer is too small, which only this text tells from damage."""
+    compressed = _STREAMS[codec].compress(bytes(2))
+    try:
+        _STREAMS[codec].decompress_into(compressed, bytearray(1))
+    except cramjam.DecompressionError as error:
+        return str(error)
+    raise AssertionError(f"{NAMES[codec]} put two bytes into a buffer of one")
 
 
 def _decompress_snappy(data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:

@@ -87,12 +87,15 @@ class SparseIndex:
         entry = bisect_left(self.positions, position)
         return entry < len(self) and self.positions[entry] == position and self.offsets[entry] == offset
 
-    def cut(self, position: int) -> None:
-        """Forget every entry at or behind `position`."""
+    def cut(self, position: int) -> bool:
+        """Forget every entry at or behind `position`. True if there were any."""
         keep = bisect_left(self.positions, position)
+        if keep == len(self):
+            return False
         del self.offsets[keep:], self.positions[keep:], self.max_timestamps[keep:]
         self._last_position = self.positions[-1] if keep else -self.interval_bytes
         self._saved = min(self._saved, keep)
+        return True
 
     def mark_unsaved(self) -> None:
         """The file is gone: the next `take_unsaved` gives everything."""
@@ -111,7 +114,18 @@ def seal_block(seal: Seal) -> bytes:
 
 
 def load_index(data: bytes, interval_bytes: int) -> tuple[SparseIndex, Seal | None]:
-    """The index as far as its blocks are intact, and the seal if it has one."""
+    """The index as far as its blocks are intact, and the seal if it has one and everything before it is intact."""
+    index, seal, intact = _load(data, interval_bytes)
+    return index, seal if intact else None
+
+
+def load_open_index(data: bytes, interval_bytes: int) -> tuple[SparseIndex, bool]:
+    """The index of a segment that is still written to, as far as its blocks are intact, and whether all of them are."""
+    index, seal, intact = _load(data, interval_bytes)
+    return index, intact and seal is None
+
+
+def _load(data: bytes, interval_bytes: int) -> tuple[SparseIndex, Seal | None, bool]:
     index = SparseIndex(interval_bytes)
     seal: Seal | None = None
     position = 0
@@ -119,14 +133,14 @@ def load_index(data: bytes, interval_bytes: int) -> tuple[SparseIndex, Seal | No
         tag, length, crc = _BLOCK.unpack_from(data, position)
         content = data[position + _BLOCK.size : position + _BLOCK.size + length]
         if len(content) != length or crc32c(content) != crc or not _take_block(index, tag, content):
-            return index, None
+            break
         if tag == _SEAL:
             seal = Seal._make(_SEAL_CONTENT.unpack(content))
         position += _BLOCK.size + length
     index._saved = len(index)
     if len(index):
         index._last_position = index.positions[-1]
-    return index, seal if position == len(data) else None
+    return index, seal, position == len(data)
 
 
 def read_seal(tail: bytes) -> Seal | None:

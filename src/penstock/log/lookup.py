@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import CorruptSegmentError
 from penstock.log.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, StoredRecord, records_of
 from penstock.log.disk import OpenFile
-from penstock.log.scan import Bad, walk
+from penstock.log.scan import Bad, Found, walk
 from penstock.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -36,8 +37,11 @@ def read_slice(
         following = _after(log, segment)
         if following is None:
             return None
+        if segment.next_offset <= offset < following.base_offset:
+            reason = f"the records up to offset {following.base_offset} are in no file; one is missing"
+            raise CorruptSegmentError(str(segment.path), segment.size, offset, reason)
         segment, position = following, 0
-    end = segment.size if limit >= segment.next_offset else segment.locate(limit)
+    end = segment.end_before(limit, position)
     while position < end:
         length = _wanted(segment, position, end, max_bytes, at_least_one)
         if not length:
@@ -77,35 +81,51 @@ def _behind_damage(segment: Segment, bad: Bad, offset: int) -> int:
 
 
 def first_at_or_after(log: PartitionLog, timestamp: int) -> tuple[int, int] | None:
+    """Raises CorruptSegmentError where damage may hide the answer: a later one would skip records silently."""
     for segment in log.segments:
         if segment.max_timestamp < timestamp or segment.next_offset <= log.log_start_offset:
             continue
-        start = segment.index.position_for_time(timestamp)
-        for position, _, last, max_timestamp, size in walk(segment.read_at, start, segment.size):
-            if max_timestamp < timestamp or last < log.log_start_offset:
-                continue
-            for record in _records(segment, position, size):
-                if record.timestamp >= timestamp and record.offset >= log.log_start_offset:
-                    return record.offset, record.timestamp
+        for found in _sound(log, segment, segment.index.position_for_time(timestamp)):
+            if found.header.max_timestamp >= timestamp:
+                for record in records_of(found.batch):
+                    if record.timestamp >= timestamp and record.offset >= log.log_start_offset:
+                        return record.offset, record.timestamp
     return None
 
 
 def largest_timestamp(log: PartitionLog) -> tuple[int, int] | None:
     """Of several records with the largest timestamp, the first."""
-    live = [segment for segment in log.segments if segment.next_offset > log.log_start_offset]
-    if not live:
-        return None
-    segment = max(live, key=lambda candidate: candidate.max_timestamp)
-    start = segment.index.position_for_time(segment.max_timestamp)
-    for position, _, last, max_timestamp, size in walk(segment.read_at, start, segment.size):
-        if max_timestamp == segment.max_timestamp and last >= log.log_start_offset:
-            record = max(_records(segment, position, size), key=lambda found: (found.timestamp, -found.offset))
-            return record.offset, record.timestamp
-    return None
+    best: StoredRecord | None = None
+    live = [segment for segment in log.segments if segment.next_offset > log.log_start_offset and segment.size]
+    for segment in sorted(live, key=lambda candidate: (-candidate.max_timestamp, candidate.base_offset)):
+        if best is not None and best.timestamp >= segment.max_timestamp:
+            break
+        # Where the log starts within a segment, its largest timestamp may be that of a record that is gone.
+        whole = segment.base_offset >= log.log_start_offset
+        start = segment.index.position_for_time(segment.max_timestamp) if whole else 0
+        for found in _sound(log, segment, start):
+            if best is None or found.header.max_timestamp > best.timestamp:
+                records = [record for record in records_of(found.batch) if record.offset >= log.log_start_offset]
+                candidates = records if best is None else [best, *records]
+                best = max(candidates, key=lambda record: (record.timestamp, -record.offset), default=None)
+            if best is not None and best.timestamp == segment.max_timestamp:
+                break
+    return None if best is None else (best.offset, best.timestamp)
 
 
-def _records(segment: Segment, position: int, size: int) -> list[StoredRecord]:
-    outcome = segment.verify(position, position + size)
-    if isinstance(outcome, Bad):
-        return []
-    return list(records_of(segment.read_at(position, size)))
+def _sound(log: PartitionLog, segment: Segment, position: int) -> Iterator[Found]:
+    """The batches from `position` on that the log still holds; raises at damage, unless all of it is deleted."""
+    bad: Bad | None = None
+    reached = segment.base_offset
+    for step in segment.batches(position):
+        if isinstance(step, Bad):
+            bad = step
+            continue
+        if bad is not None and step.header.base_offset > log.log_start_offset:
+            break
+        bad = None
+        reached = step.header.next_offset
+        if reached > log.log_start_offset:
+            yield step
+    if bad is not None:
+        raise CorruptSegmentError(str(segment.path), bad.position, reached, bad.reason)

@@ -99,6 +99,8 @@ class PartitionLog:
         self._folder_unsynced = False
         self._unsynced_since_ms: int | None = None
         self._staged = False
+        self._lost: StorageError | None = None
+        """Set when staged batches were lost before their `write`, which must then say so."""
         self.config = config
         self.admission = Admission(config)
 
@@ -109,6 +111,9 @@ class PartitionLog:
         """The partition in that folder, recovered if it was not closed; an empty one where there is no folder yet."""
         log = cls(topic, partition, folder, config, resources)
         report = recover(log)
+        if report.scanned_bytes and not resources.read_only:
+            # Readers are about to see what a killed process left in the system's memory: it must not vanish again.
+            log.sync()
         log.high_watermark = log.end_offset
         return log, report
 
@@ -123,8 +128,7 @@ class PartitionLog:
 
         The batch's bytes are patched in place and must stay as they are until `write` returns.
         """
-        if self.failed is not None:
-            raise StorageError(self.failed)
+        self._check_writable()
         size = len(batch)
         if size < HEADER_BYTES:
             raise CorruptBatchError(f"{self.name}: a batch of {size} bytes is shorter than its own header")
@@ -167,13 +171,18 @@ class PartitionLog:
         self.end_offset = offset + count
         return Appended(offset, append_time)
 
+    def _check_writable(self) -> None:
+        if self.failed is not None:
+            raise StorageError(self.failed)
+        if self._lost is not None:
+            raise self._lost
+
     def _repeated(self, duplicate: Duplicate, append_time: int) -> Appended:
         return Appended(duplicate.first_offset, -1 if append_time < 0 else duplicate.timestamp_ms)
 
     def append_internal(self, batch: bytearray) -> int:
         """Stage a batch that the broker itself has made, such as a coordinator's state. Gives its base offset."""
-        if self.failed is not None:
-            raise StorageError(self.failed)
+        self._check_writable()
         (_, length, _, _, _, attributes, last_delta, _, max_ts, producer_id, epoch, sequence, _) = _unpack_header(batch)
         transactional = attributes & TRANSACTIONAL != 0
         if producer_id >= 0:
@@ -192,8 +201,7 @@ class PartitionLog:
         self, *, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int, now_ms: int
     ) -> int:
         """Stage the marker that ends a producer's transaction here. Gives its offset."""
-        if self.failed is not None:
-            raise StorageError(self.failed)
+        self._check_writable()
         self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
         batch = build_marker(
             producer_id=producer_id,
@@ -223,8 +231,13 @@ class PartitionLog:
 
     def write(self) -> None:
         """Put everything staged into the file. Raises StorageError if the disk refuses; then nothing of it is there."""
-        if not self._staged:
-            return
+        if self._lost is not None:
+            error, self._lost = self._lost, None
+            raise error
+        if self._staged:
+            self._write_staged()
+
+    def _write_staged(self) -> None:
         self._staged = False
         active = self.segments[-1]
         try:
@@ -273,18 +286,27 @@ class PartitionLog:
 
     def roll(self) -> Segment:
         """Seal the active segment and start a new one."""
-        if self.segments:
-            active = self.segments[-1]
-            if active.staged:
-                self.write()
-            active.seal()
-        else:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        if self._staged:
+            try:
+                self._write_staged()
+            except StorageError as error:
+                self._lost = error
+                raise
         segment = Segment(self.folder, self.end_offset, self.resources, self.config.index_interval_bytes)
+        if not self.segments:
+            self._make_folder()
         self.resources.files.get(segment.path, write=True)
+        if self.segments:
+            self.segments[-1].seal()
         self._folder_unsynced = True
         self.segments.append(segment)
         return segment
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self.folder} could not be made: {error.strerror}") from error
 
     # Making it safe, and showing it to readers.
 

@@ -17,9 +17,10 @@ from penstock.log.aborted import AbortedTransaction
 from penstock.log.batch import NO_TIMESTAMP
 from penstock.log.checkpoint import PartitionCheckpoint, load_checkpoint
 from penstock.log.control import marker_commits, marker_coordinator_epoch
-from penstock.log.index import SparseIndex, load_index
+from penstock.log.index import SparseIndex, load_open_index
 from penstock.log.scan import Bad, Found, scan
 from penstock.log.segment import CLEANED_SUFFIX, LOG_SUFFIX, Segment
+from penstock.log.statefile import TEMPORARY_SUFFIX
 from penstock.log.swap import finish_swap
 
 if TYPE_CHECKING:
@@ -61,18 +62,23 @@ def recover(log: PartitionLog) -> RecoveryReport:
         _remove_leftovers(log)
     checkpoint = load_checkpoint(log.folder)
     log.segments.extend(_list_segments(log))
-    start = _trusted_start(log, checkpoint)
-    log.log_start_offset = max(
-        checkpoint.log_start_offset if checkpoint else 0, log.segments[0].base_offset if log.segments else 0
-    )
+    log.log_start_offset = checkpoint.log_start_offset if checkpoint else 0
     log.clean_offset = checkpoint.clean_offset if checkpoint else 0
+    if log.segments and log.log_start_offset < log.segments[0].base_offset:
+        if checkpoint:
+            _report_missing(log, log.segments[0], log.log_start_offset, report)
+        log.log_start_offset = log.segments[0].base_offset
+    start = _trusted_start(log, checkpoint)
     log.end_offset = start.recovery_offset
     log.synced_offset = start.recovery_offset
     log.checkpointed_offset = start.recovery_offset if checkpoint else -1
     _read_from(log, start, report)
+    if checkpoint and log.end_offset < checkpoint.recovery_offset:
+        _report_lost_end(log, checkpoint, report)
+    if not read_only:
+        log.write_aborted()
     report.seconds = time.perf_counter() - started
-    if not read_only and (report.scanned_bytes or report.truncated_bytes):
-        log.note_recovered()
+    log.note_recovered()
     return report
 
 
@@ -84,7 +90,7 @@ def _list_segments(log: PartitionLog) -> list[Segment]:
 
 def _remove_leftovers(log: PartitionLog) -> None:
     for path in log.folder.iterdir():
-        if path.suffix in (CLEANED_SUFFIX, ".new"):
+        if path.name.endswith((CLEANED_SUFFIX, TEMPORARY_SUFFIX)):
             path.unlink()
 
 
@@ -110,7 +116,8 @@ def _trusted_start(log: PartitionLog, checkpoint: PartitionCheckpoint | None) ->
 
 
 def _restore(log: PartitionLog, checkpoint: PartitionCheckpoint) -> bool:
-    if not log.aborted.load(checkpoint.recovery_offset):
+    intact = log.aborted.load(checkpoint.log_start_offset, checkpoint.recovery_offset)
+    if not intact or log.aborted.checksum() != checkpoint.aborted_checksum:
         logger.warning("%s: the index of aborted transactions is damaged", log.name, extra={"partition": log.name})
         return False
     try:
@@ -122,66 +129,79 @@ def _restore(log: PartitionLog, checkpoint: PartitionCheckpoint) -> bool:
 
 
 def _read_from(log: PartitionLog, start: PartitionCheckpoint, report: RecoveryReport) -> None:
-    for number, segment in enumerate(log.segments):
-        last = number == len(log.segments) - 1
-        if segment.base_offset < start.recovery_segment:
-            segment.load_sealed()
-            continue
-        at_start = segment.base_offset == start.recovery_segment
-        position = start.recovery_position if at_start else 0
-        if last:
-            _read_active(log, segment, start if at_start else None, report)
-        else:
-            segment.load_sealed()
-            if at_start and position == 0 and start.recovery_offset < segment.base_offset:
-                log.end_offset = segment.base_offset
-            _replay(log, segment, position, segment.size, None, report, dense=not segment.compacted)
+    for segment, following in zip(log.segments, log.segments[1:], strict=False):
+        segment.load_sealed(following.base_offset)
+        if segment.next_offset < following.base_offset:
+            _report_missing(log, following, segment.next_offset, report)
+        if segment.base_offset >= start.recovery_segment:
+            position = start.recovery_position if segment.base_offset == start.recovery_segment else 0
+            log.end_offset = max(log.end_offset, segment.base_offset)
+            _replay(log, segment, position, None, report)
             log.end_offset = max(log.end_offset, segment.next_offset)
+    if log.segments:
+        at_start = log.segments[-1].base_offset == start.recovery_segment
+        _read_active(log, log.segments[-1], start if at_start else None, report)
 
 
 def _read_active(
     log: PartitionLog, segment: Segment, start: PartitionCheckpoint | None, report: RecoveryReport
 ) -> None:
-    size = segment.path.stat().st_size
+    segment.size = size = segment.path.stat().st_size
     position = start.recovery_position if start else 0
     index = _index_before(segment, position)
     segment.adopt_index(index)
+    _fill_index(segment, index, position)
     segment.first_timestamp = start.first_timestamp if start else NO_TIMESTAMP
     segment.max_timestamp = start.max_timestamp if start else NO_TIMESTAMP
-    segment.size = size
     log.end_offset = max(log.end_offset, segment.base_offset)
-    end = _replay(log, segment, position, size, index, report, dense=True)
+    end = _replay(log, segment, position, index, report)
     segment.next_offset = log.end_offset
     if end < size:
         _cut(log, segment, end, size, report)
 
 
 def _index_before(segment: Segment, position: int) -> SparseIndex:
+    """The index of the active segment up to `position`. A file that says anything else is removed, to be written anew."""
     try:
-        index, _ = load_index(segment.index_path.read_bytes(), segment.index_interval_bytes)
+        data = segment.index_path.read_bytes()
     except FileNotFoundError:
-        index = SparseIndex(segment.index_interval_bytes)
-    index.cut(position)
-    if not segment.resources.read_only:
-        segment.index_path.unlink(missing_ok=True)
+        return SparseIndex(segment.index_interval_bytes)
+    index, intact = load_open_index(data, segment.index_interval_bytes)
+    if index.cut(position) or not intact:
         index.mark_unsaved()
+        if not segment.resources.read_only:
+            segment.index_path.unlink()
     return index
+
+
+def _fill_index(segment: Segment, index: SparseIndex, position: int) -> None:
+    """Find again the entries before `position` that a crash has lost, so that no reader has to walk far."""
+    start = index.positions[-1] if len(index) else 0
+    if position - start <= segment.index_interval_bytes and len(index):
+        return
+    max_timestamp = index.max_timestamps[-1] if len(index) else NO_TIMESTAMP
+    for step in segment.batches(start):
+        if step.position >= position:
+            break
+        if isinstance(step, Found):
+            index.note(step.header.base_offset, step.position, max_timestamp)
+            max_timestamp = max(max_timestamp, step.header.max_timestamp)
 
 
 def _replay(
     log: PartitionLog,
     segment: Segment,
     position: int,
-    size: int,
     index: SparseIndex | None,
     report: RecoveryReport,
-    *,
-    dense: bool,
 ) -> int:
     """Take in the batches from `position` on. Gives the end of the last good one."""
     reached = position
     start = position
-    for step in scan(segment.read_at, position, size, log.end_offset, dense=dense):
+    size = segment.size
+    next_offset = log.end_offset if position else segment.base_offset
+    for found in scan(segment.read_at, position, size, next_offset, dense=not segment.compacted):
+        step = segment.fault(found) or found
         if isinstance(step, Found):
             if index is not None:
                 index.note(step.header.base_offset, step.position, segment.max_timestamp)
@@ -231,6 +251,26 @@ def replay_batch(log: PartitionLog, found: Found) -> None:
     )
     if ended is not None and ended.aborted:
         log.aborted.add(AbortedTransaction(header.producer_id, ended.first_offset, header.base_offset))
+
+
+def _report_missing(log: PartitionLog, following: Segment, offset: int, report: RecoveryReport) -> None:
+    """Records are in no file: a segment, or the end of one, was removed by somebody else."""
+    reason = f"the records from offset {offset} to it are missing"
+    error = CorruptSegmentError(str(following.path), 0, offset, reason)
+    logger.error("%s", error, extra={"partition": log.name, "segment": str(following.path)})
+    report.damaged.append(error)
+
+
+def _report_lost_end(log: PartitionLog, checkpoint: PartitionCheckpoint, report: RecoveryReport) -> None:
+    """The last records were on the disk once and are gone. Their offsets are never given to others."""
+    last = log.segments[-1]
+    reason = f"the file ends here, but the records up to offset {checkpoint.recovery_offset} had been written"
+    error = CorruptSegmentError(str(last.path), last.size, log.end_offset, reason)
+    logger.error("%s", error, extra={"partition": log.name, "segment": str(last.path)})
+    report.damaged.append(error)
+    log.end_offset = checkpoint.recovery_offset
+    if not log.resources.read_only:
+        log.roll()
 
 
 def _report_damage(log: PartitionLog, segment: Segment, bad: Bad, report: RecoveryReport) -> None:

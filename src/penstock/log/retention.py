@@ -76,4 +76,4 @@ def _remove(log: PartitionLog, gone: list[Segment]) -> None:
         segment.path.unlink(missing_ok=True)
         segment.index_path.unlink(missing_ok=True)
     if log.aborted.drop_before(log.log_start_offset):
-        log.aborted.rewrite_file()
+        log.write_aborted()

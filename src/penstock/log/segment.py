@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -167,10 +168,14 @@ class Segment:
 
     # Opening what is there.
 
-    def load_sealed(self) -> None:
-        """Make ready to read a segment that others follow, from its seal; reads the whole file only without one."""
+    def load_sealed(self, following: int) -> None:
+        """Make ready to read a segment that others follow, the first of them from offset `following` on.
+
+        Its seal says what it is; the whole file is read only where there is none, or one of another file.
+        """
         self.sealed = True
         self.size = self.path.stat().st_size
+        self.next_offset = following
         try:
             with self.index_path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _SEAL_TAIL_BYTES))
@@ -221,9 +226,9 @@ class Segment:
 
     def rebuild_index(self) -> None:
         """Make the index of a sealed segment anew from the batches themselves, and write it."""
-        compacted = self.compacted or self._has_gaps()
+        compacted = self.compacted or self._looks_compacted()
         index = SparseIndex(0 if compacted else self.index_interval_bytes)
-        self.next_offset = self.base_offset
+        reached = self.base_offset
         self.max_timestamp = self.first_timestamp = NO_TIMESTAMP
         for step in scan(self.read_at, 0, self.size, self.base_offset, dense=not compacted):
             if isinstance(step, Found):
@@ -231,21 +236,28 @@ class Segment:
                 if self.first_timestamp == NO_TIMESTAMP:
                     self.first_timestamp = step.header.max_timestamp
                 self.max_timestamp = max(self.max_timestamp, step.header.max_timestamp)
-                self.next_offset = step.header.next_offset
+                reached = step.header.next_offset
+        if not compacted and self._seal is None:
+            self.next_offset = reached
         logger.warning("rebuilt the index of %s", self.path, extra={"segment": str(self.path)})
         self._index = index
         if not self.resources.read_only:
             self.index_path.unlink(missing_ok=True)
         self.seal(compacted=compacted)
 
-    def _has_gaps(self) -> bool:
-        """Whether most batches do not follow each other: so looks a compacted segment whose seal was lost."""
-        expected, gaps, batches = self.base_offset, 0, 0
+    def _looks_compacted(self) -> bool:
+        """Whether offsets are left out, and none is out of order: so looks a compacted segment whose seal was lost.
+
+        A damaged offset in a segment that was never compacted is out of order with the next one, or with the end.
+        """
+        expected = self.base_offset
+        left_out = False
         for _, base, last, _, _ in walk(self.read_at, 0, self.size):
-            gaps += base != expected
+            if base < expected or last >= self.next_offset:
+                return False
+            left_out = left_out or base > expected
             expected = last + 1
-            batches += 1
-        return gaps > 1 or (gaps == 1 and batches <= 2)
+        return left_out or (not self.size and self.next_offset > self.base_offset)
 
     # Reading.
 
@@ -258,16 +270,67 @@ class Segment:
         except OSError as error:
             raise StorageError(f"{self.path} could not be read at byte {position}: {error.strerror}") from error
 
+    def batches(self, position: int = 0) -> Iterator[Found | Bad]:
+        """Every batch from `position`, where one must start that the index vouches for, each proven or else a `Bad`."""
+        for step in scan(self.read_at, position, self.size, self._offset_at(position), dense=not self.compacted):
+            yield self.fault(step) or step
+
+    def fault(self, step: Found | Bad) -> Bad | None:
+        """What is wrong with a step of a scan. In a compacted segment only the index can prove a batch's offset."""
+        if isinstance(step, Bad):
+            return step
+        if self.compacted and not self.index.has(step.header.base_offset, step.position):
+            return Bad(step.position, step.position + len(step.batch), "its offset is not the one in the index")
+        return None
+
+    def _offset_at(self, position: int) -> int:
+        return max(self.base_offset, self.index.offset_at(position))
+
     def locate(self, offset: int) -> int:
         """The position of the batch that holds `offset`, or of the first one behind it; the size if there is none.
 
-        It goes by the headers alone: whether the batch there is sound is for `verify` to say.
+        Whether the batch there is sound is for `verify` to say; all that was passed over to find it is. Raises
+        CorruptSegmentError if the batch that holds the offset cannot be found for damage.
         """
-        reached = self.index.position_for_offset(offset)
-        for position, _, last, _, size in walk(self.read_at, reached, self.size):
-            if last >= offset:
-                return position
-            reached = position + size
+        start = reached = self.index.position_for_offset(offset)
+        found = False
+        for position, _, last, _, size in walk(self.read_at, start, self.size):
+            found = last >= offset
+            reached = position if found else position + size
+            if found:
+                break
+        if reached > start and self.verify(start, reached) != reached:
+            return self._search(start, offset)
+        complete = reached == self.size and (self.compacted or offset >= self.next_offset)
+        return reached if found or complete else self._search(start, offset)
+
+    def _search(self, start: int, offset: int) -> int:
+        """As `locate`, where headers cannot be trusted."""
+        bad: Bad | None = None
+        for step in self.batches(start):
+            if isinstance(step, Bad):
+                bad = step
+            elif step.header.last_offset < offset:
+                bad = None
+            elif bad is None or step.header.base_offset <= offset:
+                return step.position
+            else:
+                break
+        if bad is None:
+            if self.compacted or offset >= self.next_offset:
+                return self.size
+            bad = Bad(self.size, self.size, "the file ends before it")
+        raise CorruptSegmentError(str(self.path), bad.position, offset, bad.reason)
+
+    def end_before(self, limit: int, position: int) -> int:
+        """Where the batches from `position` on reach `limit`, going by the headers alone: `verify` stops at damage."""
+        if limit >= self.next_offset:
+            return self.size
+        reached = max(position, self.index.position_for_offset(limit))
+        for here, _, last, _, size in walk(self.read_at, reached, self.size):
+            if last >= limit:
+                return here
+            reached = here + size
         return reached if reached + HEADER_BYTES <= self.size else self.size
 
     def verify(self, position: int, end: int) -> int | Bad:
@@ -293,33 +356,25 @@ class Segment:
         """Check batch by batch from a place that the index vouches for, until `end` or until something is wrong."""
         reached = start
         fault: Bad | None = None
-        for step in scan(self.read_at, start, self.size, self.index.offset_at(start), dense=not self.compacted):
-            fault = self._fault(step)
-            if isinstance(step, Found) and fault is None:
+        for step in self.batches(start):
+            if isinstance(step, Found):
                 reached = step.position + len(step.batch)
                 if reached >= end:
                     break
-            elif fault is not None:
-                if fault.end > position:
-                    break
+            elif step.end > position:
+                fault = step
+                break
+            else:
                 self.mark_verified(start, reached)
-                start = reached = fault.end
-                fault = None
+                start = reached = step.end
         self.mark_verified(start, reached)
         if fault is not None and fault.position <= position:
             error = CorruptSegmentError(
-                str(self.path), fault.position, self.index.offset_at(fault.position), fault.reason
+                str(self.path), fault.position, self._offset_at(fault.position), fault.reason
             )
             logger.error("%s", error, extra={"segment": str(self.path), "position": fault.position})
             return fault
         return min(end, reached)
-
-    def _fault(self, step: Found | Bad) -> Bad | None:
-        if isinstance(step, Bad):
-            return step
-        if self.compacted and not self.index.has(step.header.base_offset, step.position):
-            return Bad(step.position, step.position + len(step.batch), "its offset is not the one in the index")
-        return None
 
     def mark_verified(self, start: int, end: int) -> None:
         if start >= end:

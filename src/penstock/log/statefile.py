@@ -18,6 +18,8 @@ from penstock.log.disk import Disk
 
 _FRAME: Final = struct.Struct(">4sII")
 _TAG: Final = b"PSF1"
+TEMPORARY_SUFFIX: Final = "~"
+"""What a file is called until it is whole. Not a letter of topic names, so no topic's own file is ever taken for one."""
 
 
 class DamagedStateError(LogError):
@@ -27,12 +29,15 @@ class DamagedStateError(LogError):
 def write_state(path: Path, content: bytes, disk: Disk, *, durable: bool = True) -> None:
     """Replace the file. When it returns (and `durable`), the new content survives a power cut."""
     copy = _FRAME.pack(_TAG, len(content), crc32c(content)) + content
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         disk.write_all(fd, [copy, copy[::-1]], 0)
         if durable:
             disk.sync(fd)
+    except OSError:
+        temporary.unlink()
+        raise
     finally:
         os.close(fd)
     temporary.rename(path)

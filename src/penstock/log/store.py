@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ class TopicStore:
             if log.folder.is_dir():
                 log.folder.rename(self.folder / f"{log.name}.{topic.id.hex}{_DELETED_SUFFIX}")
             log.publish(log.end_offset + 1)
-        self.remove_deleted()
+        threading.Thread(target=self.remove_deleted, name="penstock-delete", daemon=True).start()
 
     def add_partitions(self, name: str, total: int) -> None:
         topic = self._require(name)
@@ -194,7 +195,7 @@ class TopicStore:
             os.close(self._lock_fd)
 
     def remove_deleted(self) -> None:
-        """Remove the folders of deleted topics."""
+        """Remove the folders of deleted topics. Large files take their time to go, so `delete` leaves it to a thread."""
         for path in self.folder.glob("*" + _DELETED_SUFFIX):
             shutil.rmtree(path, ignore_errors=True)
 

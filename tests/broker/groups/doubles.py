@@ -64,21 +64,21 @@ class VirtualTimer:
 
 class VirtualClock:
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_ms = 0
         self.armed = 0
         self._numbers = itertools.count()
-        self._timers: list[tuple[float, int, VirtualTimer]] = []
+        self._timers: list[tuple[int, int, VirtualTimer]] = []
 
     def monotonic_s(self) -> float:
-        return self.now_s
+        return self.now_ms / 1000
 
     def wall_ms(self) -> int:
-        return START_MS + round(self.now_s * 1000)
+        return START_MS + self.now_ms
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         self.armed += 1
         timer = VirtualTimer(callback)
-        heapq.heappush(self._timers, (self.now_s + delay_s, next(self._numbers), timer))
+        heapq.heappush(self._timers, (self.now_ms + round(delay_s * 1000), next(self._numbers), timer))
         return timer
 
     def forget_timers(self) -> None:
@@ -87,16 +87,16 @@ class VirtualClock:
     def waiting(self) -> int:
         return sum(timer.callback is not None for _, _, timer in self._timers)
 
-    async def advance(self, milliseconds: float) -> None:
+    async def advance(self, milliseconds: int) -> None:
         """Let the time pass, and whatever it sets off come to rest."""
-        end_s = self.now_s + milliseconds / 1000
+        end_ms = self.now_ms + milliseconds
         await settle()
-        while self._timers and self._timers[0][0] <= end_s:
-            self.now_s, _, timer = heapq.heappop(self._timers)
+        while self._timers and self._timers[0][0] <= end_ms:
+            self.now_ms, _, timer = heapq.heappop(self._timers)
             if timer.callback is not None:
                 timer.callback()
                 await settle()
-        self.now_s = end_s
+        self.now_ms = end_ms
         await settle()
 
 
@@ -211,7 +211,7 @@ class World:
         self.topic.refuses = None
         self.groups = self._coordinator()
 
-    def join(self, group: str = "g", member_id: str = "", **options: object) -> asyncio.Task[JoinAnswer]:
+    def join(self, group: str = "g", member_id: str = "", **options: Any) -> asyncio.Task[JoinAnswer]:
         return self._start(self.groups.join(join_request(group, member_id, **options)))
 
     def sync(
@@ -233,19 +233,19 @@ class World:
             )
         )
 
-    async def new_id(self, group: str = "g", **options: object) -> str:
+    async def new_id(self, group: str = "g", **options: Any) -> str:
         """The first half of a join: the id that the member is given."""
         answer = await self.groups.join(join_request(group, "", **options))
         assert answer.error is ErrorCode.member_id_required, answer.error
         return answer.member_id
 
-    async def begin_join(self, group: str = "g", **options: object) -> asyncio.Task[JoinAnswer]:
+    async def begin_join(self, group: str = "g", **options: Any) -> asyncio.Task[JoinAnswer]:
         """A whole join, up to where it waits for the others."""
         task = self.join(group, await self.new_id(group, **options), **options)
         await settle()
         return task
 
-    async def member(self, group: str = "g", assignment: bytes = b"", **options: object) -> JoinAnswer:
+    async def member(self, group: str = "g", assignment: bytes = b"", **options: Any) -> JoinAnswer:
         """The only member of a stable group."""
         task = await self.begin_join(group, **options)
         await self.clock.advance(0)
@@ -254,7 +254,7 @@ class World:
         await self.sync(joined, {joined.member_id: assignment}, group)
         return joined
 
-    async def stable_pair(self, group: str = "g", **options: object) -> tuple[JoinAnswer, JoinAnswer]:
+    async def stable_pair(self, group: str = "g", **options: Any) -> tuple[JoinAnswer, JoinAnswer]:
         """A stable group of two; the leader first."""
         first = await self.member(group, **options)
         second = await self.begin_join(group, **options)
@@ -265,9 +265,7 @@ class World:
         assert [(await each).error for each in syncs] == [ErrorCode.none, ErrorCode.none]
         return leader, follower
 
-    async def commit(
-        self, group: str, offset: int, partition: int = 0, topic: str = "t", **options: object
-    ) -> ErrorCode:
+    async def commit(self, group: str, offset: int, partition: int = 0, topic: str = "t", **options: Any) -> ErrorCode:
         answers = await self.groups.commit(commit_request(group, offset, partition, topic, **options))
         return answers[topic, partition]
 
@@ -303,8 +301,8 @@ def protocols(*names: str, topics: Iterable[str] = ("t",)) -> tuple[MemberProtoc
     return tuple(MemberProtocol(name, subscription(*topics)) for name in names)
 
 
-def join_request(group: str, member_id: str, **options: object) -> JoinRequest:
-    fields: dict[str, object] = {
+def join_request(group: str, member_id: str, **options: Any) -> JoinRequest:
+    fields: dict[str, Any] = {
         "protocol_type": "consumer",
         "protocols": protocols("range"),
         "session_timeout_ms": SESSION_MS,
@@ -312,13 +310,13 @@ def join_request(group: str, member_id: str, **options: object) -> JoinRequest:
         "client_id": "c",
         **options,
     }
-    return JoinRequest(group_id=group, member_id=member_id, **fields)  # type: ignore[arg-type]
+    return JoinRequest(group_id=group, member_id=member_id, **fields)
 
 
-def commit_request(group: str, offset: int, partition: int = 0, topic: str = "t", **options: object) -> CommitRequest:
+def commit_request(group: str, offset: int, partition: int = 0, topic: str = "t", **options: Any) -> CommitRequest:
     metadata = options.pop("metadata", None)
-    wanted = OffsetToCommit(topic, partition, offset, metadata=metadata)  # type: ignore[arg-type]
-    return CommitRequest(group_id=group, offsets=(wanted,), **options)  # type: ignore[arg-type]
+    wanted = OffsetToCommit(topic, partition, offset, metadata=metadata)
+    return CommitRequest(group_id=group, offsets=(wanted,), **options)
 
 
 def subscription(*topics: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -121,7 +122,7 @@ async def test_an_unknown_member_of_a_known_group_is_told_so() -> None:
     ],
 )
 @in_a_loop
-async def test_the_first_member_must_offer_a_protocol(options: dict[str, object]) -> None:
+async def test_the_first_member_must_offer_a_protocol(options: dict[str, Any]) -> None:
     world = World()
     answer = await world.groups.join(join_request("g", "", **options))
     assert answer.error is ErrorCode.inconsistent_group_protocol
@@ -137,7 +138,7 @@ async def test_the_first_member_must_offer_a_protocol(options: dict[str, object]
     ],
 )
 @in_a_loop
-async def test_a_member_with_no_protocol_in_common_is_refused(options: dict[str, object]) -> None:
+async def test_a_member_with_no_protocol_in_common_is_refused(options: dict[str, Any]) -> None:
     world = World()
     await world.member()
     answer = await world.groups.join(join_request("g", "", **options))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -150,17 +152,17 @@ async def test_a_leader_that_syncs_twice_gets_its_assignment() -> None:
     ],
 )
 @in_a_loop
-async def test_who_may_sync(change: dict[str, object], code: ErrorCode) -> None:
+async def test_who_may_sync(change: dict[str, Any], code: ErrorCode) -> None:
     world = World()
     joined = await world.member()
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "group_id": "g",
         "member_id": joined.member_id,
         "generation": joined.generation,
         "assignments": {},
         **change,
     }
-    answer = await world.groups.sync(SyncRequest(**fields))  # type: ignore[arg-type]
+    answer = await world.groups.sync(SyncRequest(**fields))
     assert answer.error is code
 
 

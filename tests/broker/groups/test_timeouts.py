@@ -70,8 +70,8 @@ async def test_a_member_that_does_not_join_again_in_time_is_left_behind() -> Non
     leader, follower = await world.stable_pair()
     newcomer = await world.begin_join()
     waiting = world.join(member_id=follower.member_id)
-    for _ in range(int(REBALANCE_MS / SESSION_MS * 2)):
-        await world.clock.advance(SESSION_MS / 2)
+    for _ in range(REBALANCE_MS // SESSION_MS * 2):
+        await world.clock.advance(SESSION_MS // 2)
         if not waiting.done():
             with pytest.raises(ProtocolError, match="rebalance_in_progress"):
                 world.groups.heartbeat("g", leader.member_id, 2)
@@ -90,12 +90,12 @@ async def test_a_member_that_never_syncs_is_removed_after_the_rebalance_timeout(
     leader, lazy = await world.join(member_id=first.member_id), await second
     await world.sync(leader, {})
     assert world.state() == "Stable"
-    for _ in range(int(REBALANCE_MS / SESSION_MS * 2) - 1):
-        await world.clock.advance(SESSION_MS / 2)
+    for _ in range(REBALANCE_MS // SESSION_MS * 2 - 1):
+        await world.clock.advance(SESSION_MS // 2)
         world.groups.heartbeat("g", leader.member_id, 2)
         world.groups.heartbeat("g", lazy.member_id, 2)
     assert world.state() == "Stable"
-    await world.clock.advance(SESSION_MS / 2)
+    await world.clock.advance(SESSION_MS // 2)
     assert world.state() == "PreparingRebalance"
     assert [m.member_id for m in world.groups.describe("g").members] == [leader.member_id]  # type: ignore[union-attr]
 

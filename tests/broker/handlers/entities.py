@@ -12,7 +12,6 @@ import functools
 import io
 import types
 import typing
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +19,10 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
-from kio.static.primitive import i16
 
 
 def request_entity(api_key: int, version: int, fields: Mapping[str, Any]) -> Any:
-    """A request as the broker would have read it: written by kio and read back, so that ids and nulls are as on wire."""
+    """A request as the broker reads it: written by kio and read back, so that ids and nulls are as on the wire."""
     schema = load_request_schema(api_key, version)
     return _through_bytes(schema, build(schema, fields, _known_names(api_key, "request")))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from penstock.broker.handlers import metadata
 from penstock.broker.handlers.metadata import CLUSTER_OPERATIONS, MAX_CREATED_PER_REQUEST, TOPIC_OPERATIONS
 from tests.broker.handlers.stand_in import CLUSTER_ID, NODE_ID, VERSIONS, StandIn
 
@@ -84,8 +85,8 @@ def test_names_that_kafka_refuses_are_refused(broker: StandIn) -> None:
 
 
 def test_the_brokers_own_topics_are_not_created_by_asking_for_them(broker: StandIn) -> None:
-    answer = broker.ask(METADATA, topics=named("__consumer_offsets"))
-    assert found(answer) == {"__consumer_offsets": ErrorCode.unknown_topic_or_partition}
+    answer = broker.ask(METADATA, topics=named("__consumer_offsets", "__cluster_metadata"))
+    assert set(found(answer).values()) == {ErrorCode.unknown_topic_or_partition}
     broker.create("__consumer_offsets", cleanup_policy="compact")
     (topic,) = broker.ask(METADATA, topics=named("__consumer_offsets")).topics
     assert (topic.error_code, topic.is_internal) == (ErrorCode.none, True)
@@ -142,6 +143,22 @@ def test_an_answer_that_was_kept_is_dropped_when_the_topics_change(broker: Stand
     broker.create("a")
     (topic,) = broker.ask(METADATA, topics=None).topics
     assert topic.topic_id == broker.topics.id_of("a") != first_id
+
+
+def test_a_deleted_topic_leaves_nothing_behind_in_memory(broker: StandIn) -> None:
+    for round_number in range(5):
+        broker.create(f"t{round_number}")
+        broker.ask(METADATA, topics=None)
+        broker.topics.delete(f"t{round_number}")
+    broker.ask(METADATA, topics=None)
+    assert _kept_topics(broker) == 0
+    broker.create("a")
+    broker.ask(METADATA, topics=None)
+    assert _kept_topics(broker) == 1
+
+
+def _kept_topics(broker: StandIn) -> int:
+    return sum(len(encoded._known) for encoded in metadata._answers[broker.topics].by_layout.values())
 
 
 def test_the_cluster_is_this_broker(broker: StandIn) -> None:

@@ -319,7 +319,7 @@ def identity_of(given: Initialised) -> ProducerIdentity:
 def live(
     story: Callable[[Life], Awaitable[Any]], world: World | None = None, settings: TransactionSettings | None = None
 ) -> Life:
-    """Run a story in a loaded coordinator of a world without crashes, and close it."""
+    """Run a story in a loaded coordinator of a world without crashes. In the end memory must agree with the log."""
     life = Life(world or World(), settings)
 
     async def main() -> None:
@@ -329,4 +329,8 @@ def live(
         await life.coordinator.close()
 
     asyncio.run(main())
+    for described in life.coordinator.descriptions():
+        stored = life.world.states_of(described.transactional_id)[-1]
+        remembered = (described.producer_id, described.producer_epoch, described.state, described.last_update_ms)
+        assert (stored.producer_id, stored.producer_epoch, stored.state, stored.last_update_ms) == remembered
     return life

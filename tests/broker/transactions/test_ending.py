@@ -176,7 +176,7 @@ def test_a_partition_that_cannot_be_marked_holds_up_neither_the_answer_nor_the_o
         assert life.kinds(*BILLS) == ["data"]
         described = life.coordinator.describe("t")
         assert described is not None
-        assert (described.state, described.partitions) == (TransactionState.PREPARE_COMMIT, {BILLS})
+        assert (described.state, described.partitions) == (TransactionState.PREPARE_COMMIT, frozenset({BILLS}))
         assert await life.coordinator.add_partitions("t", me, [ORDERS]) is ErrorCode.concurrent_transactions
 
         await life.clock.advance(30)

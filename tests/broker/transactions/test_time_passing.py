@@ -191,6 +191,6 @@ def test_transactions_can_be_listed_by_state_producer_and_age() -> None:
         described = life.coordinator.describe("old")
         assert described is not None
         assert (described.producer_id, described.producer_epoch) == (old.producer_id, old.epoch)
-        assert (described.timeout_ms, described.partitions) == (60_000, {ORDERS})
+        assert (described.timeout_ms, described.partitions) == (60_000, frozenset({ORDERS}))
 
     live(story)

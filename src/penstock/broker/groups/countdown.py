@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from penstock.broker.contracts import Clock, Timer
+
+_ROUNDING_S: Final = 1e-6
+"""Less than this is no time left but the sum of roundings."""
 
 
 class Countdown:
@@ -52,7 +56,7 @@ class Countdown:
         if self._ends_at_s is None:
             return
         left_s = self._ends_at_s - self._clock.monotonic_s()
-        if left_s > 0:
+        if left_s > _ROUNDING_S:
             self._arm(left_s)
             return
         self._ends_at_s = None

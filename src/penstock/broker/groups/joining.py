@@ -183,6 +183,7 @@ class Joining:
         def apply() -> None:
             if not still_wanted():
                 return
+            group.learn_subscriptions()
             is_leader = group.leader_id == new.member_id
             skips = is_leader and request.can_skip_assignment
             new.answer_join(

@@ -148,7 +148,8 @@ class Journal:
             if error is None:
                 write.apply()
             else:
-                logger.warning("Could not write to partition %d of the group topic: %s", partition, error)
+                if isinstance(error, Exception):
+                    logger.warning("Could not write to partition %d of the group topic: %s", partition, error)
                 write.fail(error)
         except Exception as defect:
             logger.exception("A change to partition %d of the group topic could not be applied", partition)

@@ -1,7 +1,7 @@
 """Which topics there are and who leads them: Metadata, DescribeCluster and DescribeTopicPartitions.
 
 Metadata is what every client asks first and again every few minutes, and its answer can be long, so what it says about
-each topic is encoded once and kept until the topics change.
+each topic is encoded once and kept until the topic changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from penstock.broker.errors import code_of
-from penstock.broker.handlers.naming import check_no_collision
+from penstock.broker.handlers.naming import RESERVED_TOPICS, check_no_collision
 from penstock.broker.handlers.offsets import LEADER_EPOCH
 from penstock.broker.internal_topics import INTERNAL_TOPICS
 from penstock.broker.request import Fields, Handler, Request
@@ -82,7 +82,7 @@ def _find(broker: Broker, request: Request, asked: Sequence[Any]) -> Iterator[To
             yield _missing(ErrorCode.invalid_request, "", topic_id)
         else:
             topic = broker.topics.get(name)
-            if topic is None and left and name not in INTERNAL_TOPICS:
+            if topic is None and left and name not in RESERVED_TOPICS:
                 left -= 1
                 yield _create(broker, name)
             else:
@@ -114,7 +114,7 @@ def _nothing(operations: int) -> Fields:
     return {"partitions": [], "topic_authorized_operations": operations}
 
 
-class _EncodedTopics:
+class EncodedTopics:
     """What a Metadata answer of one version says about each topic, in bytes."""
 
     def __init__(self, version: int, operations: int, node_id: int) -> None:
@@ -122,62 +122,70 @@ class _EncodedTopics:
         self._write: Write = encoder(module.MetadataResponseTopic)
         self._operations = operations
         self._node_id = node_id
-        self._known: dict[uuid.UUID, bytes] = {}
+        self._known: dict[uuid.UUID, tuple[int, bytes]] = {}
+        """By topic id: for how many partitions it was encoded, which is all about a topic that can change here."""
 
     def get(self, topic: Topic) -> bytes:
-        known = self._known.get(topic.id)
-        if known is None:
+        count = len(topic.partitions)
+        known_count, known = self._known.get(topic.id, (0, b""))
+        if known_count != count:
             out = bytearray()
-            self._write(out, _described(topic, self._node_id, self._operations))
-            known = self._known[topic.id] = bytes(out)
+            self._write(out, self.fields(topic))
+            known = bytes(out)
+            self._known[topic.id] = count, known
         return known
+
+    def fields(self, topic: Topic) -> Fields:
+        partitions: list[Fields] = [_partition(number, self._node_id) for number in range(len(topic.partitions))]
+        return _described(topic, self._operations, partitions)
+
+    def forget_deleted(self, topics: TopicStore) -> None:
+        self._known = {topic_id: known for topic_id, known in self._known.items() if topics.by_id(topic_id)}
 
 
 class _Answers:
-    """The encoded topics of every version that clients use, for one state of the topics."""
+    """The encoded topics in every layout that clients have asked for."""
 
     def __init__(self) -> None:
         self.topics_version = -1
-        self.by_layout: dict[tuple[int, int], _EncodedTopics] = {}
+        self.by_layout: dict[tuple[int, int], EncodedTopics] = {}
 
 
 _answers: weakref.WeakKeyDictionary[TopicStore, _Answers] = weakref.WeakKeyDictionary()
 
 
-def _encoded_topics(topics: TopicStore, version: int, operations: int, node_id: int) -> _EncodedTopics:
+def _encoded_topics(topics: TopicStore, version: int, operations: int, node_id: int) -> EncodedTopics:
     answers = _answers.setdefault(topics, _Answers())
     if answers.topics_version != topics.version:
         answers.topics_version = topics.version
-        answers.by_layout.clear()
-    encoded = answers.by_layout.get((version, operations))
-    if encoded is None:
-        encoded = answers.by_layout[version, operations] = _EncodedTopics(version, operations, node_id)
-    return encoded
+        for encoded in answers.by_layout.values():
+            encoded.forget_deleted(topics)
+    layout = (version, operations)
+    if layout not in answers.by_layout:
+        answers.by_layout[layout] = EncodedTopics(version, operations, node_id)
+    return answers.by_layout[layout]
 
 
-def _described(topic: Topic, node_id: int, operations: int, first: int = 0, count: int | None = None) -> Fields:
-    """A topic with all its partitions, or a run of them."""
-    last = len(topic.partitions) if count is None else first + count
+def _described(topic: Topic, operations: int, partitions: list[Fields]) -> Fields:
     return {
         "error_code": ErrorCode.none,
         "name": topic.name,
         "topic_id": topic.id,
         "is_internal": topic.internal,
-        "partitions": [
-            {
-                "error_code": ErrorCode.none,
-                "partition_index": number,
-                "leader_id": node_id,
-                "leader_epoch": LEADER_EPOCH,
-                "replica_nodes": [node_id],
-                "isr_nodes": [node_id],
-                "eligible_leader_replicas": [],
-                "last_known_elr": [],
-                "offline_replicas": [],
-            }
-            for number in range(first, last)
-        ],
+        "partitions": partitions,
         "topic_authorized_operations": operations,
+    }
+
+
+def _partition(number: int, node_id: int) -> dict[str, Any]:
+    return {
+        "error_code": ErrorCode.none,
+        "partition_index": number,
+        "leader_id": node_id,
+        "leader_epoch": LEADER_EPOCH,
+        "replica_nodes": [node_id],
+        "isr_nodes": [node_id],
+        "offline_replicas": [],
     }
 
 
@@ -228,7 +236,11 @@ def describe_topic_partitions(broker: Broker, request: Request) -> Fields:
             continue
         first = min(first_partition, len(topic.partitions)) if name == first_name else 0
         count = min(len(topic.partitions) - first, room)
-        topics.append(_described(topic, broker.node.node_id, TOPIC_OPERATIONS, first, count))
+        partitions: list[Fields] = [
+            {**_partition(number, broker.node.node_id), "eligible_leader_replicas": [], "last_known_elr": []}
+            for number in range(first, first + count)
+        ]
+        topics.append(_described(topic, TOPIC_OPERATIONS, partitions))
         room -= count
         if first + count < len(topic.partitions):
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": first + count}}

@@ -17,7 +17,7 @@ import typing
 import uuid
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from penstock.broker.wire.primitives import uvarint
 
@@ -88,8 +88,8 @@ def blank(schema: type, code: enum.IntEnum, message: str | None) -> dict[str, An
             fields[field.name] = message
         elif typing.get_origin(hint) is tuple:
             fields[field.name] = ()
-        elif dataclasses.is_dataclass(hint):
-            fields[field.name] = blank(hint, code, message)  # type: ignore[arg-type]
+        elif _is_schema(hint):
+            fields[field.name] = blank(hint, code, message)
         elif field.default is dataclasses.MISSING and type(None) not in typing.get_args(hint):
             fields[field.name] = _zero(field.metadata["kafka_type"], code)
     return fields
@@ -120,15 +120,19 @@ def _field_writer(field: dataclasses.Field[Any], hint: Any, flexible: bool) -> t
         inner = typing.get_args(hint)[0]
         if typing.get_origin(inner) in (typing.Union, types.UnionType):
             inner = next(part for part in typing.get_args(inner) if part is not type(None))
-        one = encoder(inner) if dataclasses.is_dataclass(inner) else _primitive(field, flexible, False)
+        one = encoder(inner) if _is_schema(inner) else _primitive(field, flexible, False)
         return _array_writer(one, flexible), None if optional else ()
-    if dataclasses.is_dataclass(hint):
+    if _is_schema(hint):
         entity = encoder(hint)
         return (_nullable_entity(entity), None) if optional else (entity, _REQUIRED)
     write = _primitive(field, flexible, optional)
     if field.name == "throttle_time" or field.metadata["kafka_type"] == "error_code":
         return write, 0
     return write, None if optional else _REQUIRED
+
+
+def _is_schema(hint: Any) -> TypeGuard[type]:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
 def _default(field: dataclasses.Field[Any], empty: Any) -> Any:

@@ -7,7 +7,7 @@ import uuid
 from typing import Final, NamedTuple
 
 from penstock.broker.wire.primitives import read_uvarint, skip_tags, uvarint
-from penstock.broker.wire.produce import TopicKey
+from penstock.broker.wire.produce import TopicKey, read_legacy_name
 from penstock.log.aborted import AbortedTransaction
 
 MIN_VERSION: Final = 4
@@ -75,9 +75,7 @@ def read_fetch(data: memoryview, position: int, version: int) -> FetchRequest:
         topics, forgotten = _read_flexible(data, position, version)
     else:
         topics, forgotten = _read_legacy(data, position, version)
-    return FetchRequest(
-        max_wait_ms, min_bytes, max_bytes, isolation == 1, session_id, session_epoch, topics, forgotten
-    )
+    return FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation == 1, session_id, session_epoch, topics, forgotten)
 
 
 _Topics = list[tuple[TopicKey, list[FetchPartition]]]
@@ -121,7 +119,7 @@ def _read_legacy(data: memoryview, position: int, version: int) -> tuple[_Topics
     (count,) = _INT.unpack_from(data, position)
     position += 4
     for _ in range(count):
-        topic, position = _read_legacy_name(data, position)
+        topic, position = read_legacy_name(data, position)
         (partition_count,) = _INT.unpack_from(data, position)
         position += 4
         partitions = []
@@ -143,17 +141,12 @@ def _read_legacy(data: memoryview, position: int, version: int) -> tuple[_Topics
         (count,) = _INT.unpack_from(data, position)
         position += 4
         for _ in range(count):
-            topic, position = _read_legacy_name(data, position)
+            topic, position = read_legacy_name(data, position)
             (partition_count,) = _INT.unpack_from(data, position)
             numbers = [_INT.unpack_from(data, position + 4 + 4 * n)[0] for n in range(partition_count)]
             position += 4 + 4 * len(numbers)
             forgotten.append((topic, numbers))
     return topics, forgotten
-
-
-def _read_legacy_name(data: memoryview, position: int) -> tuple[bytes, int]:
-    (size,) = _SHORT.unpack_from(data, position)
-    return bytes(data[position + 2 : position + 2 + size]), position + 2 + size
 
 
 def write_fetch(

@@ -99,9 +99,7 @@ def _read_legacy(data: memoryview, position: int, version: int) -> ProduceReques
     position += 10
     topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]] = []
     for _ in range(topic_count):
-        (size,) = _SHORT.unpack_from(data, position)
-        topic = bytes(data[position + 2 : position + 2 + size])
-        position += 2 + size
+        topic, position = read_legacy_name(data, position)
         (partition_count,) = _INT.unpack_from(data, position)
         position += 4
         partitions: list[tuple[int, memoryview | None]] = []
@@ -117,6 +115,13 @@ def _read_legacy(data: memoryview, position: int, version: int) -> ProduceReques
             partitions.append((index, records))
         topics.append((topic, partitions))
     return ProduceRequest(transactional_id, acks, topics)
+
+
+def read_legacy_name(data: memoryview, position: int) -> tuple[bytes, int]:
+    (size,) = _SHORT.unpack_from(data, position)
+    if size < 0:
+        raise MalformedRequestError("a topic has no name")
+    return bytes(data[position + 2 : position + 2 + size]), position + 2 + size
 
 
 def write_produce(correlation_id: int, version: int, results: list[tuple[TopicKey, list[ProduceResult]]]) -> bytes:

@@ -30,7 +30,7 @@ def _schema(api_key: int, version: int, kind: EntityType) -> type:
 
 @cache
 def _reader(api_key: int, version: int) -> Callable[[bytes, int], tuple[Any, int]]:
-    return entity_reader(_schema(api_key, version, EntityType.request))  # type: ignore[type-var]
+    return entity_reader(_schema(api_key, version, EntityType.request))
 
 
 @cache

@@ -23,6 +23,8 @@ def schema(unit: Unit = "ms", *, views: bool = False) -> pa.Schema:
 
     `timestamp_type` is 0 where the timestamp is the producer's, 1 where it is the broker's.
     """
+    if unit not in _TICKS_A_MS:
+        raise ValueError(f"no unit of time is called {unit!r}; choose from {', '.join(_TICKS_A_MS)}")
     return pa.schema(
         [
             pa.field("key", _binary_type(views)),
