@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Final
 
 import pytest
@@ -54,8 +55,16 @@ class CouldNotRun:
         reporter.write_line("could not run:", yellow=True, bold=True)
         for reason, nodeids in groups.items():
             reporter.write_line(f"  {reason}")
-            for nodeid in nodeids:
-                reporter.write_line(f"    {nodeid}")
+            for line in by_file(nodeids):
+                reporter.write_line(f"    {line}")
+
+
+def by_file(nodeids: Iterable[str]) -> list[str]:
+    """One line a file: how many of its tests, or the test itself if it is only one."""
+    files: defaultdict[str, list[str]] = defaultdict(list)
+    for nodeid in nodeids:
+        files[nodeid.partition("::")[0]].append(nodeid)
+    return [ids[0] if len(ids) == 1 else f"{file}: {len(ids)} tests" for file, ids in files.items()]
 
 
 def without_group(nodeid: str) -> str:

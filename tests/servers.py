@@ -41,6 +41,10 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
+QUICK_START: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+"""For a Java that starts quickly rather than runs long: what tests want, and no benchmark."""
+
+
 class ServerError(Exception):
     """A server did not start, or ended by itself; the message ends with what it last wrote."""
 
@@ -106,9 +110,15 @@ class ServerProcess:
 class ApacheKafka:
     """One real Apache Kafka, broker and controller in one process, in a fresh folder: the reference for behaviour."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (*QUICK_START, "-Xmx512m"),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._java_options = java_options
         self.port, controller_port = free_ports(2)
         properties = {
             "process.roles": "broker,controller",
@@ -146,7 +156,9 @@ class ApacheKafka:
         output = self.folder / "output.txt"
         if not (self.folder / "data").exists():
             format_storage(self._properties, output)
-        self._process = ServerProcess([*java_command("-Xmx512m"), "kafka.Kafka", str(self._properties)], output)
+        self._process = ServerProcess(
+            [*java_command(*self._java_options), "kafka.Kafka", str(self._properties)], output
+        )
         wait_for_start(self._process, lambda: answers(self.port))
 
     def stop(self) -> None:
@@ -239,14 +251,13 @@ class Penstock:
 
 
 def java_command(*options: str) -> list[str]:
-    """Java with all of Apache Kafka on its class path, set for a quick start rather than for long runs."""
-    quick = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+    """Java with all of Apache Kafka on its class path."""
     warnings = "-Dorg.apache.logging.log4j.level=WARN"
-    return [real_parts.java(), *quick, warnings, *options, "-cp", real_parts.kafka_class_path()]
+    return [real_parts.java(), warnings, *options, "-cp", real_parts.kafka_class_path()]
 
 
 def format_storage(properties: Path, output: Path) -> None:
-    command = [*java_command(), "kafka.tools.StorageTool", "format", "--standalone"]
+    command = [*java_command(*QUICK_START), "kafka.tools.StorageTool", "format", "--standalone"]
     command += ["--cluster-id", "cGVuc3RvY2stdGVzdHMtMQ", "--config", str(properties)]
     with output.open("ab") as sink:
         done = subprocess.run(command, stdout=sink, stderr=sink, timeout=START_TIMEOUT_S, check=False)

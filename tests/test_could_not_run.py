@@ -20,6 +20,15 @@ TESTS = {
         def server(): pytest.skip("java is not installed")
         def test_three(server): pass
     """,
+    "test_node.py": """
+        import pytest
+        def test_four(): pytest.skip("kcat is not installed: apt-get failed")
+        @pytest.mark.xdist_group("shared")
+        def test_five(): pytest.skip("node is not installed")
+        @pytest.mark.xdist_group("shared")
+        @pytest.mark.parametrize("mail", ["a@b"])
+        def test_six(mail): pytest.skip("npm is not installed")
+    """,
     "test_whole_module.py": """
         import pytest
         pytest.skip("a whole module is left out", allow_module_level=True)
@@ -37,8 +46,12 @@ LISTED = """could not run:
   java is not installed
     test_kcat.py::test_three
   kcat is not installed: apt-get failed
-    test_kcat.py::test_one
-    test_kcat.py::test_two[a@b]
+    test_kcat.py: 2 tests
+    test_node.py::test_four
+  node is not installed
+    test_node.py::test_five
+  npm is not installed
+    test_node.py::test_six[a@b]
 """
 IN_ONE_PROCESS = ("-p", "no:xdist", "-W", "ignore::pytest.PytestUnknownMarkWarning")
 IN_WORKERS = ("-n", "2", "--dist", "loadgroup")

@@ -112,3 +112,15 @@ class BrokerUnavailableError(PenstockError):
 
 class DeliveryError(PenstockError):
     """A record could not be delivered to the stream."""
+
+
+class ConnectionClosedError(PenstockError):
+    """A connection was used after it had been closed."""
+
+
+class StreamError(PenstockError):
+    """The stream refused a request, or could not carry it out."""
+
+
+class GroupError(StreamError):
+    """A group is not there, or in use, or not as the request needs it."""

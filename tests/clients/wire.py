@@ -19,9 +19,11 @@ from types import NoneType, TracebackType
 from typing import Any, Final, Self, get_args, get_origin
 
 from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 
+from tests.clients.waiting import eventually
 from tests.servers import Server
 
 TIMEOUT_S: Final = 20.0
@@ -95,6 +97,18 @@ def call(server: Server, api: str, version: int, **fields: Any) -> Any:
     """One request on a connection of its own."""
     with Connection(server) as connection:
         return connection.call(api, version, **fields)
+
+
+def wait_for_leader(connection: Connection, topic: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Return once the new topic can be written and read: Apache Kafka answers its creation a moment too early."""
+
+    def is_served() -> bool:
+        parts = [{"partition_index": 0, "timestamp": -1}]
+        answer = connection.call("list_offsets", 7, replica_id=-1, topics=[{"name": topic, "partitions": parts}])
+        code: ErrorCode = answer.topics[0].partitions[0].error_code
+        return code is ErrorCode.none
+
+    eventually(f"{topic} is served", is_served, timeout_s)
 
 
 def versions_of(api: str) -> list[int]:

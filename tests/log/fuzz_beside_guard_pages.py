@@ -57,15 +57,21 @@ def main() -> None:
         batch = damaged(seeded)
         at = seeded.choice([0, ROOM - len(batch)])
         room[at : at + len(batch)] = batch
+        outcomes = []
         for engine in ("numba", "numpy"):
             try:
-                decode(room[at : at + len(batch)], partition=0, engine=engine, views=True).validate(full=True)
+                decoded = decode(room[at : at + len(batch)], partition=0, engine=engine, views=True)
+                decoded.validate(full=True)
+                outcomes.append(decoded.to_pylist())
                 read += 1
             except CorruptBatchError:
+                outcomes.append(None)
                 refused += 1
             except BaseException:
                 print(f"seed {sys.argv[1]}, batch {number}, by {engine}: {batch!r}", file=sys.stderr)
                 raise
+        if outcomes[0] != outcomes[1]:
+            raise AssertionError(f"seed {sys.argv[1]}, batch {number}: {batch!r}: {outcomes[0]} != {outcomes[1]}")
     print(refused, read)
 
 

@@ -113,7 +113,7 @@ def test_only_what_an_aborted_transaction_wrote_is_left_out(engine: Name) -> Non
         batches.consecutive(7, [b"committed after"], flags=TRANSACTIONAL, producer_id=1),
         batches.consecutive(8, [b"aborted again"], flags=TRANSACTIONAL, producer_id=1),
     )
-    aborted = [AbortedTransaction(1, 8, 9), AbortedTransaction(2, 7, 9), AbortedTransaction(1, 1, 6)]
+    aborted = [AbortedTransaction(1, 8, 9), AbortedTransaction(2, 7, 9), AbortedTransaction(1, 1, 5)]
     decoded = decode(buffer, partition=0, engine=engine, aborted=aborted)
     assert values(decoded) == [b"committed before", b"another producer's", b"outside of any", b"committed after"]
     assert len(decode(buffer, partition=0, engine=engine)) == 8

@@ -25,7 +25,6 @@ from penstock.broker.internal_topics import (
     TransactionPartitions,
     open_internal_topic,
 )
-from penstock.broker.limits import Limits
 from penstock.broker.produce import ProducePath
 from penstock.broker.request import Fields, Handler, Request
 from penstock.broker.settings import BrokerSettings
@@ -70,7 +69,6 @@ class Broker:
         data_folder: Path,
         *,
         settings: BrokerSettings | None = None,
-        limits: Limits | None = None,
         flushes: bool = True,
         disk: Disk | None = None,
     ) -> None:
@@ -78,7 +76,7 @@ class Broker:
         self.clock = LoopClock(self.loop)
         self.data_folder = data_folder
         self.settings = settings or BrokerSettings()
-        self.limits = limits or Limits()
+        self.limits = self.settings.limits
         self.flushes = flushes
         """Whether `acks=all` waits for the disk."""
         self.stats = Stats()

@@ -110,6 +110,17 @@ class Connection(asyncio.BufferedProtocol):
         """Handle every whole request in the buffer, as far as may be, and make room for more."""
         self._taking = True
         try:
+            while self._take_round():
+                pass
+        finally:
+            self._taking = False
+        if not self.closed:
+            self._make_room()
+
+    def _take_round(self) -> bool:
+        """Take what may be taken together. True if that is answered by now, so that what waited for it has its turn."""
+        first = self._start
+        try:
             while not self.closed and self._may_go_on():
                 available = self._end - self._start
                 if available < LENGTH_BYTES:
@@ -128,9 +139,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._handle(frame)
         finally:
             self.broker.produce.finish_round()
-            self._taking = False
-        if not self.closed:
-            self._make_room()
+        return first < self._start < self._end and not self.slots
 
     def _may_go_on(self) -> bool:
         return not (self._busy or self._unread) and len(self.slots) < self.broker.limits.queued_requests

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from penstock.broker.connection import Connection, Slot
     from penstock.broker.syncing import Failures
 
-_PRODUCER: Final = struct.Struct(">h20xqh")
-"""Attributes, producer id and epoch, from byte 21 of a batch on."""
-_ATTRIBUTES_POSITION: Final = 21
+_PRODUCER: Final = struct.Struct(">qh")
+_PRODUCER_POSITION: Final = 43
+_ATTRIBUTES_LOW_POSITION: Final = 22
+"""The byte of a batch that holds the flag of transactions."""
 _MAGIC_POSITION: Final = 16
 _BATCH_MAGIC: Final = 2
 
@@ -76,12 +77,12 @@ class ProducePath:
                         raise InvalidRecordError(f"{log.name}: the request holds no records")
                     if records[_MAGIC_POSITION] != _BATCH_MAGIC and version < BATCHES_SINCE:
                         records = to_batch(records)
-                    elif request.transactional_id is not None:
+                    elif records[_ATTRIBUTES_LOW_POSITION] & TRANSACTIONAL:
                         self._check_transaction(log, request.transactional_id, records, version)
                     appended = log.append(records, now_ms)
                 except PenstockError as error:
                     results.append(ProduceResult(index, code_of(error), -1, -1, -1, str(error)))
-                except IndexError:
+                except (IndexError, struct.error):
                     results.append(ProduceResult(index, ErrorCode.corrupt_message, -1, -1, -1, "not a record batch"))
                 else:
                     self._dirty[log] = None
@@ -105,7 +106,7 @@ class ProducePath:
 
     def finish_round(self) -> None:
         """Write what this round staged, and answer it or let it wait for the disk."""
-        if not self._round:
+        if not self._round and not self._dirty:
             return
         self.write_staged()
         dirty, self._dirty = self._dirty, {}
@@ -176,13 +177,21 @@ class ProducePath:
                 f"{log.name}: min.insync.replicas={log.config.min_insync_replicas}, but this log is one node",
             )
 
-    def _check_transaction(self, log: PartitionLog, transactional_id: str, records: memoryview, version: int) -> None:
+    def _check_transaction(
+        self, log: PartitionLog, transactional_id: str | None, records: memoryview, version: int
+    ) -> None:
         """A transactional batch must belong to an open transaction that its partition was added to."""
-        attributes, producer_id, epoch = _PRODUCER.unpack_from(records, _ATTRIBUTES_POSITION)
-        if not attributes & TRANSACTIONAL or log.producers.has_open_transaction(producer_id):
+        if transactional_id is None:
+            raise ProtocolError(
+                ErrorCode.transactional_id_authorization_failed,
+                f"{log.name}: a transactional batch came in a request without a transactional id",
+            )
+        producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+        transactions = self._broker.transactions
+        if transactions.is_ongoing(producer_id, epoch, log.topic, log.partition):
             return
         identity = ProducerIdentity(producer_id, epoch)
-        code = self._broker.transactions.verify_produce(transactional_id, identity, log.topic, log.partition, version)
+        code = transactions.verify_produce(transactional_id, identity, log.topic, log.partition, version)
         if code is not ErrorCode.none:
             raise ProtocolError(
                 code, f"{log.name}: producer {producer_id} has no open transaction that this partition was added to"

@@ -17,7 +17,6 @@ from penstock import __version__
 from penstock.broker.address import BrokerAddress, remove_address, write_address
 from penstock.broker.broker import NODE_ID, Broker, NodeAddress
 from penstock.broker.connection import Connection
-from penstock.broker.limits import Limits
 from penstock.broker.settings import BrokerSettings
 from penstock.errors import BrokerUnavailableError, ConfigError
 
@@ -39,7 +38,6 @@ class ServeOptions:
     metrics: tuple[str, int] | None = None
     flushes: bool = True
     settings: BrokerSettings = field(default_factory=BrokerSettings)
-    limits: Limits = field(default_factory=Limits)
     exit_when_idle_s: float | None = None
     """Stop once there has been no connection for so long."""
 
@@ -53,12 +51,7 @@ class ServeOptions:
 
 async def serve(options: ServeOptions, on_ready: Callable[[BrokerAddress], None]) -> None:
     """Serve the folder until SIGTERM or SIGINT, or until idle for too long. `on_ready` hears where it listens."""
-    broker = Broker(
-        options.data_folder,
-        settings=options.settings,
-        limits=options.limits,
-        flushes=options.flushes,
-    )
+    broker = Broker(options.data_folder, settings=options.settings, flushes=options.flushes)
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -110,7 +110,9 @@ class Syncer:
                 failures[log] = log.sync_failed(errors[ticket])
             elif log.failed is None:
                 log.synced(ticket)
-                log.publish(ticket.offset if log in self._waiting else log.end_offset)
+        for log in {log: None for logs, _ in batch for log in logs}:
+            if log.failed is None:
+                log.publish(log.synced_offset if log in self._waiting else log.end_offset)
         for logs, done in batch:
             done({log: failures[log] for log in logs if log in failures} if failures else failures)
 

@@ -38,6 +38,7 @@ class AbortedTransactions:
         self._entries: list[AbortedTransaction] = []
         self._markers: list[int] = []
         self._unsynced = False
+        self._differs = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -69,12 +70,15 @@ class AbortedTransactions:
 
     def append_to_file(self, entry: AbortedTransaction) -> None:
         """Say it to readers in other processes too. A crash may lose it; recovery reads it from the log again."""
-        self._unsynced = True
+        self._unsynced = self._differs = True
         with self._path.open("ab") as file:
             file.write(_encode(entry))
+        self._differs = False
 
     def sync(self, disk: Disk) -> None:
         """Put on the disk what was appended, before a checkpoint relies on it."""
+        if self._differs:
+            self.write_file()
         if not self._unsynced:
             return
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -101,6 +105,7 @@ class AbortedTransactions:
         else:
             self._path.unlink()
             self._unsynced = False
+        self._differs = False
 
     def between(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Those with records in `[first_offset, end_offset)`."""

@@ -23,24 +23,23 @@ class Disk:
 
     def write_all(self, fd: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> None:
         """Write the buffers one behind the other, whole, starting at `position`."""
-        if len(buffers) == 1:
-            written = os.pwrite(fd, buffers[0], position)
-            if written != len(buffers[0]):
-                self._write_rest(fd, memoryview(buffers[0])[written:], position + written)
-            return
         for first in range(0, len(buffers), _MOST_BUFFERS_PER_WRITE):
             group = buffers[first : first + _MOST_BUFFERS_PER_WRITE]
             expected = sum(map(len, group))
-            written = os.pwritev(fd, group, position)
+            written = self.write_some(fd, group, position)
             if written != expected:
                 self._write_rest(fd, memoryview(b"".join(group))[written:], position + written)
             position += expected
 
     def _write_rest(self, fd: int, rest: memoryview, position: int) -> None:
         while rest:
-            written = os.pwrite(fd, rest, position)
+            written = self.write_some(fd, [rest], position)
             position += written
             rest = rest[written:]
+
+    def write_some(self, fd: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        """One call to the operating system. It may write less than all; how much is returned."""
+        return os.pwrite(fd, buffers[0], position) if len(buffers) == 1 else os.pwritev(fd, buffers, position)
 
     def read(self, fd: int, length: int, position: int) -> bytes:
         return os.pread(fd, length, position)

@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 _BLOCK: Final = struct.Struct("<4sII")
 _ENTRIES: Final = b"ENTR"
+_ENTRY_BYTES: Final = 24
 _SEAL: Final = b"SEAL"
 _SEAL_CONTENT: Final = struct.Struct("<qqqqq")
 
@@ -49,6 +50,10 @@ class SparseIndex:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.offsets) * _ENTRY_BYTES
 
     def note(self, offset: int, position: int, max_timestamp_before: int) -> None:
         """Told of every batch in order; keeps one every `interval_bytes`."""
@@ -158,7 +163,7 @@ def read_seal(tail: bytes) -> Seal | None:
 def _take_block(index: SparseIndex, tag: bytes, content: bytes) -> bool:
     if tag == _SEAL:
         return len(content) == _SEAL_CONTENT.size
-    if tag != _ENTRIES or len(content) % 24:
+    if tag != _ENTRIES or len(content) % _ENTRY_BYTES:
         return False
     third = len(content) // 3
     for number, column in enumerate((index.offsets, index.positions, index.max_timestamps)):

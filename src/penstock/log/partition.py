@@ -9,8 +9,9 @@ up to the high watermark, which the owner moves with `publish` once the records 
 from __future__ import annotations
 
 import logging
+import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,7 +34,7 @@ from penstock.log.control import build_marker
 from penstock.log.disk import Disk
 from penstock.log.lookup import Slice, first_at_or_after, largest_timestamp, read_slice
 from penstock.log.producers import Duplicate, ProducerStates
-from penstock.log.recovery import RecoveryReport, recover
+from penstock.log.recovery import RecoveryReport, finish_interrupted, recover
 from penstock.log.retention import delete_before, expire
 from penstock.log.segment import Resources, Segment
 
@@ -53,13 +54,13 @@ class Appended(NamedTuple):
 class SyncTicket:
     """What has to reach the disk for everything before `offset` to survive a power cut. `run` may block in a thread."""
 
-    __slots__ = ("_disk", "_files", "_folder", "offset", "segments")
+    __slots__ = ("_disk", "_files", "_folder", "newest", "offset")
 
-    def __init__(self, disk: Disk, segments: list[Segment], folder: Path | None, offset: int) -> None:
+    def __init__(self, disk: Disk, segments: Sequence[Segment], folder: Path | None, offset: int) -> None:
         self._disk = disk
         self._files = [segment.file() for segment in segments]
         self._folder = folder
-        self.segments = segments
+        self.newest = segments[-1]
         self.offset = offset
 
     def run(self) -> None:
@@ -85,6 +86,8 @@ class PartitionLog:
         """The offset that the next record will get."""
         self.high_watermark = 0
         """Readers see what is before it."""
+        self.written_offset = 0
+        """Everything before it is in the files, and survives a killed process."""
         self.synced_offset = 0
         """Everything before it survives a power cut."""
         self.clean_offset = 0
@@ -103,6 +106,7 @@ class PartitionLog:
         """Set when staged batches were lost before their `write`, which must then say so."""
         self.config = config
         self.admission = Admission(config)
+        self._roll_after_ms = _age_limit_ms(config)
 
     @classmethod
     def open(
@@ -110,6 +114,8 @@ class PartitionLog:
     ) -> tuple[PartitionLog, RecoveryReport]:
         """The partition in that folder, recovered if it was not closed; an empty one where there is no folder yet."""
         log = cls(topic, partition, folder, config, resources)
+        if not resources.read_only:
+            finish_interrupted(folder, resources)
         report = recover(log)
         if report.scanned_bytes and not resources.read_only:
             # Readers are about to see what a killed process left in the system's memory: it must not vanish again.
@@ -120,6 +126,7 @@ class PartitionLog:
     def set_config(self, config: TopicConfig) -> None:
         self.config = config
         self.admission = Admission(config)
+        self._roll_after_ms = _age_limit_ms(config)
 
     # Appending.
 
@@ -245,6 +252,7 @@ class PartitionLog:
         except (StorageError, OSError) as error:
             self._undo_staged()
             raise error if isinstance(error, StorageError) else self._fail(f"the disk failed: {error}") from error
+        self.written_offset = self.end_offset
         if not self._unsynced or self._unsynced[-1] is not active:
             self._unsynced.append(active)
 
@@ -268,6 +276,7 @@ class PartitionLog:
 
     def note_recovered(self) -> None:
         """Recovery has read batches that may not be on the disk yet: they are synced with the next ones."""
+        self.written_offset = self.end_offset
         self._unsynced = [segment for segment in self.segments if segment.next_offset > self.synced_offset]
         self._folder_unsynced = True
 
@@ -278,14 +287,17 @@ class PartitionLog:
             used = active.size + active.staged_bytes
             if not used or (
                 used + size <= self.config.segment_bytes
-                and timestamp - active.first_timestamp <= self.config.segment_ms
+                and timestamp - active.first_timestamp <= self._roll_after_ms
                 and last_offset - active.base_offset <= _MAX_RELATIVE_OFFSET
+                and active.index_bytes < self.config.segment_index_bytes
             ):
                 return active
         return self.roll()
 
     def roll(self) -> Segment:
-        """Seal the active segment and start a new one."""
+        """Seal the active segment and start a new one. An empty one stays."""
+        if self.segments and not self.segments[-1].size and not self._staged:
+            return self.segments[-1]
         if self._staged:
             try:
                 self._write_staged()
@@ -300,6 +312,7 @@ class PartitionLog:
             self.segments[-1].seal()
         self._folder_unsynced = True
         self.segments.append(segment)
+        self._roll_after_ms = _age_limit_ms(self.config)
         return segment
 
     def _make_folder(self) -> None:
@@ -312,20 +325,19 @@ class PartitionLog:
 
     def sync_ticket(self) -> SyncTicket | None:
         """What must be synced for everything written so far to be safe; None if it is already."""
-        if self.synced_offset >= self.end_offset and not self._unsynced:
+        if not self._unsynced:
             return None
         folder = self.folder if self._folder_unsynced else None
-        return SyncTicket(self.resources.disk, list(self._unsynced), folder, self.end_offset)
+        return SyncTicket(self.resources.disk, self._unsynced, folder, self.written_offset)
 
     def synced(self, ticket: SyncTicket) -> None:
-        """The ticket ran without an error."""
+        """The ticket ran without an error. What was written while it ran is for the next one."""
         self.synced_offset = max(self.synced_offset, ticket.offset)
-        self._folder_unsynced = False
-        if self.synced_offset >= self.end_offset:
-            self._unsynced.clear()
-        else:
-            done = [segment for segment in ticket.segments if segment.sealed]
-            self._unsynced = [segment for segment in self._unsynced if segment not in done]
+        if self.segments and ticket.newest is self.segments[-1]:
+            self._folder_unsynced = False
+        self._unsynced = [
+            segment for segment in self._unsynced if min(segment.next_offset, self.written_offset) > ticket.offset
+        ]
 
     def sync_failed(self, error: OSError) -> StorageError:
         """The ticket failed: what the kernel has thrown away is unknown, so nothing is written here until a restart."""
@@ -367,6 +379,8 @@ class PartitionLog:
             return
         self.write()
         self.sync()
+        self.aborted.drop_before(self.log_start_offset)
+        self._on_disk(lambda: self.aborted.sync(self.resources.disk), "the index of aborted transactions", must=True)
         active = self.segments[-1] if self.segments else None
         if active is not None:
             active.save_index()
@@ -379,9 +393,14 @@ class PartitionLog:
             first_timestamp=active.first_timestamp if active else -1,
             clean_offset=self.clean_offset,
             producers=self.producers.snapshot(),
+            aborted_checksum=self.aborted.checksum(),
         )
         self._on_disk(lambda: save_checkpoint(self.folder, state, self.resources.disk), "the checkpoint", must=True)
         self.checkpointed_offset = self.end_offset
+
+    def write_aborted(self) -> None:
+        """Make the file of aborted transactions say what is known to be true."""
+        self._on_disk(self.aborted.write_file, "the index of aborted transactions")
 
     def _on_disk(self, action: Callable[[], None], what: str, *, must: bool = False) -> None:
         try:
@@ -447,4 +466,15 @@ class PartitionLog:
         if self.failed is None and (self._staged or self.checkpointed_offset != self.end_offset):
             self.checkpoint()
         for segment in self.segments:
+            if not segment.sealed:
+                segment.save_index()
             self.resources.forget(segment)
+
+
+def _age_limit_ms(config: TopicConfig) -> int:
+    """How much older than the first record of a segment the last may be. A compacted topic must be able to obey
+    `max.compaction.lag.ms`, and only sealed segments are compacted."""
+    limit_ms = config.segment_ms
+    if config.compacts:
+        limit_ms = min(limit_ms, config.max_compaction_lag_ms)
+    return limit_ms - random.randint(0, min(config.segment_jitter_ms, limit_ms))

@@ -345,6 +345,19 @@ class ProducerStates:
                 producer.transaction_start,
             )
 
+    def last_batches(self) -> dict[int, tuple[int, int | None]]:
+        """Each producer's epoch and the offset of its last record; None where only a marker is known.
+
+        Compaction must leave something of that batch or marker behind, or a replay would not know the producer.
+        """
+        return {
+            producer_id: (
+                producer.epoch,
+                producer.batches[-1][2] + producer.batches[-1][1] if producer.batches else None,
+            )
+            for producer_id, producer in self._producers.items()
+        }
+
     def clear(self) -> None:
         """Forget everything, before the log is replayed from its start."""
         self._producers.clear()

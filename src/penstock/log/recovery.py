@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import CorruptSegmentError, StorageError
@@ -19,7 +20,7 @@ from penstock.log.checkpoint import PartitionCheckpoint, load_checkpoint
 from penstock.log.control import marker_commits, marker_coordinator_epoch
 from penstock.log.index import SparseIndex, load_open_index
 from penstock.log.scan import Bad, Found, scan
-from penstock.log.segment import CLEANED_SUFFIX, LOG_SUFFIX, Segment
+from penstock.log.segment import CLEANED_SUFFIX, LOG_SUFFIX, Resources, Segment
 from penstock.log.statefile import TEMPORARY_SUFFIX
 from penstock.log.swap import finish_swap
 
@@ -49,6 +50,16 @@ class RecoveryReport:
         return self.seconds / self.scanned_bytes * 1e9 if self.scanned_bytes else 0.0
 
 
+def finish_interrupted(folder: Path, resources: Resources) -> None:
+    """Finish what was decided before a crash, and remove what was not."""
+    if not folder.is_dir():
+        return
+    finish_swap(folder, resources)
+    for path in folder.iterdir():
+        if path.name.endswith((CLEANED_SUFFIX, TEMPORARY_SUFFIX)):
+            path.unlink()
+
+
 def recover(log: PartitionLog) -> RecoveryReport:
     """Set the partition's state from its folder."""
     started = time.perf_counter()
@@ -57,9 +68,6 @@ def recover(log: PartitionLog) -> RecoveryReport:
     if not log.folder.is_dir():
         return report
     read_only = log.resources.read_only
-    if not read_only:
-        finish_swap(log.folder, log.resources)
-        _remove_leftovers(log)
     checkpoint = load_checkpoint(log.folder)
     log.segments.extend(_list_segments(log))
     log.log_start_offset = checkpoint.log_start_offset if checkpoint else 0
@@ -88,18 +96,10 @@ def _list_segments(log: PartitionLog) -> list[Segment]:
     return [Segment(log.folder, base, log.resources, interval) for base in bases]
 
 
-def _remove_leftovers(log: PartitionLog) -> None:
-    for path in log.folder.iterdir():
-        if path.name.endswith((CLEANED_SUFFIX, TEMPORARY_SUFFIX)):
-            path.unlink()
-
-
 def _trusted_start(log: PartitionLog, checkpoint: PartitionCheckpoint | None) -> PartitionCheckpoint:
     """Where reading starts: the checkpoint, if the files bear it out, or the very beginning."""
-    first = log.segments[0].base_offset if log.segments else 0
+    first = log.segments[0].base_offset if log.segments else log.log_start_offset
     if checkpoint is not None:
-        if not log.segments:
-            return checkpoint
         for segment in log.segments:
             if segment.base_offset == checkpoint.recovery_segment:
                 if segment.path.stat().st_size >= checkpoint.recovery_position and _restore(log, checkpoint):
@@ -177,7 +177,7 @@ def _index_before(segment: Segment, position: int) -> SparseIndex:
 def _fill_index(segment: Segment, index: SparseIndex, position: int) -> None:
     """Find again the entries before `position` that a crash has lost, so that no reader has to walk far."""
     start = index.positions[-1] if len(index) else 0
-    if position - start <= segment.index_interval_bytes and len(index):
+    if not position or (len(index) and position - start <= segment.index_interval_bytes):
         return
     max_timestamp = index.max_timestamps[-1] if len(index) else NO_TIMESTAMP
     for step in segment.batches(start):
@@ -263,10 +263,10 @@ def _report_missing(log: PartitionLog, following: Segment, offset: int, report: 
 
 def _report_lost_end(log: PartitionLog, checkpoint: PartitionCheckpoint, report: RecoveryReport) -> None:
     """The last records were on the disk once and are gone. Their offsets are never given to others."""
-    last = log.segments[-1]
-    reason = f"the file ends here, but the records up to offset {checkpoint.recovery_offset} had been written"
-    error = CorruptSegmentError(str(last.path), last.size, log.end_offset, reason)
-    logger.error("%s", error, extra={"partition": log.name, "segment": str(last.path)})
+    path, size = (log.segments[-1].path, log.segments[-1].size) if log.segments else (log.folder, 0)
+    reason = f"it ends here, but the records up to offset {checkpoint.recovery_offset} had been written"
+    error = CorruptSegmentError(str(path), size, log.end_offset, reason)
+    logger.error("%s", error, extra={"partition": log.name, "segment": str(path)})
     report.damaged.append(error)
     log.end_offset = checkpoint.recovery_offset
     if not log.resources.read_only:

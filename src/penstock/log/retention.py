@@ -44,8 +44,8 @@ def _too_old(log: PartitionLog, now_ms: int) -> list[Segment]:
     if keep_ms < 0:
         return gone
     for segment in log.segments:
-        visible = segment.next_offset <= log.high_watermark and segment.size > 0
-        if not visible or now_ms - segment.max_timestamp <= keep_ms:
+        visible = segment.next_offset <= log.high_watermark and (segment.size > 0 or segment.sealed)
+        if not visible or now_ms - segment.newest_ms <= keep_ms:
             break
         gone.append(segment)
     return gone

@@ -101,6 +101,16 @@ class Segment:
     def index_path(self) -> Path:
         return self.path.with_suffix(INDEX_SUFFIX)
 
+    @property
+    def index_bytes(self) -> int:
+        """How large the index in memory is."""
+        return 0 if self._index is None else self._index.size_bytes
+
+    @property
+    def newest_ms(self) -> int:
+        """When its last record was made; when it was written, if no record says."""
+        return self.max_timestamp if self.max_timestamp >= 0 else int(self.path.stat().st_mtime * 1000)
+
     # Writing, for the last segment of a partition only.
 
     def stage(self, batch: memoryview, base_offset: int, last_offset: int, max_timestamp: int) -> None:
@@ -369,9 +379,7 @@ class Segment:
                 start = reached = step.end
         self.mark_verified(start, reached)
         if fault is not None and fault.position <= position:
-            error = CorruptSegmentError(
-                str(self.path), fault.position, self._offset_at(fault.position), fault.reason
-            )
+            error = CorruptSegmentError(str(self.path), fault.position, self._offset_at(fault.position), fault.reason)
             logger.error("%s", error, extra={"segment": str(self.path), "position": fault.position})
             return fault
         return min(end, reached)

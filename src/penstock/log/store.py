@@ -21,6 +21,7 @@ from penstock.errors import (
     DataFolderInUseError,
     InvalidTopicError,
     LogError,
+    StorageError,
     TopicExistsError,
     UnknownTopicError,
 )
@@ -28,7 +29,7 @@ from penstock.log.config import TopicConfig
 from penstock.log.partition import PartitionLog
 from penstock.log.recovery import RecoveryReport
 from penstock.log.segment import Resources
-from penstock.log.statefile import DamagedStateError, read_state, write_state
+from penstock.log.statefile import TEMPORARY_SUFFIX, DamagedStateError, read_state, write_state
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ TOPICS_FOLDER: Final = "topics"
 MAX_TOPIC_NAME: Final = 249
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _DELETED_SUFFIX: Final = ".deleted"
+_DELETING_PREFIX: Final = "~"
+"""Before the id of a topic whose records are being removed, in place of its name. No topic name has it."""
 
 
 class TopicState(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,25 +144,45 @@ class TopicStore:
         if partition_count < 1:
             raise ConfigError(f"topic {name!r} needs at least one partition, not {partition_count}")
         config = TopicConfig.parse(overrides, self.broker_defaults)
+        if any((self.folder / f"{name}-{number}").exists() for number in range(partition_count)):
+            raise TopicExistsError(
+                f"there are records of a topic {name!r}, but its description is missing; restore "
+                f"{self._state_path(name)} from a copy, or move {self.folder / name}-* away"
+            )
         state = TopicState(name=name, id=_new_topic_id(), partition_count=partition_count, overrides=dict(overrides))
         self._save(state)
         return self._install(state, config)
 
     def delete(self, name: str) -> None:
-        """Forget the topic and remove its records. The name can be used again at once."""
+        """Forget the topic and remove its records. The name can be used again at once. Works on a full disk."""
         topic = self._require(name)
-        self._state_path(name).unlink(missing_ok=True)
-        self.resources.disk.sync_folder(self.folder / TOPICS_FOLDER)
-        del self._topics[name], self._by_id[topic.id]
-        self.version += 1
+        state = TopicState(name=name, id=topic.id, partition_count=len(topic.partitions), overrides=topic.overrides)
+        try:
+            self._state_path(name).rename(self._deleting_path(state))
+            self.resources.disk.sync_folder(self.folder / TOPICS_FOLDER)
+            del self._topics[name], self._by_id[topic.id]
+            self.version += 1
+            for log in topic.partitions:
+                log.failed = f"{log.name}: the topic was deleted"
+                for segment in log.segments:
+                    self.resources.forget(segment)
+            self._finish_deleting(state)
+        except OSError as error:
+            raise StorageError(f"topic {name!r} could not be deleted: {error.strerror}") from error
         for log in topic.partitions:
-            log.failed = f"{log.name}: the topic was deleted"
-            for segment in log.segments:
-                self.resources.forget(segment)
-            if log.folder.is_dir():
-                log.folder.rename(self.folder / f"{log.name}.{topic.id.hex}{_DELETED_SUFFIX}")
             log.publish(log.end_offset + 1)
         threading.Thread(target=self.remove_deleted, name="penstock-delete", daemon=True).start()
+
+    def _finish_deleting(self, state: TopicState) -> None:
+        """Move the partitions out of the way, and only then forget that there is something to delete."""
+        reused = self._state_path(state.name).exists()
+        for number in range(0 if reused else state.partition_count):
+            folder = self.folder / f"{state.name}-{number}"
+            if folder.is_dir():
+                folder.rename(self.folder / f"{state.id.hex}-{number}{_DELETED_SUFFIX}")
+        self.resources.disk.sync_folder(self.folder)
+        self._deleting_path(state).unlink()
+        self.resources.disk.sync_folder(self.folder / TOPICS_FOLDER)
 
     def add_partitions(self, name: str, total: int) -> None:
         topic = self._require(name)
@@ -210,20 +233,29 @@ class TopicStore:
     def _state_path(self, name: str) -> Path:
         return self.folder / TOPICS_FOLDER / name
 
+    def _deleting_path(self, state: TopicState) -> Path:
+        return self.folder / TOPICS_FOLDER / (_DELETING_PREFIX + state.id.hex)
+
     def _save(self, state: TopicState) -> None:
-        write_state(self._state_path(state.name), msgspec.json.encode(state), self.resources.disk)
+        try:
+            write_state(self._state_path(state.name), msgspec.json.encode(state), self.resources.disk)
+        except OSError as error:
+            raise StorageError(f"topic {state.name!r} could not be written down: {error.strerror}") from error
 
     def _open_all(self) -> None:
         topics = self.folder / TOPICS_FOLDER
         topics.mkdir(exist_ok=True)
         self.remove_deleted()
         for path in sorted(topics.iterdir()):
-            if path.name.endswith(".new"):
+            if path.name.endswith(TEMPORARY_SUFFIX):
                 path.unlink()
                 continue
             try:
                 content = read_state(path)
                 state = msgspec.json.decode(content or b"", type=TopicState)
+                if path.name.startswith(_DELETING_PREFIX):
+                    self._finish_deleting(state)
+                    continue
                 self._install(state, TopicConfig.parse(state.overrides, self.broker_defaults))
             except (DamagedStateError, msgspec.MsgspecError) as error:
                 self._damaged.add(path.name)

@@ -118,7 +118,6 @@ def _fill_records(
     found.headers_at[rows] = at
     found.headers_end[rows] = end
     wrong_length = np.where(number == 0, at != end, (number < 0) | (number > (end - at) // SMALLEST_HEADER_BYTES))
-    wrong_length |= length < 0
     for wrong, code in ((wrong_length, WRONG_LENGTH), (wrong_offset, WRONG_OFFSET)):
         if wrong.any():
             return int(wrong.argmax()), code
@@ -164,7 +163,7 @@ def _starts(batches: Batches) -> Longs:
 def _walk(section: bytes, count: int) -> tuple[list[int], int]:
     """Where each record of a section begins, and where the last one ends. Raises IndexError past the end.
 
-    The sign of a length is not looked at here, so that every step goes forward; `_fill_records` refuses a negative one.
+    The sign of a length is not looked at, so that every step goes forward: no fields can fill a negative one.
     """
     starts: list[int] = []
     found = starts.append
@@ -180,7 +179,7 @@ def _walk(section: bytes, count: int) -> tuple[list[int], int]:
             at += 2 + ((byte & 0x7F | second << 7) >> 1)
             continue
         size, at = _read_varint(section, at)
-        at += size if size >= 0 else -size - 1
+        at += max(size, 0)
     return starts, at
 
 
@@ -261,7 +260,6 @@ def headers(data: Bytes, records: Records) -> Headers:
             raise DamagedRecord(int(order[i]), WRONG_HEADERS) from None
         at[i] = begin + reached
     wrong = (at != end) | negative
-    wrong &= going > 0
     if wrong.any():
         raise DamagedRecord(int(order[wrong.argmax()]), WRONG_HEADERS)
     return found

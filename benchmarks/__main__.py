@@ -1,0 +1,42 @@
+"""`python -m benchmarks`: run all, or those that are named, and write the results down."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from benchmarks import against_kafka, arrow, many_topics, recovery
+from benchmarks.report import Report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="kafka, topics, arrow, recovery; all where none is named")
+    parser.add_argument("--rounds", type=int, default=3, help="how often the servers take turns (3)")
+    parser.add_argument("--scale", type=float, default=1.0, help="how many records, as a part of the usual (1.0)")
+    options = parser.parse_args()
+    report = Report()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    suites: dict[str, Callable[[], None]] = {
+        "topics": lambda: many_topics.run(report, say),
+        "arrow": lambda: arrow.run(report, say),
+        "recovery": lambda: recovery.run(report, say),
+        "kafka": lambda: against_kafka.run(report, say, rounds=options.rounds, scale=options.scale),
+    }
+    unknown = set(options.names) - suites.keys()
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(suites)}")
+    for name, suite in suites.items():
+        if not options.names or name in options.names:
+            say(f"== {name}")
+            suite()
+    print(report.text())
+    say(f"written to {report.save('latest' if not options.names else '-'.join(options.names))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The client side of the benchmarks, in a process of its own: the same librdkafka against every server.
+
+`python -m benchmarks.client WORKLOAD BOOTSTRAP JSON-OPTIONS` prints one JSON object with what it measured.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+QUEUE: Final = {
+    "queue.buffering.max.messages": 1_000_000,
+    "queue.buffering.max.kbytes": 1_000_000,
+}
+BATCHED: Final = {"linger.ms": 5, "batch.size": 1_000_000, "batch.num.messages": 100_000}
+FAST_CONSUMER: Final = {
+    "queued.min.messages": 1_000_000,
+    "queued.max.messages.kbytes": 500_000,
+    "fetch.queue.backoff.ms": 1,
+    "fetch.message.max.bytes": 4_000_000,
+}
+_STAMP: Final = struct.Struct(">d")
+
+
+class Failures:
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.errors: list[str] = []
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.acknowledged += 1
+        else:
+            self.errors.append(str(error))
+
+    def check(self, expected: int) -> None:
+        if self.errors or self.acknowledged != expected:
+            raise SystemExit(f"{self.acknowledged} of {expected} records acknowledged; {self.errors[:3]}")
+
+
+def produce(bootstrap: str, topic: str, count: int, size: int, acks: str = "all", **settings: Any) -> dict[str, float]:
+    """Records as fast as they go: per second, counted when the last is acknowledged."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": acks, **QUEUE, **BATCHED, **settings})
+    warm, timed = Failures(), Failures()
+    value = bytes(range(256)) * (size // 256 + 1)
+    value = value[:size]
+    producer.produce(topic, value, on_delivery=warm)
+    producer.flush(30)
+    warm.check(1)
+    started = time.perf_counter()
+    _send(producer, topic, value, count, timed)
+    producer.flush(120)
+    seconds = time.perf_counter() - started
+    timed.check(count)
+    return {"records_per_s": count / seconds, "mb_per_s": count * size / seconds / 1e6}
+
+
+def _send(producer: Producer, topic: str, value: bytes, count: int, done: Callable[[Any, Any], None]) -> None:
+    for number in range(count):
+        while True:
+            try:
+                producer.produce(topic, value, on_delivery=done)
+                break
+            except BufferError:
+                producer.poll(0.01)
+        if number % 1_000 == 0:
+            producer.poll(0)
+
+
+def produce_single(bootstrap: str, topic: str, count: int, size: int) -> dict[str, float]:
+    """One record per request, several requests in flight."""
+    settings = {"linger.ms": 0, "batch.num.messages": 1, "batch.size": 1_000, "max.in.flight": 5}
+    return produce(bootstrap, topic, count, size, "all", **settings)
+
+
+def consume(bootstrap: str, topic: str, count: int) -> dict[str, float]:
+    """The first `count` records of partition 0 as fast as they come."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": f"{topic}-reader", "enable.auto.commit": False, **FAST_CONSUMER}
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    started = time.perf_counter()
+    seen = 0
+    while seen < count:
+        messages = consumer.consume(100_000, 1.0)
+        seen += sum(message.error() is None for message in messages)
+        if time.perf_counter() - started > 120:
+            raise SystemExit(f"only {seen} of {count} records came")
+    seconds = time.perf_counter() - started
+    consumer.close()
+    return {"records_per_s": seen / seconds}
+
+
+def latency(bootstrap: str, topic: str, count: int, rate: int) -> dict[str, float]:
+    """From `produce` to the consumer's hand, at a steady rate, in milliseconds."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
+    done = Failures()
+    producer.produce(topic, _STAMP.pack(0.0), on_delivery=done)
+    producer.flush(30)
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-reader", "fetch.wait.max.ms": 500})
+    consumer.assign([TopicPartition(topic, 0, 1)])
+    samples: list[float] = []
+
+    def read() -> None:
+        while len(samples) < count:
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is None:
+                samples.append(time.perf_counter() - _STAMP.unpack_from(message.value() or b"")[0])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    started = time.perf_counter()
+    for number in range(count):
+        due = started + number / rate
+        while (wait := due - time.perf_counter()) > 0:
+            time.sleep(wait)
+        producer.produce(topic, _STAMP.pack(time.perf_counter()) + bytes(92), on_delivery=done)
+        producer.poll(0)
+    producer.flush(30)
+    reader.join(60)
+    consumer.close()
+    ordered = sorted(samples[count // 10 :])
+    return {
+        "p50_ms": ordered[len(ordered) // 2] * 1e3,
+        "p99_ms": ordered[int(len(ordered) * 0.99)] * 1e3,
+        "max_ms": ordered[-1] * 1e3,
+    }
+
+
+def first_record(bootstrap: str, topic: str) -> float:
+    """Keep trying until one record is acknowledged; gives that moment, by `time.perf_counter`."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "reconnect.backoff.ms": 10,
+            "reconnect.backoff.max.ms": 20,
+            "topic.metadata.refresh.fast.interval.ms": 20,
+            "retry.backoff.ms": 20,
+            "log_level": 0,
+        }
+    )
+    done = Failures()
+    producer.produce(topic, b"first", on_delivery=done)
+    if producer.flush(120):
+        raise SystemExit("no record was acknowledged within two minutes")
+    done.check(1)
+    return time.perf_counter()
+
+
+WORKLOADS: Final[dict[str, Callable[..., dict[str, float]]]] = {
+    "produce": produce,
+    "produce_single": produce_single,
+    "consume": consume,
+    "latency": latency,
+}
+
+
+def main() -> None:
+    workload, bootstrap, options = sys.argv[1:4]
+    print(json.dumps(WORKLOADS[workload](bootstrap, **json.loads(options))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The records of a batch as far as compaction looks at them: where each lies, its key, and whether it has a value.
+
+A record that stays is copied, not written anew: within its batch it refers to the base offset and base timestamp only,
+and those stay. Where the base timestamp has to change, the one number that refers to it is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.errors import CorruptBatchError
+from penstock.log.batch import (
+    DELETE_HORIZON,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MAX_DECOMPRESSED_BYTES,
+    BatchHeader,
+    seal_batch,
+)
+from penstock.log.compression import NONE, compress, decompress
+from penstock.log.varint import read_varint, write_varint
+
+
+class Outline(NamedTuple):
+    start: int
+    """Of the record's length field."""
+    behind_timestamp: int
+    end: int
+    timestamp_delta: int
+    offset: int
+    key: bytes | None
+    has_value: bool
+
+
+def body_of(header: BatchHeader, batch: memoryview) -> bytes:
+    """The records section, decompressed."""
+    return decompress(header.codec, batch[HEADER_BYTES : header.size_bytes], MAX_DECOMPRESSED_BYTES)
+
+
+def outlines_of(header: BatchHeader, body: bytes) -> list[Outline]:
+    """Raises CorruptBatchError where the contents do not add up."""
+    outlines: list[Outline] = []
+    position = 0
+    try:
+        for _ in range(header.record_count):
+            outlines.append(_outline(body, position, header.base_offset))
+            position = outlines[-1].end
+    except IndexError as error:
+        raise CorruptBatchError("the records end before the last of them does") from error
+    if position != len(body):
+        raise CorruptBatchError(f"{len(body) - position} bytes follow the last record")
+    return outlines
+
+
+def _outline(body: bytes, start: int, base_offset: int) -> Outline:
+    length, position = read_varint(body, start)
+    end = position + length
+    timestamp_delta, behind_timestamp = read_varint(body, position + 1)
+    offset_delta, position = read_varint(body, behind_timestamp)
+    key_length, position = read_varint(body, position)
+    key = None
+    if key_length >= 0:
+        key = body[position : position + key_length]
+        position += key_length
+    value_length, position = read_varint(body, position)
+    if position + max(value_length, 0) > end or end > len(body):
+        raise CorruptBatchError("a record's fields do not fit into the length it claims")
+    return Outline(start, behind_timestamp, end, timestamp_delta, base_offset + offset_delta, key, value_length >= 0)
+
+
+def with_records(
+    header: BatchHeader, body: bytes, kept: Sequence[Outline], delete_horizon_ms: int | None = None
+) -> tuple[BatchHeader, bytearray]:
+    """The batch with only these of its records, which must be some; and, if given, with a delete horizon.
+
+    The horizon is the time at which the batch's tombstones, or a marker, may go. It takes the place of the base
+    timestamp. Offsets, producer and sequence stay as they are.
+    """
+    if delete_horizon_ms is None:
+        content = b"".join(body[outline.start : outline.end] for outline in kept)
+        changed = header
+    else:
+        content = _based_on(delete_horizon_ms, header, body, kept)
+        changed = header._replace(attributes=header.attributes | DELETE_HORIZON, base_timestamp=delete_horizon_ms)
+    if not header.attributes & LOG_APPEND_TIME:
+        latest = max(outline.timestamp_delta for outline in kept)
+        changed = changed._replace(max_timestamp=header.base_timestamp + latest)
+    changed = changed._replace(record_count=len(kept))
+    return changed, seal_batch(changed, compress(header.codec, content) if header.codec else content)
+
+
+def without_records(header: BatchHeader) -> tuple[BatchHeader, bytearray]:
+    """The batch emptied: what is left says that its producer had got this far."""
+    attributes = header.attributes & ~(DELETE_HORIZON | header.codec) | NONE
+    emptied = header._replace(attributes=attributes, base_timestamp=header.max_timestamp, record_count=0)
+    return emptied, seal_batch(emptied, b"")
+
+
+def _based_on(base_timestamp: int, header: BatchHeader, body: bytes, kept: Sequence[Outline]) -> bytes:
+    content = bytearray()
+    shift = header.base_timestamp - base_timestamp
+    for outline in kept:
+        _, attributes = read_varint(body, outline.start)
+        record = bytearray(body[attributes : attributes + 1])
+        write_varint(record, outline.timestamp_delta + shift)
+        record += body[outline.behind_timestamp : outline.end]
+        write_varint(content, len(record))
+        content += record
+    return bytes(content)

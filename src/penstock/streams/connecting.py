@@ -1,0 +1,64 @@
+"""`connect`: from a URL to a connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from penstock.errors import ConfigError
+from penstock.streams.embedded.lifeline import Lifeline
+from penstock.streams.embedded.starting import find_or_start
+from penstock.streams.kafka.connection import Connection
+from penstock.streams.kafka.plain import check_reachable
+from penstock.streams.options import Options
+from penstock.streams.url import Host, LogUrl, parse_url
+
+_DEFAULTS = Options()
+
+
+def connect(
+    url: str,
+    *,
+    client_id: str = _DEFAULTS.client_id,
+    acks: Literal["all", 0, 1] = _DEFAULTS.acks,
+    compression: str = _DEFAULTS.compression,
+    linger_ms: float = _DEFAULTS.linger_ms,
+    delivery_timeout_s: float = _DEFAULTS.delivery_timeout_s,
+    connect_timeout_s: float = _DEFAULTS.connect_timeout_s,
+    exit_when_idle_s: float | None = None,
+    librdkafka: Mapping[str, str | int | float | bool] | None = None,
+) -> Connection:
+    """Connect to a stream: `log:./data` for the log in a folder, `kafka://host:9092` for brokers that are running.
+
+    For a `log:` URL the broker of the folder is found, or started if there is none; it ends by itself once no client
+    has been connected for `exit_when_idle_s`, and is started again if it dies while this connection is open. What the
+    other options mean stands at `penstock.streams.options.Options`.
+
+    Raises UrlError for a URL that is not understood, ConfigError for an option that is not allowed, and
+    BrokerUnavailableError when no broker could be reached or started within `connect_timeout_s`.
+    """
+    where = parse_url(url)
+    options = Options(
+        client_id=client_id,
+        acks=acks,
+        compression=compression,
+        linger_ms=linger_ms,
+        delivery_timeout_s=delivery_timeout_s,
+        connect_timeout_s=connect_timeout_s,
+        exit_when_idle_s=_DEFAULTS.exit_when_idle_s if exit_when_idle_s is None else exit_when_idle_s,
+        librdkafka=dict(librdkafka or {}),
+    )
+    if isinstance(where, LogUrl):
+        found = find_or_start(
+            where.folder,
+            exit_when_idle_s=options.exit_when_idle_s,
+            deadline_s=time.monotonic() + options.connect_timeout_s,
+        )
+        lifeline = Lifeline(where.folder, found, options)
+        bootstrap = str(Host(found.address.host, found.address.port))
+        return Connection(url, bootstrap, options, lifeline)
+    if exit_when_idle_s is not None:
+        raise ConfigError(f"exit_when_idle_s is for log: URLs; the brokers of {url} are started and stopped elsewhere")
+    check_reachable(where, options)
+    return Connection(url, where.bootstrap, options)

@@ -1,0 +1,86 @@
+"""What librdkafka is told, for each of the things we use it for."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from penstock.streams.options import Options
+
+logger = logging.getLogger("penstock.streams.kafka.librdkafka")
+
+Configuration = dict[str, Any]
+
+LARGEST_RECORD_BYTES: Final = 100_000_000
+"""What librdkafka lets through. The topic's `max.message.bytes` is the limit that users meet and can change."""
+
+READER_GROUP: Final = "penstock-reader"
+"""librdkafka's consumer insists on a group. Readers never join it and commit nothing."""
+
+
+def client_configuration(bootstrap: str, options: Options) -> Configuration:
+    """What all clients share."""
+    return {
+        "bootstrap.servers": bootstrap,
+        "client.id": options.client_id,
+        "logger": logger,
+        # Its own default waits up to ten seconds before it looks again for a broker that was restarted.
+        "reconnect.backoff.ms": 20,
+        "reconnect.backoff.max.ms": 1_000,
+        # A new topic is there at once; a client that asks again after a second has wasted one.
+        "topic.metadata.refresh.fast.interval.ms": 50,
+        "retry.backoff.ms": 50,
+    }
+
+
+def producer_configuration(bootstrap: str, options: Options) -> Configuration:
+    """Every acknowledged record stored once and in order (`acks` all), as many in a batch as linger allows."""
+    safe = options.acks == "all"
+    return {
+        **client_configuration(bootstrap, options),
+        "acks": options.acks,
+        "enable.idempotence": safe,
+        # Without idempotence, a batch that is tried again may overtake, so only one may be under way.
+        "max.in.flight.requests.per.connection": 5 if safe or options.acks == 0 else 1,
+        # Where the Java client, and with it Kafka Streams, Connect and Spark, would put a record of the same key.
+        "partitioner": "murmur2_random",
+        "compression.type": options.compression,
+        "linger.ms": options.linger_ms,
+        "delivery.timeout.ms": round(options.delivery_timeout_s * 1000),
+        "message.max.bytes": LARGEST_RECORD_BYTES,
+        **options.librdkafka,
+    }
+
+
+def reader_configuration(bootstrap: str, options: Options, limit: int | None) -> Configuration:
+    """Large fetches, queued ahead of the reader, unless it wants only a few records."""
+    return {
+        **client_configuration(bootstrap, options),
+        "group.id": READER_GROUP,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        # An offset that is gone is an error to tell, not a reason to start somewhere else.
+        "auto.offset.reset": "error",
+        "queued.min.messages": 500_000 if limit is None else max(1, min(limit, 500_000)),
+        "queued.max.messages.kbytes": 128 * 1024,
+        "fetch.queue.backoff.ms": 5,
+        "fetch.wait.max.ms": 100,
+        **options.librdkafka,
+    }
+
+
+def group_configuration(bootstrap: str, options: Options, group: str, reset: str) -> Configuration:
+    """A member of a group, which commits when it is told to."""
+    return {
+        **client_configuration(bootstrap, options),
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": reset,
+        "partition.assignment.strategy": "cooperative-sticky",
+        "fetch.wait.max.ms": 100,
+        "fetch.queue.backoff.ms": 5,
+        **options.librdkafka,
+    }

@@ -1,0 +1,55 @@
+"""How a connection behaves: every option with its default and what it trades."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from penstock.errors import ConfigError
+
+COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+FROM_THE_URL: Final = frozenset({"bootstrap.servers", "metadata.broker.list"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `connect` takes beside the URL."""
+
+    client_id: str = "penstock"
+    """The name under which the broker knows this client."""
+
+    acks: Literal["all", 0, 1] = "all"
+    """What `send` waits for: "all", the record survives a power cut and is never stored twice; 1, it survives a killed
+    broker; 0, nothing is known about it."""
+
+    compression: str = "none"
+    """none, gzip, snappy, lz4 or zstd: less to store and to carry, for more work at both ends."""
+
+    linger_ms: float = 5.0
+    """How long a record may wait for others to fill its batch. Nothing lingers while somebody waits for a receipt."""
+
+    delivery_timeout_s: float = 120.0
+    """How long a record is tried before its receipt says that it failed."""
+
+    connect_timeout_s: float = 30.0
+    """How long `connect` waits for a broker: to answer, or to start and recover its folder."""
+
+    exit_when_idle_s: float = 10.0
+    """For log: URLs: a broker that is started for this connection ends after so long without any client."""
+
+    librdkafka: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """Settings of librdkafka by its own names, such as "security.protocol"; they win over everything above."""
+
+    def __post_init__(self) -> None:
+        if self.acks not in ("all", 0, 1) or isinstance(self.acks, bool):
+            raise ConfigError(f'acks {self.acks!r} is not allowed: use "all", 1 or 0')
+        if self.compression not in COMPRESSIONS:
+            raise ConfigError(f"compression {self.compression!r} is not one of {', '.join(COMPRESSIONS)}")
+        for name in ("linger_ms", "delivery_timeout_s", "connect_timeout_s", "exit_when_idle_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} {getattr(self, name)!r} is negative")
+        if self.delivery_timeout_s * 1000 <= self.linger_ms:
+            raise ConfigError("delivery_timeout_s is no longer than linger_ms: no record would ever be sent")
+        for name in FROM_THE_URL & set(self.librdkafka):
+            raise ConfigError(f"{name} comes from the URL: write it there")

@@ -1,0 +1,97 @@
+"""URLs: which stream is meant, and where it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import UrlError
+
+SUPPORTED: Final = "log:FOLDER (such as log:./data) and kafka://HOST:PORT[,HOST:PORT]"
+KAFKA_PORT: Final = 9092
+_SCHEME: Final = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
+_HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\s:@/?#\[\]]+))(?::(?P<port>\d{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host and its port."""
+
+    name: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogUrl:
+    """`log:FOLDER`: the embedded log in a data folder of this machine."""
+
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaUrl:
+    """`kafka://HOST:PORT,...`: brokers that are running already. Any of them tells about the others."""
+
+    hosts: tuple[Host, ...]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(map(str, self.hosts))
+
+
+def parse_url(url: str) -> LogUrl | KafkaUrl:
+    """What the URL means; UrlError says what is wrong with it, and what can be written."""
+    match = _SCHEME.fullmatch(url.strip())
+    scheme = match["scheme"].lower() if match else ""
+    rest = match["rest"] if match else ""
+    if scheme == "log":
+        return LogUrl(_folder(url, rest))
+    if scheme == "kafka":
+        return KafkaUrl(_hosts(url, rest))
+    if not url.strip():
+        raise UrlError(f"the URL is empty; supported now: {SUPPORTED}")
+    raise UrlError(f"{url!r} is no URL of a stream{_guess(url.strip())}; supported now: {SUPPORTED}")
+
+
+def _guess(url: str) -> str:
+    """What somebody may have meant who left the scheme away."""
+    if url.startswith((".", "/", "~")):
+        return f", did you mean log:{url}"
+    if re.fullmatch(r"[\w.-]+:\d{1,5}", url):
+        return f", did you mean kafka://{url}"
+    return ""
+
+
+def _folder(url: str, rest: str) -> Path:
+    if not rest:
+        raise UrlError(f"{url!r} names no folder: write log:./data")
+    if rest.startswith("//") and not rest.startswith("///"):
+        raise UrlError(f"{url!r} has a host where the folder belongs: write log:{rest[2:] or './data'}")
+    return Path(rest).expanduser().absolute()
+
+
+def _hosts(url: str, rest: str) -> tuple[Host, ...]:
+    if not rest.startswith("//"):
+        raise UrlError(f"{url!r} lacks the slashes: write kafka://{rest or f'127.0.0.1:{KAFKA_PORT}'}")
+    hosts = rest.removeprefix("//").removesuffix("/")
+    if "@" in hosts:
+        raise UrlError(
+            "a kafka:// URL carries no user and password: give them as "
+            'librdkafka={"security.protocol": "SASL_SSL", "sasl.username": ..., "sasl.password": ...}'
+        )
+    if "/" in hosts or "?" in hosts:
+        raise UrlError(f"{url!r} has more than hosts in it: name the topic where you send and read, not in the URL")
+    return tuple(_host(url, part) for part in hosts.split(","))
+
+
+def _host(url: str, text: str) -> Host:
+    match = _HOST.fullmatch(text.strip())
+    port = int(match["port"] or KAFKA_PORT) if match else 0
+    if match is None or not 1 <= port <= 65535:
+        raise UrlError(f"{text!r} in {url!r} is not HOST:PORT, such as 127.0.0.1:{KAFKA_PORT}")
+    return Host(match["v6"] or match["name"], port)
