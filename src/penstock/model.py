@@ -261,4 +261,4 @@ class Receipt:
 
 
 _HURRY_S: Final = 0.05
-"""How long a waiting receipt asks the stream not to wait for more records to fill a batch. Later that is not the cause."""
+"""How long a waiting receipt asks the stream not to wait for more records to fill a batch: then that is not the cause."""

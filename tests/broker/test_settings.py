@@ -76,6 +76,11 @@ def test_what_is_not_allowed_is_refused_by_name(name: str, text: str, message: s
     assert message in str(refusal.value)
 
 
+def test_defaults_of_topics_that_contradict_each_other_are_refused_before_the_broker_starts() -> None:
+    with pytest.raises(ConfigError, match=r"min\.compaction\.lag\.ms=9 is more than"):
+        BrokerSettings.parse({"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "8"})
+
+
 def test_a_row_shows_what_was_set_before_the_default() -> None:
     rows = {row.name: row for row in describe_broker({"num.partitions": "3"})}
     assert rows["num.partitions"].value == "3"

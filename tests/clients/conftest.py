@@ -10,6 +10,7 @@ from confluent_kafka import TopicPartition
 
 from tests.clients import confluent
 from tests.clients.names import fresh
+from tests.clients.wire import Connection
 from tests.servers import ApacheKafka, Penstock, Server
 
 # One group, so that one worker of pytest-xdist runs all tests of the reference and Apache Kafka starts once.
@@ -53,3 +54,10 @@ def server(request: pytest.FixtureRequest) -> Server:
     """Our broker, and then the reference."""
     chosen: Server = request.getfixturevalue(request.param)
     return chosen
+
+
+@pytest.fixture
+def connection(server: Server) -> Iterator[Connection]:
+    """A bare connection to the server."""
+    with Connection(server) as opened:
+        yield opened

@@ -6,7 +6,6 @@ import datetime
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,12 +18,6 @@ from tests.clients.names import fresh
 from tests.clients.waiting import eventually
 from tests.clients.wire import Connection
 from tests.servers import Server
-
-
-@pytest.fixture
-def connection(server: Server) -> Iterator[Connection]:
-    with Connection(server) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +15,6 @@ from tests.clients.batches import CRC_AT, batch, values_in, with_checksum
 from tests.clients.names import fresh
 from tests.clients.wire import Connection
 from tests.servers import Server
-
-
-@pytest.fixture
-def connection(server: Server) -> Iterator[Connection]:
-    with Connection(server) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -5,8 +5,23 @@ Connections come in at `server`; `connection` cuts requests out of the bytes; `p
 what time demands. It runs in a process of its own, on one event loop.
 """
 
-from penstock.broker.address import BrokerAddress, read_address
-from penstock.broker.limits import Limits
-from penstock.broker.settings import BrokerSettings
+from __future__ import annotations
 
-__all__ = ["BrokerAddress", "BrokerSettings", "Limits", "read_address"]
+from typing import TYPE_CHECKING
+
+from penstock.broker.address import BrokerAddress, last_address, read_address
+from penstock.broker.limits import Limits
+
+if TYPE_CHECKING:
+    from penstock.broker.settings import BrokerSettings
+
+__all__ = ["BrokerAddress", "BrokerSettings", "Limits", "last_address", "read_address"]
+
+
+def __getattr__(name: str) -> object:
+    """The settings bring the coordinators and their codec along: a client that looks for an address does not wait."""
+    if name == "BrokerSettings":
+        from penstock.broker.settings import BrokerSettings
+
+        return BrokerSettings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

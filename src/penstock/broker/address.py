@@ -18,6 +18,10 @@ class BrokerAddress(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str | None = None
     """`host:port` of the metrics endpoint, if there is one."""
     version: str
+    cluster_id: str = ""
+    """What the broker answers to Metadata: who connects to the port can tell whether it is still this broker's."""
+    exit_when_idle_s: float | None = None
+    """After how long without a client it stops by itself; None, the default, is never."""
 
     @property
     def bootstrap(self) -> str:
@@ -34,11 +38,18 @@ def remove_address(folder: Path) -> None:
     (folder / FILE_NAME).unlink(missing_ok=True)
 
 
+def last_address(folder: Path) -> BrokerAddress | None:
+    """Where the last broker of this folder said it listens, which may have been killed since."""
+    try:
+        return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=BrokerAddress)
+    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+        return None
+
+
 def read_address(folder: Path) -> BrokerAddress | None:
     """Where the broker of this folder said it listens; None if there is none, or none that is still alive."""
-    try:
-        address = msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=BrokerAddress)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    address = last_address(folder)
+    if address is None:
         return None
     try:
         os.kill(address.pid, 0)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from penstock.broker.clock import LoopClock
+from penstock.broker.connection import SHUTTING_DOWN, Connection
 from penstock.broker.fetch import FetchPath
 from penstock.broker.groups import GroupCoordinator
 from penstock.broker.handlers import HANDLERS
@@ -38,14 +40,13 @@ from penstock.log.segment import Resources
 from penstock.log.statefile import read_state, write_state
 from penstock.log.store import TopicStore
 
-if TYPE_CHECKING:
-    from penstock.broker.connection import Connection
-
 logger = logging.getLogger(__name__)
 
 NODE_ID: Final = 1
 CLUSTER_FILE: Final = "cluster"
 PRODUCER_IDS_FILE: Final = "producer-ids"
+PARTING_TIMEOUT_S: Final = 5.0
+"""How long a broker that stops waits for clients to read their last answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Broker:
         """Whether `acks=all` waits for the disk."""
         self.stats = Stats()
         self.connections: set[Connection] = set()
+        self._closing = False
+        self._parted = asyncio.Event()
         self.node = NodeAddress(NODE_ID, "127.0.0.1", 0)
         self.topics = TopicStore(
             data_folder,
@@ -118,17 +121,29 @@ class Broker:
         _report_recovery(self.topics)
 
     async def close(self) -> None:
-        """Answer who waits, cut the connections, and write everything down."""
+        """Answer what was asked, let the clients go, and write everything down."""
+        self._closing = True
         await self.housekeeping.close()
+        for connection in list(self.connections):
+            connection.drain()
         await self.groups.close()
         await self.transactions.close()
-        for connection in list(self.connections):
-            connection.close("the broker is shutting down")
+        await self._part_from_clients()
         self.syncer.close()
         self.topics.close()
 
+    async def _part_from_clients(self) -> None:
+        """Wait until everybody has got what was promised, but not for those who do not read it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PARTING_TIMEOUT_S):
+                while self.connections:
+                    self._parted.clear()
+                    await self._parted.wait()
+        for connection in list(self.connections):
+            connection.close(SHUTTING_DOWN)
+
     def admit(self, connection: Connection) -> bool:
-        if len(self.connections) >= self.limits.max_connections:
+        if self._closing or len(self.connections) >= self.limits.max_connections:
             self.stats.refused_connections += 1
             return False
         self.connections.add(connection)
@@ -138,6 +153,7 @@ class Broker:
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self.idle_since_s = self.clock.monotonic_s()
+        self._parted.set()
 
     def _offsets_marked(self, producer_id: int, *, commit: bool, partition: int) -> None:
         self.groups.complete_transaction(producer_id, commit, partition)

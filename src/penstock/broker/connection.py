@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import code_of
@@ -36,6 +36,7 @@ SENDFILE_FROM_BYTES: Final = 16 * 1024
 """Shorter runs of records are quicker to read and write than to hand to sendfile."""
 _HEADER: Final = struct.Struct(">hhih")
 _SHORTEST_REQUEST: Final = 8
+SHUTTING_DOWN: Final = "the broker is shutting down"
 
 
 class Slot:
@@ -54,6 +55,8 @@ class Connection(asyncio.BufferedProtocol):
         self.host = "?"
         self.last_active_s = 0.0
         self.closed = False
+        self.on_lost: Callable[[], None] | None = None
+        """Lets go of a request that waits for records, if one does."""
         self._transport: asyncio.Transport
         self._socket_fd = -1
         self._buffer = bytearray(BUFFER_BYTES)
@@ -65,6 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unread = False
         self._reading = True
         self._sending = False
+        self._draining = False
         self._task: asyncio.Future[Any] | None = None
         self._sender: asyncio.Future[None] | None = None
 
@@ -77,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self.host = str(peer[0]) if peer else "?"
         plain_socket = transport.get_extra_info("socket")
         plain_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket_fd = plain_socket.fileno()
         transport.set_write_buffer_limits(high=self.broker.limits.unsent_bytes)
         self.last_active_s = self.broker.clock.monotonic_s()
@@ -86,6 +91,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.broker.forget(self)
+        if self.on_lost is not None:
+            self.on_lost()
         for task in (self._task, self._sender):
             if task is not None:
                 task.cancel()
@@ -102,6 +109,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._unread = False
+        self.last_active_s = self.broker.clock.monotonic_s()
         self._resume()
 
     # Taking requests.
@@ -142,7 +150,8 @@ class Connection(asyncio.BufferedProtocol):
         return first < self._start < self._end and not self.slots
 
     def _may_go_on(self) -> bool:
-        return not (self._busy or self._unread) and len(self.slots) < self.broker.limits.queued_requests
+        held = self._busy or self._unread or self._draining
+        return not held and len(self.slots) < self.broker.limits.queued_requests
 
     def _may_overtake(self, frame: memoryview) -> bool:
         """A Produce need not wait for the answers of those before it: only they can be open when one arrives."""
@@ -150,6 +159,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _make_room(self) -> None:
         """Move what is left to the front, or into a larger buffer if one request needs it; read on if there is room."""
+        if self._draining:
+            return
         left = self._end - self._start
         if left == 0:
             self._start = self._end = 0
@@ -268,7 +279,9 @@ class Connection(asyncio.BufferedProtocol):
         slot.pieces = pieces
         if self.slots and self.slots[0].pieces is not None:
             self.flush()
-            if self._start != self._end and not self._taking:
+            if self._draining:
+                self._close_if_answered()
+            elif self._start != self._end and not self._taking:
                 self.broker.loop.call_soon(self._resume)
 
     def go_on(self) -> None:
@@ -328,6 +341,7 @@ class Connection(asyncio.BufferedProtocol):
                 elif not await self._send_file(piece):
                     self.close("a segment ended before its records")
                     return
+                self.last_active_s = self.broker.clock.monotonic_s()
         except (ConnectionError, RuntimeError) as error:
             self.close(f"the client went away: {error}")
             return
@@ -335,7 +349,9 @@ class Connection(asyncio.BufferedProtocol):
             self._sending = False
             self._sender = None
         self.flush()
-        if not self._busy:
+        if self._draining:
+            self._close_if_answered()
+        elif not self._busy:
             self.go_on()
 
     async def _send_file(self, piece: Slice) -> bool:
@@ -343,6 +359,26 @@ class Connection(asyncio.BufferedProtocol):
         file: Any = piece.file
         sent = await self.broker.loop.sendfile(self._transport, file, piece.position, piece.length)
         return sent == piece.length
+
+    # Parting.
+
+    def has_been_idle_since(self, latest_s: float) -> bool:
+        """Whether the client has got nothing done for so long, and it is not we who keep it waiting."""
+        waits_for_us = bool(self.slots) and self.slots[0].pieces is None
+        return self.last_active_s < latest_s and not waits_for_us
+
+    def drain(self) -> None:
+        """Take no further request, and close once those that were taken are answered. Who waits for records may go."""
+        self._draining = True
+        self._transport.pause_reading()
+        if self.on_lost is not None:
+            self.close(SHUTTING_DOWN)
+        else:
+            self._close_if_answered()
+
+    def _close_if_answered(self) -> None:
+        if not (self.slots or self._sending or self.closed):
+            self._transport.close()
 
     def close(self, reason: str) -> None:
         if not self.closed:

@@ -101,6 +101,7 @@ class _Attempt:
             self._answer(found, total)
             return False
         self._waiting = True
+        self._connection.on_lost = self._stop_waiting
         self._timer = self._path.broker.loop.call_later(self._request.max_wait_ms / 1000, self._give_up)
         for log in self._logs:
             log.waiters.add(self._wake)
@@ -136,6 +137,7 @@ class _Attempt:
 
     def _stop_waiting(self) -> None:
         self._waiting = False
+        self._connection.on_lost = None
         if self._timer is not None:
             self._timer.cancel()
         for log in self._logs:

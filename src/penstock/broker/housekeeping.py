@@ -27,7 +27,7 @@ class Housekeeping:
     def start(self) -> None:
         settings = self._broker.settings
         self._every(CHECKPOINT_INTERVAL_S, self.checkpoint)
-        self._every(IDLE_CHECK_INTERVAL_S, self.close_idle)
+        self._every(min(IDLE_CHECK_INTERVAL_S, self._broker.limits.idle_ms / 1000), self.close_idle)
         self._every(FLUSH_CHECK_INTERVAL_S, self.flush_old)
         self._every(settings.retention_check_interval_ms / 1000, self.expire_records)
         self._every(settings.cleaner_backoff_ms / 1000, self.compact)
@@ -71,7 +71,7 @@ class Housekeeping:
     async def close_idle(self) -> None:
         latest_s = self._broker.clock.monotonic_s() - self._broker.limits.idle_ms / 1000
         for connection in list(self._broker.connections):
-            if connection.last_active_s < latest_s and not connection.slots:
+            if connection.has_been_idle_since(latest_s):
                 connection.close("idle (connections.max.idle.ms)")
 
     async def expire_records(self) -> None:

@@ -78,7 +78,15 @@ async def serve(options: ServeOptions, on_ready: Callable[[BrokerAddress], None]
 
             metrics = await serve_metrics(broker, *options.metrics, stack)
         await server.start_serving()
-        address = BrokerAddress(pid=os.getpid(), host=host, port=port, metrics=metrics, version=__version__)
+        address = BrokerAddress(
+            pid=os.getpid(),
+            host=host,
+            port=port,
+            metrics=metrics,
+            version=__version__,
+            cluster_id=broker.cluster_id,
+            exit_when_idle_s=options.exit_when_idle_s,
+        )
         write_address(options.data_folder, address)
         stack.callback(remove_address, options.data_folder)
         _calm_garbage_collector()

@@ -50,15 +50,15 @@ class BrokerSettings:
     offsets_topic_partitions: int = _setting(
         "offsets.topic.num.partitions",
         Kind.INT,
-        50,
-        "the partitions of __consumer_offsets; it counts only when that topic is created",
+        1,
+        "the partitions of __consumer_offsets, read when a data folder is new; Kafka, which spreads them, has 50",
         minimum=1,
     )
     transactions_topic_partitions: int = _setting(
         "transaction.state.log.num.partitions",
         Kind.INT,
-        50,
-        "the partitions of __transaction_state; it counts only when that topic is created",
+        1,
+        "the partitions of __transaction_state, read when a data folder is new; Kafka, which spreads them, has 50",
         minimum=1,
     )
     offsets_retention_check_interval_ms: int = _setting(

@@ -43,9 +43,13 @@ class CleanedSegment:
         self._index_size = 0
         self._max_timestamp = NO_TIMESTAMP
         self._first_timestamp = NO_TIMESTAMP
-        for path in self._paths:
-            self._fds.append(disk.open(path, create=True))
-            disk.truncate(self._fds[-1], 0)
+        try:
+            for path in self._paths:
+                self._fds.append(disk.open(path, create=True))
+                disk.truncate(self._fds[-1], 0)
+        except OSError:
+            self.discard()
+            raise
 
     def append(self, batch: bytes | bytearray | memoryview, base_offset: int, max_timestamp: int) -> None:
         self._index.note(base_offset, self.size, self._max_timestamp)

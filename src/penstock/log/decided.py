@@ -35,17 +35,13 @@ class DecidedTransactions:
         self._with_records.add(entry)
         return True
 
-    def needs(self, header: BatchHeader, commits: bool | None) -> bool:
-        """Whether a marker is still needed; `commits` is None for an emptied one, which says nothing any more."""
-        if commits is None:
-            return False
-        if commits:
-            needed = header.producer_id in self._committed
-            self._committed.discard(header.producer_id)
-            return needed
-        entry = self._entry_at(header)
+    def needs(self, header: BatchHeader, *, commits: bool) -> bool:
+        """Whether a marker is still needed."""
+        needed = header.producer_id in self._committed
+        self._committed.discard(header.producer_id)
+        entry = None if commits else self._entry_at(header)
         if entry is None or entry.last_offset != header.base_offset:
-            return False
+            return needed
         if entry in self._with_records:
             return True
         self.forgotten.append(entry)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.errors import CorruptSegmentError
 from penstock.log.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, StoredRecord, records_of
 from penstock.log.disk import OpenFile
-from penstock.log.scan import Bad, Found, walk
+from penstock.log.scan import Bad, Found
 from penstock.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -40,18 +40,17 @@ def read_slice(
         if segment.next_offset <= offset < following.base_offset:
             reason = f"the records up to offset {following.base_offset} are in no file; one is missing"
             raise CorruptSegmentError(str(segment.path), segment.size, offset, reason)
-        segment, position = following, 0
+        segment, position = following, following.locate(offset)
     end = segment.end_before(limit, position)
-    while position < end:
-        length = _wanted(segment, position, end, max_bytes, at_least_one)
-        if not length:
-            return None
-        outcome = segment.verify(position, position + length)
-        if not isinstance(outcome, Bad):
-            end_offset = segment.index.offset_behind(outcome, segment.next_offset)
-            return Slice(segment.file(), position, outcome - position, end_offset)
-        position = _behind_damage(segment, outcome, offset)
-    return None
+    length = _wanted(segment, position, end, max_bytes, at_least_one) if position < end else 0
+    if not length:
+        return None
+    outcome = segment.verify(position, position + length)
+    if isinstance(outcome, Bad):
+        raise CorruptSegmentError(str(segment.path), outcome.position, offset, outcome.reason)
+    return Slice(
+        segment.file(), position, outcome - position, segment.index.offset_behind(outcome, segment.next_offset)
+    )
 
 
 def _after(log: PartitionLog, segment: Segment) -> Segment | None:
@@ -69,15 +68,6 @@ def _wanted(segment: Segment, position: int, end: int, max_bytes: int, at_least_
     if first <= max_bytes or not HEADER_BYTES <= first <= available:
         return max(max_bytes, HEADER_BYTES)
     return first if at_least_one else 0
-
-
-def _behind_damage(segment: Segment, bad: Bad, offset: int) -> int:
-    """Where to go on if the offset asked for stands behind the damage; raises if it is lost in it."""
-    for position, base_offset, _, _, _ in walk(segment.read_at, bad.end, segment.size):
-        if base_offset <= offset:
-            return position
-        break
-    raise CorruptSegmentError(str(segment.path), bad.position, offset, bad.reason)
 
 
 def first_at_or_after(log: PartitionLog, timestamp: int) -> tuple[int, int] | None:

@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 from penstock.errors import CorruptBatchError
 from penstock.log.batch import (
+    CODEC_MASK,
     DELETE_HORIZON,
     HEADER_BYTES,
     LOG_APPEND_TIME,
     MAX_DECOMPRESSED_BYTES,
+    NO_TIMESTAMP,
     BatchHeader,
     seal_batch,
 )
-from penstock.log.compression import NONE, compress, decompress
+from penstock.log.compression import compress, decompress
 from penstock.log.varint import read_varint, write_varint
 
 
@@ -92,8 +94,8 @@ def with_records(
 
 def without_records(header: BatchHeader) -> tuple[BatchHeader, bytearray]:
     """The batch emptied: what is left says that its producer had got this far."""
-    attributes = header.attributes & ~(DELETE_HORIZON | header.codec) | NONE
-    emptied = header._replace(attributes=attributes, base_timestamp=header.max_timestamp, record_count=0)
+    attributes = header.attributes & ~(DELETE_HORIZON | CODEC_MASK)
+    emptied = header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0)
     return emptied, seal_batch(emptied, b"")
 
 

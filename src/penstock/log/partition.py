@@ -251,7 +251,7 @@ class PartitionLog:
             active.write_staged()
         except (StorageError, OSError) as error:
             self._undo_staged()
-            raise error if isinstance(error, StorageError) else self._fail(f"the disk failed: {error}") from error
+            raise error if isinstance(error, StorageError) else self.refuse_writes(f"the disk failed: {error}") from error
         self.written_offset = self.end_offset
         if not self._unsynced or self._unsynced[-1] is not active:
             self._unsynced.append(active)
@@ -262,7 +262,7 @@ class PartitionLog:
         try:
             recover(self)
         except (LogError, OSError) as error:
-            self._fail(f"the disk refused a write, and the log could not be read again: {error}")
+            self.refuse_writes(f"the disk refused a write, and the log could not be read again: {error}")
         self.high_watermark = min(high_watermark, self.end_offset)
 
     def flush_due(self, now_ms: int) -> bool:
@@ -296,7 +296,7 @@ class PartitionLog:
 
     def roll(self) -> Segment:
         """Seal the active segment and start a new one. An empty one stays."""
-        if self.segments and not self.segments[-1].size and not self._staged:
+        if self.segments and self.segments[-1].base_offset == self.end_offset:
             return self.segments[-1]
         if self._staged:
             try:
@@ -341,12 +341,12 @@ class PartitionLog:
 
     def sync_failed(self, error: OSError) -> StorageError:
         """The ticket failed: what the kernel has thrown away is unknown, so nothing is written here until a restart."""
-        return self._fail(
+        return self.refuse_writes(
             f"{self.name}: the disk could not make writes durable ({error.strerror}); the partition takes no more writes "
             "until the broker is restarted on a healthy disk. What was acknowledged before is safe."
         )
 
-    def _fail(self, reason: str) -> StorageError:
+    def refuse_writes(self, reason: str) -> StorageError:
         if self.failed is None:
             self.failed = reason
             logger.error("%s", reason, extra={"partition": self.name})

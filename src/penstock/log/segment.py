@@ -299,20 +299,18 @@ class Segment:
     def locate(self, offset: int) -> int:
         """The position of the batch that holds `offset`, or of the first one behind it; the size if there is none.
 
-        Whether the batch there is sound is for `verify` to say; all that was passed over to find it is. Raises
-        CorruptSegmentError if the batch that holds the offset cannot be found for damage.
+        That batch is sound, and so is everything that was passed over to find it: no record is skipped. Raises
+        CorruptSegmentError if the offset is lost in damage.
         """
         start = reached = self.index.position_for_offset(offset)
-        found = False
         for position, _, last, _, size in walk(self.read_at, start, self.size):
-            found = last >= offset
-            reached = position if found else position + size
-            if found:
-                break
-        if reached > start and self.verify(start, reached) != reached:
-            return self._search(start, offset)
+            reached = position + size
+            if last >= offset:
+                return position if self.verify(start, reached) == reached else self._search(start, offset)
         complete = reached == self.size and (self.compacted or offset >= self.next_offset)
-        return reached if found or complete else self._search(start, offset)
+        if complete and (reached == start or self.verify(start, reached) == reached):
+            return self.size
+        return self._search(start, offset)
 
     def _search(self, start: int, offset: int) -> int:
         """As `locate`, where headers cannot be trusted."""

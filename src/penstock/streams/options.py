@@ -46,9 +46,14 @@ class Options:
             raise ConfigError(f'acks {self.acks!r} is not allowed: use "all", 1 or 0')
         if self.compression not in COMPRESSIONS:
             raise ConfigError(f"compression {self.compression!r} is not one of {', '.join(COMPRESSIONS)}")
-        for name in ("linger_ms", "delivery_timeout_s", "connect_timeout_s", "exit_when_idle_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} {getattr(self, name)!r} is negative")
+        for name, least in (
+            ("linger_ms", 0),
+            ("delivery_timeout_s", 0),
+            ("connect_timeout_s", 0),
+            ("exit_when_idle_s", 0.1),
+        ):
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name} {getattr(self, name)!r} is less than {least}")
         if self.delivery_timeout_s * 1000 <= self.linger_ms:
             raise ConfigError("delivery_timeout_s is no longer than linger_ms: no record would ever be sent")
         for name in FROM_THE_URL & set(self.librdkafka):

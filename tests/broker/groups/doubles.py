@@ -115,13 +115,16 @@ class MemoryTopic:
         """Whether that append still reaches the log."""
         self.is_off = False
         self._gate: asyncio.Event | None = None
+        self._gate_error: Exception | None = None
 
     def hold(self) -> None:
         """Let appends reach the log but not return."""
         self._gate = asyncio.Event()
 
-    async def release(self) -> None:
+    async def release(self, error: Exception | None = None) -> None:
+        """Let them return, or fail although they have reached the log."""
         assert self._gate is not None
+        self._gate_error = error
         self._gate.set()
         self._gate = None
         await settle()
@@ -150,6 +153,8 @@ class MemoryTopic:
             await self._silence()
         if gate is not None:
             await gate.wait()
+            if self._gate_error is not None:
+                raise self._gate_error
         for _ in range(self.random.randrange(4)):
             await asyncio.sleep(0)
         if self.is_off:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -24,13 +24,10 @@ from tests.broker.groups.doubles import (
     VirtualClock,
     assignment,
     commit_request,
-    in_a_loop,
     join_request,
     protocols,
     settle,
 )
-
-__all__ = ["Consumer", "DisconnectedError", "Simulation", "in_a_loop"]
 
 PARTITIONS = 7
 HEARTBEAT_MS = 2_000
@@ -83,8 +80,8 @@ class OneLife:
         if self.is_over:
             await asyncio.get_running_loop().create_future()
 
-    def replay(self) -> Sequence[StoredBatch]:
-        return list(self._topic.batches)
+    def replay(self) -> Iterator[StoredBatch]:
+        return self._topic.replay()
 
 
 class Simulation:
@@ -97,7 +94,7 @@ class Simulation:
         self.topic = MemoryTopic(seed=seed)
         self.settings = GroupSettings(initial_rebalance_delay_ms=self.random.choice([0, 0, 500]))
         self.consumers: dict[str, Consumer] = {}
-        self.requests: set[asyncio.Task[object]] = set()
+        self.requests: set[asyncio.Task[Any]] = set()
         self.owned: dict[int, dict[str, bytes]] = defaultdict(dict)
         """By generation and member id: the assignment that was answered."""
         self.acknowledged: dict[int, int] = defaultdict(lambda: -1)
@@ -110,7 +107,7 @@ class Simulation:
         self.life = OneLife(self.clock, self.topic)
         self.groups = GroupCoordinator(
             self.life, self.life, self.settings, new_id=lambda: f"{self.random.getrandbits(40):x}"
-        )  # type: ignore[arg-type]
+        )
         self.groups.load()
         self.check_offsets()
 
@@ -130,8 +127,8 @@ class Simulation:
             return await ask(self.groups)
 
         task = asyncio.get_running_loop().create_task(run())
-        self.requests.add(task)  # type: ignore[arg-type]
-        timer = self.clock.call_later(REQUEST_TIMEOUT_MS / 1000, task.cancel)  # type: ignore[arg-type]
+        self.requests.add(task)
+        timer = self.clock.call_later(REQUEST_TIMEOUT_MS / 1000, task.cancel)
         try:
             return await task
         except asyncio.CancelledError:
@@ -141,7 +138,7 @@ class Simulation:
             raise DisconnectedError from None
         finally:
             timer.cancel()
-            self.requests.discard(task)  # type: ignore[arg-type]
+            self.requests.discard(task)
 
     async def sleep(self, delay_ms: int) -> None:
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -10,7 +10,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import CommitRequest, FetchedOffset, OffsetToCommit
+from penstock.broker.groups import CommitRequest, FetchedOffset, MemberProtocol, OffsetToCommit
 from penstock.errors import InvalidProducerEpochError, StorageError
 from tests.broker.groups.doubles import SESSION_MS, START_MS, World, commit_request, in_a_loop, settle
 
@@ -283,3 +283,11 @@ async def test_offsets_whose_deletion_cannot_be_stored_stay() -> None:
 @in_a_loop
 async def test_a_group_id_that_cannot_be_stored_is_refused() -> None:
     await expect_refusal(World(), ErrorCode.invalid_group_id, commit_request("x" * 40_000, 1))
+
+
+@in_a_loop
+async def test_offsets_cannot_be_deleted_while_the_subscriptions_of_the_members_cannot_be_known() -> None:
+    world = World()
+    await world.member(protocols=(MemberProtocol("range", b"in a language of its own"),))
+    answers = await world.groups.delete_offsets("g", [("t", 0)])
+    assert answers == {("t", 0): ErrorCode.group_subscribed_to_topic}

@@ -37,6 +37,8 @@ def test_what_is_neither_is_not_understood() -> None:
     for length in range(1, len(whole) - 4):
         assert assigned_partitions(whole[:length]) is None
     assert subscribed_topics(b"\x00\x00\x7f\xff\xff\xff") is None
+    assert subscribed_topics(b"\x00\x00\xff\xff\xff\xff") is None
+    assert assigned_partitions(b"\x00\x00\xff\xff\xff\xff") is None
 
 
 @given(st.binary(max_size=60))

@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
 from penstock.broker.groups import LeavingMember
+from penstock.errors import StorageError
 from tests.broker.groups.doubles import SESSION_MS, World, in_a_loop, settle
 
 
@@ -213,5 +214,21 @@ async def test_closing_waits_for_what_is_being_written() -> None:
     await settle()
     assert not closing.done()
     await world.topic.release()
+    await closing
+    assert world.clock.waiting() == 0
+
+
+@in_a_loop
+async def test_a_write_that_fails_while_closing_starts_no_clock() -> None:
+    world = World()
+    task = await world.begin_join()
+    await world.clock.advance(0)
+    leader = await task
+    world.topic.hold()
+    world.sync(leader, {leader.member_id: b"mine"})
+    await settle()
+    closing = asyncio.ensure_future(world.groups.close())
+    await settle()
+    await world.topic.release(StorageError("the disk is gone"))
     await closing
     assert world.clock.waiting() == 0

@@ -301,3 +301,44 @@ async def test_offsets_of_topics_that_were_deleted_before_a_crash_are_forgotten_
     world.restart()
     await world.groups.forget_missing_topics(lambda topic: topic == "here")
     assert (world.committed("g", topic="here"), world.committed("g", topic="gone")) == (1, None)
+
+
+@in_a_loop
+async def test_a_deletion_whose_client_goes_away_before_it_is_written_is_finished_all_the_same() -> None:
+    world = World()
+    await world.commit("g", 1)
+    world.topic.hold()
+    committing = asyncio.ensure_future(world.commit("g", 2))
+    await settle()
+    deleting = asyncio.ensure_future(world.groups.delete_groups(["g"]))
+    await settle()
+    deleting.cancel()
+    await settle()
+    await world.topic.release()
+    await committing
+    assert world.committed("g") is None
+    assert await world.commit("g", 5) is ErrorCode.none
+
+
+@in_a_loop
+async def test_a_group_with_members_stays_when_all_its_offsets_expire() -> None:
+    world = World(settings=SETTINGS)
+    joined = await world.member(session_timeout_ms=1_800_000)
+    await world.commit("g", 1, topic="u", member_id=joined.member_id, generation=1)
+    await world.clock.advance(RETENTION_MS)
+    assert await expire(world) == 1
+    assert await expire(world) == 0
+    world.groups.heartbeat("g", joined.member_id, 1)
+    assert world.state() == "Stable"
+
+
+@in_a_loop
+async def test_an_empty_group_without_offsets_is_removed_after_a_restart_too() -> None:
+    world = World()
+    joined = await world.member()
+    await world.groups.leave("g", [LeavingMember(joined.member_id)])
+    world.restart()
+    assert world.state() == "Empty"
+    await expire(world)
+    world.restart()
+    assert world.state() is None

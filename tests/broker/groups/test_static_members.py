@@ -266,3 +266,47 @@ async def test_an_id_that_was_handed_out_cannot_be_used_for_another_instance() -
     world = World()
     expected = await world.new_id()
     assert (await world.join(member_id=expected, instance_id="a")).error is ErrorCode.unknown_member_id
+
+
+@in_a_loop
+async def test_a_rebalance_that_begins_while_a_replacement_is_written_makes_it_wait_for_the_others() -> None:
+    world = World()
+    leader, _ = await static_pair(world)
+    world.topic.hold()
+    back = world.join(instance_id="b")
+    await settle()
+    newcomer = await world.begin_join()
+    await world.topic.release()
+    assert not back.done(), "an answer about the old generation would only make it join again"
+    again = world.join(member_id=leader.member_id, instance_id="a")
+    assert {(await task).generation for task in (back, newcomer, again)} == {3}
+
+
+@in_a_loop
+async def test_a_replacement_that_cannot_be_stored_stays_once_a_rebalance_has_begun() -> None:
+    world = World()
+    leader, follower = await static_pair(world)
+    world.topic.hold()
+    back = world.join(instance_id="b")
+    await settle()
+    newcomer = await world.begin_join()
+    await world.topic.release(StorageError("the disk is full"))
+    again = world.join(member_id=leader.member_id, instance_id="a")
+    assert {(await task).generation for task in (back, newcomer, again)} == {3}
+    with pytest.raises(ProtocolError, match="fenced_instance_id"):
+        world.groups.heartbeat("g", follower.member_id, 3, "b")
+
+
+@in_a_loop
+async def test_the_leader_is_the_same_after_a_restart() -> None:
+    world = World()
+    long_session: dict[str, Any] = {"session_timeout_ms": 100_000}
+    _, follower = await static_pair(world, **long_session)
+    changed = protocols("range", topics=("t", "u"))
+    again = world.join(member_id=follower.member_id, instance_id="b", protocols=changed, **long_session)
+    await world.clock.advance(REBALANCE_MS)
+    joined = await again
+    assert joined.leader == follower.member_id, "the leader before it did not join again"
+    await world.sync(joined, {}, instance_id="b")
+    world.restart()
+    assert world.groups.describe("g").leader_id == follower.member_id  # type: ignore[union-attr]

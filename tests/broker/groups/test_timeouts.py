@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import GroupSettings
+from penstock.broker.groups import GroupSettings, JoinAnswer, SyncAnswer
 from tests.broker.groups.doubles import REBALANCE_MS, SESSION_MS, World, in_a_loop, settle
 
 
@@ -166,3 +168,67 @@ async def test_a_restarted_session_counts_from_the_restart() -> None:
     await world.clock.advance(SESSION_MS)
     await settle()
     assert world.state() == "Empty"
+
+
+@in_a_loop
+async def test_a_member_that_waited_longer_than_its_session_has_it_anew_when_all_have_joined() -> None:
+    world = World()
+    leader, follower = await world.stable_pair()
+    waiting = world.join(member_id=leader.member_id)
+    for _ in range(3):
+        await world.clock.advance(SESSION_MS - 1)
+        with pytest.raises(ProtocolError, match="rebalance_in_progress"):
+            world.groups.heartbeat("g", follower.member_id, 2)
+    joined = await world.join(member_id=follower.member_id)
+    assert (await waiting).generation == 3
+    await world.clock.advance(SESSION_MS - 1)
+    world.groups.heartbeat("g", joined.member_id, 3)
+    assert len(world.groups.describe("g").members) == 2  # type: ignore[union-attr]
+    await world.clock.advance(1)
+    assert [m.member_id for m in world.groups.describe("g").members] == [follower.member_id]  # type: ignore[union-attr]
+
+
+async def silent_follower_in_a_sync(world: World) -> tuple[JoinAnswer, JoinAnswer, asyncio.Task[SyncAnswer]]:
+    """A follower that has waited for its assignment for longer than its session, while the leader heartbeats."""
+    first = await world.member()
+    second = await world.begin_join()
+    leader, follower = await world.join(member_id=first.member_id), await second
+    waiting = world.sync(follower)
+    for _ in range(3):
+        await world.clock.advance(SESSION_MS - 1)
+        world.groups.heartbeat("g", leader.member_id, 2)
+    assert not waiting.done()
+    return leader, follower, waiting
+
+
+@in_a_loop
+async def test_a_member_that_waited_longer_than_its_session_has_it_anew_when_it_is_assigned() -> None:
+    world = World()
+    leader, follower, waiting = await silent_follower_in_a_sync(world)
+    await world.sync(leader, {follower.member_id: b"yours"})
+    assert (await waiting).assignment == b"yours"
+    await world.clock.advance(SESSION_MS - 1)
+    world.groups.heartbeat("g", leader.member_id, 2)
+    assert world.state() == "Stable"
+    await world.clock.advance(1)
+    assert [m.member_id for m in world.groups.describe("g").members] == [leader.member_id]  # type: ignore[union-attr]
+
+
+@in_a_loop
+async def test_a_member_whose_connection_breaks_after_a_long_wait_has_its_session_anew() -> None:
+    world = World()
+    leader, _, waiting = await silent_follower_in_a_sync(world)
+    waiting.cancel()
+    await settle()
+    await world.clock.advance(SESSION_MS - 1)
+    world.groups.heartbeat("g", leader.member_id, 2)
+    await world.clock.advance(1)
+    assert [m.member_id for m in world.groups.describe("g").members] == [leader.member_id]  # type: ignore[union-attr]
+
+
+@in_a_loop
+async def test_only_sessions_are_ticking_in_a_stable_group() -> None:
+    world = World()
+    await world.stable_pair()
+    await world.clock.advance(1)
+    assert world.clock.waiting() == 2

@@ -206,6 +206,14 @@ def test_partitions_come_page_by_page_in_the_order_of_names(broker: StandIn) -> 
     assert pages(broker, -1, "c") == [[("c", 0)]]
 
 
+def test_a_topic_that_no_longer_fits_is_left_to_the_next_page_whole(broker: StandIn) -> None:
+    broker.create("a", 2)
+    broker.create("b", 2)
+    answer = broker.ask(75, topics=named("a", "b", "c"), response_partition_limit=2)
+    assert [topic.name for topic in answer.topics] == ["a"]
+    assert (answer.next_cursor.topic_name, answer.next_cursor.partition_index) == ("b", 0)
+
+
 def test_the_broker_limits_the_size_of_a_page(start: Callable[..., StandIn]) -> None:
     broker = start({"max.request.partition.size.limit": "2"})
     broker.create("a", 3)

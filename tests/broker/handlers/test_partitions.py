@@ -45,6 +45,7 @@ def test_records_that_cannot_be_deleted_are_refused(broker: StandIn) -> None:
     broker.create("a")
     broker.append("a", 5)
     broker.create("compacted", cleanup_policy="compact")
+    broker.create("both", cleanup_policy="compact,delete")
     broker.create("kept", cleanup_policy="")
     broker.create("__consumer_offsets", cleanup_policy="compact")
     assert delete(broker, "a", 0, 6) == (ErrorCode.offset_out_of_range, -1)
@@ -52,6 +53,7 @@ def test_records_that_cannot_be_deleted_are_refused(broker: StandIn) -> None:
     assert delete(broker, "a", 1, 0) == (ErrorCode.unknown_topic_or_partition, -1)
     assert delete(broker, "nope", 0, 0) == (ErrorCode.unknown_topic_or_partition, -1)
     assert delete(broker, "compacted", 0, 0) == (ErrorCode.policy_violation, -1)
+    assert delete(broker, "both", 0, 0) == (ErrorCode.none, 0)
     assert delete(broker, "kept", 0, 0) == (ErrorCode.none, 0)
     assert delete(broker, "__consumer_offsets", 0, 0) == (ErrorCode.invalid_topic_exception, -1)
     assert first(broker, "a").log_start_offset == 0

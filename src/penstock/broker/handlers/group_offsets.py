@@ -228,3 +228,4 @@ HANDLERS: Final[dict[int, Handler]] = {
     28: txn_offset_commit,
     47: offset_delete,
 }
+VERSIONS: Final = {8: (2, 10), 9: (1, 10), 28: (0, 5), 47: (0, 0)}

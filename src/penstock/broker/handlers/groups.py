@@ -229,3 +229,14 @@ HANDLERS: Final[dict[int, Handler]] = {
     42: delete_groups,
     **group_offsets.HANDLERS,
 }
+VERSIONS: Final = {
+    10: (0, 6),
+    11: (0, 9),
+    12: (0, 4),
+    13: (0, 5),
+    14: (0, 5),
+    15: (0, 6),
+    16: (0, 5),
+    42: (0, 2),
+    **group_offsets.VERSIONS,
+}

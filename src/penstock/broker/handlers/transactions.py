@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import code_of
+from penstock.broker.internal_topics import INTERNAL_TOPICS
 from penstock.broker.request import Fields, Handler, Request
 from penstock.broker.transactions import Marker, ProducerIdentity, TopicPartition, TransactionState
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
-INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 
 
 async def init_producer_id(broker: Broker, request: Request) -> Fields:
@@ -195,3 +195,4 @@ HANDLERS: Final[dict[int, Handler]] = {
     65: describe_transactions,
     66: list_transactions,
 }
+VERSIONS: Final = {22: (0, 5), 24: (0, 3), 25: (0, 4), 26: (0, 4), 27: (1, 1), 65: (0, 0), 66: (0, 1)}

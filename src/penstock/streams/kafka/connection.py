@@ -1,0 +1,227 @@
+"""The connection that users hold: send, read, and look after topics."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from confluent_kafka.admin import AdminClient
+
+from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, DeliveryError
+from penstock.model import Receipt, milliseconds
+from penstock.streams.encoding import encode_as_json_unless_text, encode_headers
+from penstock.streams.kafka.reading import Reader, Start
+from penstock.streams.kafka.sending import Sender
+from penstock.streams.kafka.settings import client_configuration, producer_configuration
+from penstock.streams.kafka.topics import TopicAdministration
+from penstock.streams.options import Options
+
+logger = logging.getLogger(__name__)
+
+_EXIT_FLUSH_S: Final = 10.0
+"""How long a program that forgets to close its connection is held up for what it has sent."""
+
+
+class Attendant(Protocol):
+    """What keeps the broker of an embedded log running while the connection is open."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the broker can no longer be reached over this connection."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a connection is made of, kept apart from it so that it can be let go of when the connection is forgotten."""
+
+    attendant: Attendant | None
+    sender: Sender | None = None
+    administration: TopicAdministration | None = None
+    readers: weakref.WeakSet[Reader] = field(default_factory=weakref.WeakSet)
+
+    def close(self, flush_timeout_s: float) -> None:
+        with contextlib.ExitStack() as stack:
+            if self.attendant is not None:
+                stack.callback(self.attendant.close)
+            for reader in list(self.readers):
+                stack.callback(reader.close)
+            if self.sender is not None:
+                stack.callback(self.sender.close, flush_timeout_s)
+        self.administration = None
+
+
+class Connection:
+    """A stream, connected. Made by `connect`; used in a `with` block, or closed with `close`.
+
+    Any thread may use it. A process forked from this one must make its own.
+    """
+
+    def __init__(self, url: str, bootstrap: str, options: Options, attendant: Attendant | None = None) -> None:
+        self.url = url
+        self.bootstrap = bootstrap
+        """The address that other Kafka clients may be given."""
+        self.options = options
+        self._parts = Parts(attendant)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._forgotten = weakref.finalize(self, _let_go, self._parts, url, self._pid)
+
+    def send(
+        self,
+        topic: str,
+        value: object,
+        key: object = None,
+        *,
+        headers: Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]] | None = None,
+        timestamp: datetime.datetime | int | None = None,
+        partition: int | None = None,
+    ) -> Receipt:
+        """Send a record. It is under way when this returns, and stored when its receipt says so.
+
+        Bytes and text go as they are, anything else as JSON; None is a record without a value. Records of one key go to
+        one partition, in the order in which they were sent. `timestamp` is a time with a zone or milliseconds since
+        1970; without it, it is now. A topic that does not exist is created where the broker allows it.
+
+        Raises DeliveryError when the record cannot even be taken: it is too large, its partition does not exist, or the
+        buffer stayed full for `delivery_timeout_s`.
+        """
+        timestamp_ms = None
+        if timestamp is not None:
+            timestamp_ms = milliseconds(timestamp, "the timestamp")
+            if timestamp_ms <= 0:
+                raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
+        return self._sending().send(
+            topic,
+            encode_as_json_unless_text(value, "a value"),
+            encode_as_json_unless_text(key, "a key"),
+            encode_headers(headers),
+            timestamp_ms,
+            partition,
+        )
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is acknowledged.
+
+        Raises DeliveryError when a record sent since the last flush could not be delivered, whether or not somebody
+        looked at its receipt, and TimeoutError when some are still under way after `timeout` seconds.
+        """
+        self._check_usable()
+        if self._parts.sender is not None:
+            self._parts.sender.flush(timeout)
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many records have been sent and neither acknowledged nor refused."""
+        return self._parts.sender.unacknowledged if self._parts.sender is not None else 0
+
+    def read(
+        self,
+        topic: str,
+        start: Start = "earliest",
+        *,
+        follow: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+        partitions: Iterable[int] | None = None,
+    ) -> Reader:
+        """Read records again, without a group: an iterator over them, in order within each partition.
+
+        `start` is "earliest", "latest", a time with a zone, a Position, or an offset for each partition
+        (`{0: 42, 1: 7}`). It ends at what was the end when it was made, or after `limit` records; with `follow` it goes
+        on with what comes, and ends when nothing has come for `timeout` seconds. `partitions` are all, unless given.
+
+        Raises UnknownTopicError, and OffsetOutOfRangeError when an offset asked for is gone or not yet there, also
+        while reading, when records are deleted faster than they are read.
+        """
+        topics = self.administration
+        reader = Reader(topics, self.bootstrap, self.options, topic, start, follow, limit, timeout, partitions)
+        self._parts.readers.add(reader)
+        return reader
+
+    def topics(self) -> list[str]:
+        """The names of all topics, but for those that the broker keeps for itself."""
+        return [topic.name for topic in self.administration.all() if not topic.internal]
+
+    def create_topic(self, topic: str, partitions: int | None = None, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic; without `partitions` it has as many as the broker gives by default.
+
+        `config` has Kafka's names, such as `retention.ms`. Raises TopicExistsError, InvalidTopicError and ConfigError.
+        """
+        self.administration.create(topic, partitions, config or {})
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and all of its records. Raises UnknownTopicError."""
+        self.administration.delete(topic)
+
+    @property
+    def administration(self) -> TopicAdministration:
+        """Everything about topics; what users need often has a method of its own above."""
+        with self._lock:
+            self._check_usable()
+            if self._parts.administration is None:
+                admin = AdminClient({**client_configuration(self.bootstrap, self.options), **self.options.librdkafka})
+                self._parts.administration = TopicAdministration(admin)
+            return self._parts.administration
+
+    def close(self) -> None:
+        """Flush, end all readers, and let go of the broker. Raises what `flush` raises; closed it is in any case."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._forgotten.detach()
+        if self._pid == os.getpid():  # a forked process has none of the threads that would be waited for
+            self._parts.close(self.options.delivery_timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Connection to {self.url}{' (closed)' if self._closed else ''}>"
+
+    def _sending(self) -> Sender:
+        with self._lock:
+            self._check_usable()
+            if self._parts.sender is None:
+                configuration = producer_configuration(self.bootstrap, self.options)
+                self._parts.sender = Sender(configuration, self.options.delivery_timeout_s)
+            return self._parts.sender
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ConnectionClosedError(f"the connection to {self.url} is closed: connect again")
+        if self._pid != os.getpid():
+            raise ConnectionClosedError(
+                f"the connection to {self.url} belongs to process {self._pid}, which made it: connect in this one, too"
+            )
+        problem = self._parts.attendant.problem if self._parts.attendant is not None else None
+        if problem is not None:
+            raise BrokerUnavailableError(problem)
+
+
+def _let_go(parts: Parts, url: str, pid: int) -> None:
+    """The connection was forgotten, or the program ends, without `close`: save what was sent, if that can be done."""
+    if pid != os.getpid():
+        return
+    warnings.warn(f"the connection to {url} was not closed: use it in a with block", ResourceWarning, stacklevel=2)
+    try:
+        parts.close(_EXIT_FLUSH_S)
+    except DeliveryError as error:
+        logger.error("the connection to %s was not closed, and %s", url, error)

@@ -1,0 +1,151 @@
+"""Sending: records into librdkafka's buffer, and receipts that are settled when the broker has answered."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from penstock.errors import ConfigError, DeliveryError
+from penstock.model import Headers, Receipt
+from penstock.streams.kafka.failures import not_delivered, reason_of
+from penstock.streams.kafka.settings import Configuration
+
+logger = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.1
+"""How long the thread that hears of deliveries may stay inside librdkafka: the most that `close` waits for it."""
+_SLICE_S: Final = 0.2
+"""Waits are cut into slices, so that Ctrl-C is noticed between them."""
+
+
+class Sender:
+    """One producer and the thread that hears of its deliveries. Any thread may send."""
+
+    def __init__(self, configuration: Configuration, delivery_timeout_s: float) -> None:
+        try:
+            self._producer = Producer(configuration)
+        except KafkaException as error:
+            raise ConfigError(f"librdkafka does not take its settings: {error}") from error
+        self._delivery_timeout_s = delivery_timeout_s
+        self._lock = threading.Lock()
+        self._open = 0
+        self._failed = 0
+        self._first_failure: DeliveryError | None = None
+        self._stopping = threading.Event()
+        self._hurry_once = functools.partial(self._producer.flush, 0.001)
+        self._thread = threading.Thread(target=self._hear, name="penstock-deliveries", daemon=True)
+        self._thread.start()
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many records have been sent and neither acknowledged nor refused."""
+        return self._open
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+        partition: int | None,
+    ) -> Receipt:
+        """Take the record into the buffer. While that is full, wait for room, at most as long as a delivery may take."""
+        receipt = Receipt(topic, self._hurry)
+        more: dict[str, Any] = {}
+        if partition is not None:
+            more["partition"] = partition
+        if timestamp_ms is not None:
+            more["timestamp"] = timestamp_ms
+        on_delivery = functools.partial(self._delivered, receipt)
+        with self._lock:
+            self._open += 1
+        try:
+            self._produce(topic, value, key, headers, on_delivery, more)
+        except BaseException:
+            with self._lock:
+                self._open -= 1
+            raise
+        return receipt
+
+    def flush(self, timeout: float | None) -> None:
+        """Return once every record is acknowledged; see Connection.flush for what is raised."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while self._open:
+            left_s = _SLICE_S if deadline_s is None else min(_SLICE_S, deadline_s - time.monotonic())
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"{self._open} records were not acknowledged within {timeout:g} s; they are still being tried"
+                )
+            self._producer.flush(left_s)
+        self._raise_failures()
+
+    def close(self, timeout: float) -> None:
+        """Flush, then let go of the producer whatever happened. What is not acknowledged by then has failed."""
+        try:
+            self.flush(timeout)
+        except TimeoutError:
+            self._producer.purge()
+            self._producer.flush(_SLICE_S)
+            self._raise_failures()
+        finally:
+            self._stopping.set()
+            self._thread.join()
+
+    def _raise_failures(self) -> None:
+        with self._lock:
+            count, first = self._failed, self._first_failure
+            self._failed, self._first_failure = 0, None
+        if first is not None:
+            others = f" ({count - 1} more were not delivered either)" if count > 1 else ""
+            raise DeliveryError(f"{first}{others}") from first
+
+    def _produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        on_delivery: functools.partial[None],
+        more: dict[str, Any],
+    ) -> None:
+        deadline_s = 0.0
+        while True:
+            try:
+                self._producer.produce(topic, value, key, on_delivery=on_delivery, headers=list(headers), **more)
+                return
+            except BufferError:
+                now_s = time.monotonic()
+                deadline_s = deadline_s or now_s + self._delivery_timeout_s
+                if now_s >= deadline_s:
+                    raise DeliveryError(
+                        f"no room for a record for topic {topic!r} within {self._delivery_timeout_s:g} s: "
+                        f"{self._open} records wait for an acknowledgement; see that the broker runs and can be reached"
+                    ) from None
+                self._producer.poll(_POLL_S)
+            except KafkaException as error:
+                reason = reason_of(error)
+                raise (not_delivered(topic, reason) if reason else DeliveryError(str(error))) from error
+
+    def _delivered(self, receipt: Receipt, error: KafkaError | None, message: Message) -> None:
+        failure = None if error is None else not_delivered(receipt.topic, error)
+        partition, offset = message.partition(), message.offset()
+        receipt.settle(-1 if partition is None else partition, -1 if offset is None else offset, failure)
+        with self._lock:
+            self._open -= 1
+            if failure is not None:
+                self._failed += 1
+                self._first_failure = self._first_failure or failure
+
+    def _hurry(self) -> None:
+        """Somebody waits for a receipt: send what there is now, instead of waiting for more to fill the batch."""
+        self._hurry_once()
+
+    def _hear(self) -> None:
+        while not self._stopping.is_set():
+            self._producer.poll(_POLL_S)

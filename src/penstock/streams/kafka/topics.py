@@ -1,0 +1,170 @@
+"""Topics: which there are, what is in them, and changing them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from penstock.errors import UnknownTopicError
+from penstock.model import Position, PositionKind
+from penstock.streams.kafka.failures import refused
+
+ANSWER_TIMEOUT_S: Final = 30.0
+BROKER_DEFAULT: Final = -1
+
+Answer = TypeVar("Answer")
+Offsets = dict[int, int]
+"""Partition to offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSummary:
+    name: str
+    partitions: tuple[int, ...]
+    internal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigValue:
+    """A setting of a topic."""
+
+    name: str
+    value: str | None
+    is_default: bool
+    """Whether it is the broker's, and not set for this topic."""
+
+
+class TopicAdministration:
+    """Requests about topics. Each waits for its answer, at most ANSWER_TIMEOUT_S."""
+
+    def __init__(self, admin: AdminClient) -> None:
+        self.admin = admin
+
+    def all(self) -> list[TopicSummary]:
+        """All topics, the broker's own among them, in the order of their names."""
+        try:
+            found = self.admin.list_topics(timeout=ANSWER_TIMEOUT_S).topics.values()
+        except KafkaException as error:
+            raise refused("the topics could not be listed", error) from error
+        summaries = [
+            TopicSummary(topic.topic, tuple(sorted(topic.partitions)), topic.topic.startswith("__"))
+            for topic in found
+            if topic.topic is not None
+        ]
+        return sorted(summaries, key=lambda summary: summary.name)
+
+    def partitions_of(self, topic: str) -> tuple[int, ...]:
+        """The numbers of a topic's partitions. Never creates the topic."""
+        futures = self.admin.describe_topics(TopicCollection([topic]))
+        description = answer_of(futures[topic], f"topic {topic!r} could not be looked up")
+        return tuple(sorted(partition.id for partition in description.partitions))
+
+    def earliest(self, topic: str, partitions: Iterable[int]) -> Offsets:
+        """The first offset that can be read in each of the partitions."""
+        return self._offsets(topic, dict.fromkeys(partitions, OffsetSpec.earliest()))
+
+    def latest(self, topic: str, partitions: Iterable[int]) -> Offsets:
+        """The offset behind the last one that can be read: records of open transactions cannot."""
+        return self._offsets(topic, dict.fromkeys(partitions, OffsetSpec.latest()))
+
+    def at_time(self, topic: str, time_ms: int, partitions: Iterable[int]) -> Offsets:
+        """The first offset from a time on; where there is none, the latest."""
+        asked = list(partitions)
+        found = self._offsets(topic, dict.fromkeys(asked, OffsetSpec.for_timestamp(time_ms)))
+        without = [partition for partition in asked if found[partition] < 0]
+        return {**found, **self.latest(topic, without)}
+
+    def locate(self, topic: str, position: Position, partitions: Iterable[int]) -> Offsets:
+        """The offset that a position means in each of the partitions. An offset is not looked up but taken as it is."""
+        match position.kind:
+            case PositionKind.EARLIEST:
+                return self.earliest(topic, partitions)
+            case PositionKind.LATEST:
+                return self.latest(topic, partitions)
+            case PositionKind.TIME:
+                return self.at_time(topic, position.time_ms, partitions)
+            case PositionKind.POINTER:
+                return dict.fromkeys(partitions, int(position.pointer))
+
+    def _offsets(self, topic: str, asked: Mapping[int, OffsetSpec]) -> Offsets:
+        if not asked:
+            return {}
+        places = {TopicPartition(topic, partition): spec for partition, spec in asked.items()}
+        futures = self.admin.list_offsets(places, isolation_level=IsolationLevel.READ_COMMITTED)
+        what = f"the offsets of topic {topic!r} could not be looked up"
+        return {place.partition: answer_of(future, what).offset for place, future in futures.items()}
+
+    def create(self, topic: str, partitions: int | None, config: Mapping[str, str]) -> None:
+        new = NewTopic(
+            topic,
+            num_partitions=BROKER_DEFAULT if partitions is None else partitions,
+            replication_factor=BROKER_DEFAULT,
+            config=dict(config),
+        )
+        what = f"topic {topic!r} could not be created"
+        try:
+            future = self.admin.create_topics([new])[topic]
+        except (KafkaException, ValueError) as error:
+            raise refused(what, error) from error
+        answer_of(future, what)
+
+    def delete(self, topic: str) -> None:
+        answer_of(self.admin.delete_topics([topic])[topic], f"topic {topic!r} could not be deleted")
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        """Give a topic more partitions, `total` in all."""
+        what = f"topic {topic!r} could not be given {total} partitions"
+        answer_of(self.admin.create_partitions([NewPartitions(topic, total)])[topic], what)
+
+    def config(self, topic: str) -> list[ConfigValue]:
+        """All settings of a topic, in the order of their names."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        future = self.admin.describe_configs([resource])[resource]
+        entries = answer_of(future, f"the settings of topic {topic!r} could not be looked up")
+        own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        return [ConfigValue(name, entry.value, entry.source != own) for name, entry in sorted(entries.items())]
+
+    def change_config(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Set settings of a topic; None takes one back to the broker's default. The others stay as they are."""
+        operations = [
+            ConfigEntry(name, value, incremental_operation=_operation(value)) for name, value in changes.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=operations)
+        future = self.admin.incremental_alter_configs([resource])[resource]
+        answer_of(future, f"the settings of topic {topic!r} could not be changed")
+
+    def require(self, topic: str) -> TopicSummary:
+        """The topic of this name; UnknownTopicError names those that there are."""
+        topics = self.all()
+        for summary in topics:
+            if summary.name == topic:
+                return summary
+        names = ", ".join(summary.name for summary in topics if not summary.internal) or "none yet"
+        raise UnknownTopicError(f"there is no topic {topic!r}; there are: {names}")
+
+
+def _operation(value: str | None) -> AlterConfigOpType:
+    return AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+
+
+def answer_of(future: concurrent.futures.Future[Any], what: str) -> Any:
+    """What the broker answered. `what` is the sentence that an error begins with."""
+    try:
+        return future.result(ANSWER_TIMEOUT_S)
+    except (KafkaException, TimeoutError) as error:
+        raise refused(what, error) from error

@@ -1,0 +1,118 @@
+"""A partition in a folder, driven the short way: what the tests of the storage engine have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from penstock.log.batch import (
+    HEADER_BYTES,
+    TRANSACTIONAL,
+    NewRecord,
+    StoredRecord,
+    build_batch,
+    read_header,
+    records_of,
+)
+from penstock.log.config import TopicConfig
+from penstock.log.disk import Disk
+from penstock.log.partition import PartitionLog
+from penstock.log.recovery import RecoveryReport
+from penstock.log.segment import Resources
+
+NOW_MS = 1_700_000_000_000
+SMALL = {"internal.segment.bytes": "500", "index.interval.bytes": "200"}
+"""Segments of a few batches each, and indexes that skip some of them."""
+
+Pair = tuple[bytes | None, bytes | None]
+
+
+def reopen(
+    folder: Path, settings: dict[str, str] | None = None, disk: Disk | None = None
+) -> tuple[PartitionLog, RecoveryReport]:
+    config = TopicConfig.parse(SMALL if settings is None else settings)
+    return PartitionLog.open("topic", 0, folder, config, Resources(disk))
+
+
+def open_log(folder: Path, settings: dict[str, str] | None = None, disk: Disk | None = None) -> PartitionLog:
+    return reopen(folder, settings, disk)[0]
+
+
+def batch_of(
+    pairs: Sequence[Pair],
+    *,
+    at_ms: int = NOW_MS,
+    codec: int = 0,
+    producer_id: int = -1,
+    epoch: int = 0,
+    sequence: int = -1,
+    transactional: bool = False,
+) -> memoryview:
+    """A client's batch with one record per pair of key and value, a millisecond apart."""
+    records = [NewRecord(at_ms + number, key, value) for number, (key, value) in enumerate(pairs)]
+    built = build_batch(
+        records,
+        codec=codec,
+        attributes=TRANSACTIONAL if transactional else 0,
+        producer_id=producer_id,
+        producer_epoch=epoch if producer_id >= 0 else -1,
+        base_sequence=sequence,
+    )
+    return memoryview(built)
+
+
+def put(log: PartitionLog, batch: memoryview, now_ms: int = NOW_MS) -> int:
+    """Append, write and show one batch; gives its base offset."""
+    offset = log.append(batch, now_ms).base_offset
+    log.write()
+    log.publish(log.end_offset)
+    return offset
+
+
+def put_values(log: PartitionLog, count: int, *, per_batch: int = 1, start_ms: int = NOW_MS) -> list[StoredRecord]:
+    """Append records with counted keys and values; gives what must be read back."""
+    expected: list[StoredRecord] = []
+    for first in range(0, count, per_batch):
+        numbers = range(log.end_offset, log.end_offset + min(per_batch, count - first))
+        pairs: list[Pair] = [(b"key-%d" % number, b"value-%d" % number) for number in numbers]
+        at_ms = start_ms + numbers[0]
+        put(log, batch_of(pairs, at_ms=at_ms))
+        expected += [
+            StoredRecord(number, at_ms + delta, key, value)
+            for delta, (number, (key, value)) in enumerate(zip(numbers, pairs, strict=True))
+        ]
+    return expected
+
+
+def records_from(log: PartitionLog, offset: int, limit: int | None = None, max_bytes: int = 700) -> list[StoredRecord]:
+    """Every record from an offset on, fetched as a client would, a slice at a time."""
+    limit = log.high_watermark if limit is None else limit
+    found: list[StoredRecord] = []
+    while (piece := log.read(offset, max_bytes, limit)) is not None:
+        data = os.pread(piece.file.fd, piece.length, piece.position)
+        before = offset
+        for batch in whole_batches(data):
+            header = read_header(batch)
+            found += [record for record in records_of(batch) if record.offset >= offset]
+            offset = header.next_offset
+        assert offset > before, "a slice without a whole batch makes a reader wait for ever"
+    return found
+
+
+def read_all(log: PartitionLog) -> list[StoredRecord]:
+    return records_from(log, log.log_start_offset)
+
+
+def whole_batches(data: bytes) -> Iterator[bytes]:
+    position = 0
+    while position + HEADER_BYTES <= len(data):
+        size = read_header(data, position).size_bytes
+        if position + size > len(data):
+            return
+        yield data[position : position + size]
+        position += size
+
+
+def segment_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.log"))
