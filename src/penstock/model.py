@@ -154,25 +154,27 @@ POSITION_FORMS: Final = (
 )
 
 # A number of 13 digits is a time between 2001 and 2286; few partitions will ever hold so many records.
-_MILLISECONDS: Final = re.compile(r"@\d{1,14}|\d{13}")
-_POINTER: Final = re.compile(r"(?:offset:)?\d{1,19}")
-_AGO: Final = re.compile(r"-(?P<count>\d{1,9}(?:\.\d+)?)(?P<unit>ms|s|m|h|d|w)")
+_MILLISECONDS: Final = re.compile(r"@\d{1,14}|\d{13}", re.ASCII)
+_POINTER: Final = re.compile(r"(?:offset:)?\d{1,19}", re.ASCII)
+_AGO: Final = re.compile(r"-(?P<count>\d{1,9}(?:\.\d+)?)(?P<unit>ms|s|m|h|d|w)", re.ASCII)
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 class Receipt:
     """What `send` gives back: the promise that the stream will acknowledge the record, or say why not.
 
-    `result` waits for it. A receipt that nobody looks at loses nothing: `flush` and `close` raise for it.
+    `result` waits for it. A failure that nobody looks at is not lost: `flush` and `close` raise it.
     """
 
-    __slots__ = ("_callbacks", "_error", "_hurry", "_offset", "_partition", "_waiter", "topic")
+    __slots__ = ("_callbacks", "_error", "_hurry", "_offset", "_partition", "_waiter", "seen", "topic")
 
     _lock: ClassVar = threading.Lock()
     """Shared by all receipts, as it is held for a few instructions only, and there are very many of them."""
 
     def __init__(self, topic: str, hurry: Callable[[], None] | None = None) -> None:
         self.topic = topic
+        self.seen = False
+        """Whether somebody has learnt from this receipt that its record was not delivered."""
         self._hurry = hurry
         self._partition = -1
         self._offset = -1
@@ -188,6 +190,7 @@ class Receipt:
     @property
     def error(self) -> DeliveryError | None:
         """Why the record was not delivered; None while that is open, and when it was."""
+        self.seen = self.seen or self._error is not None
         return self._error
 
     def result(self, timeout: float | None = None) -> Place:
@@ -199,6 +202,7 @@ class Receipt:
         if not self.done:
             self._wait(timeout)
         if self._error is not None:
+            self.seen = True
             raise self._error
         return Place(self.topic, self._partition, self._offset)
 
@@ -261,4 +265,4 @@ class Receipt:
 
 
 _HURRY_S: Final = 0.05
-"""How long a waiting receipt asks the stream not to wait for more records to fill a batch: then that is not the cause."""
+"""How long a receipt that is waited for asks the stream not to wait for others to fill the batch."""

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from penstock.log import compaction
 from penstock.log.batch import (
     HEADER_BYTES,
     TRANSACTIONAL,
+    BatchHeader,
     NewRecord,
     StoredRecord,
     build_batch,
@@ -28,11 +30,21 @@ SMALL = {"internal.segment.bytes": "500", "index.interval.bytes": "200"}
 Pair = tuple[bytes | None, bytes | None]
 
 
+class QuickDisk(Disk):
+    """A disk that does not wait. No test cuts the power, and what is written survives everything else."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_folder(self, folder: Path) -> None:
+        pass
+
+
 def reopen(
     folder: Path, settings: dict[str, str] | None = None, disk: Disk | None = None
 ) -> tuple[PartitionLog, RecoveryReport]:
     config = TopicConfig.parse(SMALL if settings is None else settings)
-    return PartitionLog.open("topic", 0, folder, config, Resources(disk))
+    return PartitionLog.open("topic", 0, folder, config, Resources(disk or QuickDisk()))
 
 
 def open_log(folder: Path, settings: dict[str, str] | None = None, disk: Disk | None = None) -> PartitionLog:
@@ -98,6 +110,51 @@ def records_from(log: PartitionLog, offset: int, limit: int | None = None, max_b
             offset = header.next_offset
         assert offset > before, "a slice without a whole batch makes a reader wait for ever"
     return found
+
+
+def headers_from(log: PartitionLog, offset: int, max_bytes: int = 700) -> list[tuple[BatchHeader, bytes]]:
+    """Every batch from an offset on up to the high watermark."""
+    found: list[tuple[BatchHeader, bytes]] = []
+    while (piece := log.read(offset, max_bytes, log.high_watermark)) is not None:
+        data = os.pread(piece.file.fd, piece.length, piece.position)
+        for batch in whole_batches(data):
+            found.append((read_header(batch), batch))
+            offset = found[-1][0].next_offset
+    return found
+
+
+def committed(log: PartitionLog) -> list[StoredRecord]:
+    """What a reader of committed records sees."""
+    found: list[StoredRecord] = []
+    for header, batch in headers_from(log, log.log_start_offset):
+        aborted = any(
+            entry.producer_id == header.producer_id and entry.first_offset <= header.base_offset <= entry.last_offset
+            for entry in log.aborted.between(header.base_offset, header.next_offset)
+        )
+        if not header.is_control and not (header.is_transactional and aborted):
+            found += [record for record in records_of(batch) if record.offset < log.last_stable_offset]
+    return found
+
+
+def end_transaction(log: PartitionLog, producer_id: int, *, commit: bool, epoch: int = 0, now_ms: int = NOW_MS) -> int:
+    offset = log.append_marker(
+        producer_id=producer_id, producer_epoch=epoch, commit=commit, coordinator_epoch=0, now_ms=now_ms
+    )
+    log.write()
+    log.publish(log.end_offset)
+    return offset
+
+
+def compact(
+    log: PartitionLog, now_ms: int = NOW_MS, *, dedupe_buffer_bytes: int = compaction.DEDUPE_BUFFER_BYTES
+) -> compaction.Cleaned | None:
+    """Compact if there is anything to do."""
+    plan = compaction.plan(log, now_ms, dedupe_buffer_bytes=dedupe_buffer_bytes)
+    if plan is None:
+        return None
+    cleaned = compaction.run(plan, disk=log.resources.disk)
+    assert compaction.install(log, cleaned)
+    return cleaned
 
 
 def read_all(log: PartitionLog) -> list[StoredRecord]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from penstock.log.checkpoint import FILE_NAME as CHECKPOINT
 from penstock.log.partition import PartitionLog
 from tests.log.engine import NOW_MS, batch_of, open_log, put, put_values, read_all, reopen, segment_files, whole_batches
 
-BITS = (0x01, 0x80)
-"""The lowest and the highest of each byte: numbers become a little or very wrong, positive or negative."""
+SEED = 20
+"""Chooses the bit of each byte."""
 
 
 @pytest.fixture
@@ -42,6 +43,16 @@ def flip(path: Path, position: int, bit: int) -> None:
         (byte,) = file.read(1)
         file.seek(position)
         file.write(bytes([byte ^ bit]))
+
+
+def flipped_bits(path: Path) -> Iterator[str]:
+    """Flip one bit of each byte of a file in turn, and flip it back; says which."""
+    bits = random.Random(SEED)
+    for position in range(path.stat().st_size):
+        bit = bits.randrange(8)
+        flip(path, position, 1 << bit)
+        yield f"seed {SEED}: bit {bit} of byte {position} of {path.name}"
+        flip(path, position, 1 << bit)
 
 
 def read_each(log: PartitionLog, expected: list[StoredRecord]) -> list[int]:
@@ -72,26 +83,18 @@ def one_slice(log: PartitionLog, offset: int) -> list[StoredRecord]:
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])
-@pytest.mark.parametrize("bit", BITS)
 def test_a_flipped_bit_in_a_segment_is_never_served_and_hides_only_its_own_batch(
-    healthy: tuple[Path, list[StoredRecord]], tmp_path: Path, number: int, bit: int
+    healthy: tuple[Path, list[StoredRecord]], number: int
 ) -> None:
-    original, expected = healthy
-    name = segment_files(original)[number].name
-    for position in range((original / name).stat().st_size):
-        copy = tmp_path / "copy"
-        shutil.copytree(original, copy)
-        flip(copy / name, position, bit)
-        log = open_log(copy)
+    folder, expected = healthy
+    for place in flipped_bits(segment_files(folder)[number]):
+        log = open_log(folder)
         assert log.end_offset == expected[-1].offset + 1
         refused = read_each(log, expected)
-        # A leader epoch, which nothing here depends on, is checked as well: every byte of a batch counts.
-        assert 1 <= len(refused) <= 2, f"byte {position}: {refused}"
+        assert 1 <= len(refused) <= 2, f"{place}: {refused}"
         log.close()
-        shutil.rmtree(copy)
 
 
-@pytest.mark.parametrize("bit", BITS)
 @pytest.mark.parametrize(
     "choose",
     [
@@ -102,13 +105,13 @@ def test_a_flipped_bit_in_a_segment_is_never_served_and_hides_only_its_own_batch
     ],
 )
 def test_a_flipped_bit_in_a_file_beside_the_segments_changes_nothing(
-    healthy: tuple[Path, list[StoredRecord]], tmp_path: Path, choose: Callable[[Path], Path], bit: int
+    healthy: tuple[Path, list[StoredRecord]], tmp_path: Path, choose: Callable[[Path], Path]
 ) -> None:
     original, expected = healthy
-    for position in range(choose(original).stat().st_size):
+    for place in flipped_bits(choose(original)):
+        print(place)
         copy = tmp_path / "copy"
         shutil.copytree(original, copy)
-        flip(choose(copy), position, bit)
         check_same(copy, expected)
         shutil.rmtree(copy)
 

@@ -96,6 +96,10 @@ class Connection(asyncio.BufferedProtocol):
         for task in (self._task, self._sender):
             if task is not None:
                 task.cancel()
+        # Whatever still refers to this connection, its buffer goes now, not when the garbage collector next looks.
+        self._buffer = bytearray()
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._end :]
@@ -277,6 +281,10 @@ class Connection(asyncio.BufferedProtocol):
     def complete(self, slot: Slot, pieces: list[bytes | Slice]) -> None:
         """The answer for a slot is there; it leaves as soon as those before it have left."""
         slot.pieces = pieces
+        self.advance()
+
+    def advance(self) -> None:
+        """Send the answers that are there, if it is their turn, and take what waited for them."""
         if self.slots and self.slots[0].pieces is not None:
             self.flush()
             if self._draining:

@@ -57,6 +57,7 @@ class ProducePath:
         self._broker = broker
         self._round: list[_Pending] = []
         self._dirty: dict[PartitionLog, StorageError | None] = {}
+        self._answered: dict[Connection, None] = {}
         self._by_name: dict[bytes, Topic] = {}
         self._topics_version = -1
 
@@ -127,6 +128,7 @@ class ProducePath:
                 else:
                     log.publish(log.end_offset)
         syncer.kick()
+        self._send_answers()
 
     def _answer_when_safe(self, pending: _Pending) -> None:
         def done(failures: Failures) -> None:
@@ -145,7 +147,16 @@ class ProducePath:
             if any(result.error_code for _, results in pending.results for result in results):
                 connection.close("records sent with acks=0 were refused")
             return
-        connection.complete(pending.slot, [write_produce(pending.correlation_id, pending.version, pending.results)])
+        pending.slot.pieces = [write_produce(pending.correlation_id, pending.version, pending.results)]
+        if not self._answered:
+            self._broker.loop.call_soon(self._send_answers)
+        self._answered[connection] = None
+
+    def _send_answers(self) -> None:
+        """What a round or a sync answered leaves together: one call to the system for each connection."""
+        answered, self._answered = self._answered, {}
+        for connection in answered:
+            connection.advance()
 
     # Finding and checking.
 

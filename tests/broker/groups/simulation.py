@@ -128,7 +128,11 @@ class Simulation:
 
         task = asyncio.get_running_loop().create_task(run())
         self.requests.add(task)
-        timer = self.clock.call_later(REQUEST_TIMEOUT_MS / 1000, task.cancel)
+
+        def give_up() -> None:
+            task.cancel()
+
+        timer = self.clock.call_later(REQUEST_TIMEOUT_MS / 1000, give_up)
         try:
             return await task
         except asyncio.CancelledError:

@@ -28,7 +28,7 @@ _TRY_AGAIN_S: Final = 0.25
 _ATTEMPTS: Final = 2
 """The first takes the port that the last broker had, for its clients' sake; by now it may belong to somebody else."""
 
-_started: list[subprocess.Popen[bytes]] = []
+_started: list[OwnLife] = []
 """Brokers that this process has started and that may have ended: kept so that they are reaped, by `_reap`."""
 _started_lock: Final = threading.Lock()
 
@@ -126,6 +126,13 @@ class Turn:
         os.close(self._fd)
 
 
+class OwnLife(subprocess.Popen[bytes]):
+    """A process that is meant to outlive the one that started it; Popen would warn of that when it is forgotten."""
+
+    def __del__(self) -> None:
+        pass
+
+
 class Starting:
     """A broker's process, from its start until it is found, or has ended.
 
@@ -142,7 +149,7 @@ class Starting:
             if output.tell() > OUTPUT_KEPT_BYTES:
                 output.truncate(0)
             self._output_start_bytes = output.seek(0, os.SEEK_END)
-            self._process = subprocess.Popen(
+            self._process = OwnLife(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

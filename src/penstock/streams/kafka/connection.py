@@ -114,8 +114,8 @@ class Connection:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged.
 
-        Raises DeliveryError when a record sent since the last flush could not be delivered, whether or not somebody
-        looked at its receipt, and TimeoutError when some are still under way after `timeout` seconds.
+        Raises DeliveryError when a record sent since the last flush could not be delivered and nobody has learnt it
+        from its receipt, and TimeoutError when some are still under way after `timeout` seconds.
         """
         self._check_usable()
         if self._parts.sender is not None:

@@ -21,6 +21,8 @@ _POLL_S: Final = 0.1
 """How long the thread that hears of deliveries may stay inside librdkafka: the most that `close` waits for it."""
 _SLICE_S: Final = 0.2
 """Waits are cut into slices, so that Ctrl-C is noticed between them."""
+_FAILURES_KEPT: Final = 10_000
+"""Failed receipts that are kept until `flush`, which raises those that nobody has looked at; the others are counted."""
 
 
 class Sender:
@@ -34,8 +36,8 @@ class Sender:
         self._delivery_timeout_s = delivery_timeout_s
         self._lock = threading.Lock()
         self._open = 0
-        self._failed = 0
-        self._first_failure: DeliveryError | None = None
+        self._failed: list[Receipt] = []
+        self._failed_beyond = 0
         self._stopping = threading.Event()
         self._hurry_once = functools.partial(self._producer.flush, 0.001)
         self._thread = threading.Thread(target=self._hear, name="penstock-deliveries", daemon=True)
@@ -55,7 +57,7 @@ class Sender:
         timestamp_ms: int | None,
         partition: int | None,
     ) -> Receipt:
-        """Take the record into the buffer. While that is full, wait for room, at most as long as a delivery may take."""
+        """Take the record into the buffer. While it is full, wait for room, at most as long as a delivery may take."""
         receipt = Receipt(topic, self._hurry)
         more: dict[str, Any] = {}
         if partition is not None:
@@ -99,9 +101,11 @@ class Sender:
 
     def _raise_failures(self) -> None:
         with self._lock:
-            count, first = self._failed, self._first_failure
-            self._failed, self._first_failure = 0, None
-        if first is not None:
+            failed, beyond = self._failed, self._failed_beyond
+            self._failed, self._failed_beyond = [], 0
+        unseen = [receipt for receipt in failed if not receipt.seen]
+        if unseen:
+            first, count = unseen[0].error, len(unseen) + beyond
             others = f" ({count - 1} more were not delivered either)" if count > 1 else ""
             raise DeliveryError(f"{first}{others}") from first
 
@@ -138,9 +142,10 @@ class Sender:
         receipt.settle(-1 if partition is None else partition, -1 if offset is None else offset, failure)
         with self._lock:
             self._open -= 1
-            if failure is not None:
-                self._failed += 1
-                self._first_failure = self._first_failure or failure
+            if failure is not None and len(self._failed) < _FAILURES_KEPT:
+                self._failed.append(receipt)
+            elif failure is not None:
+                self._failed_beyond += 1
 
     def _hurry(self) -> None:
         """Somebody waits for a receipt: send what there is now, instead of waiting for more to fill the batch."""

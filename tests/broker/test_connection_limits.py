@@ -1,0 +1,253 @@
+"""What a client may do to the broker: little. Lies, garbage, silence and greed cost the client its connection, and
+nobody else memory or time."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from tests.broker.plain_requests import (
+    FETCH,
+    MEBIBYTE,
+    METADATA,
+    PRODUCE,
+    create_topic,
+    fetch_fields,
+    framed,
+    produce,
+    produce_fields,
+    produced,
+    resident_bytes,
+    whole_values,
+)
+from tests.clients import wire
+from tests.clients.waiting import eventually
+from tests.seeds import seed_of
+from tests.servers import Penstock
+
+MAX_REQUEST_BYTES = 32 * MEBIBYTE
+MAX_CONNECTIONS = 40
+IDLE_MS = 1_000
+LITTLE_BYTES = 8 * MEBIBYTE
+"""More than this the broker may not grow by what one bad client does."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
+    settings = {"socket.request.max.bytes": MAX_REQUEST_BYTES, "max.connections": MAX_CONNECTIONS}
+    arguments = [word for name, value in settings.items() for word in ("--config", f"{name}={value}")]
+    with Penstock(tmp_path_factory.mktemp("limits"), *arguments) as server:
+        yield server
+
+
+@pytest.fixture
+def penstock(running: Penstock) -> Iterator[Penstock]:
+    yield running
+    assert running.process.is_alive(), f"the broker ended:\n{running.process.last_words()}"
+    assert wire.call(running, *METADATA, topics=[]).brokers
+    assert "Traceback" not in running.process.output()
+
+
+def drain(connection: wire.Connection) -> None:
+    """Return when the server has closed the connection."""
+    while True:
+        try:
+            if not connection.socket.recv(65536):
+                return
+        except ConnectionResetError:
+            return
+
+
+LIES = {
+    "negative": struct.pack(">i", -1),
+    "zero": struct.pack(">i", 0),
+    "shorter than a header": struct.pack(">i", 7) + b"\0" * 7,
+    "just too long": struct.pack(">i", MAX_REQUEST_BYTES + 1),
+    "the longest number": struct.pack(">i", 2**31 - 1),
+    "a TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500,
+    "a web browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_length_that_cannot_be_closes_the_connection_at_once(penstock: Penstock, what: str) -> None:
+    before = resident_bytes(penstock.pid)
+    with wire.Connection(penstock, timeout_s=5) as connection, wire.Connection(penstock) as other:
+        connection.socket.sendall(LIES[what])
+        drain(connection)
+        assert other.call(*METADATA, topics=[]).brokers
+    assert resident_bytes(penstock.pid) - before < LITTLE_BYTES
+
+
+def test_garbage_never_ends_the_broker_nor_another_clients_connection(penstock: Penstock) -> None:
+    rng = random.Random(seed_of())
+    topic = create_topic(penstock)
+    good = wire.encode(*PRODUCE, 1, produce_fields(topic, [b"v" * 100, b"w" * 100]))
+    with wire.Connection(penstock) as bystander:
+        for round_number in range(300):
+            with wire.Connection(penstock, timeout_s=5) as connection:
+                if round_number % 3 == 0:
+                    frame = rng.randbytes(rng.randint(8, 400))
+                elif round_number % 3 == 1:
+                    head = struct.pack(">hhih", rng.randint(0, 80), rng.randint(0, 12), 1, -1)
+                    frame = head + rng.randbytes(rng.randint(0, 200))
+                else:
+                    damaged = bytearray(good)
+                    damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+                    frame = bytes(damaged)
+                connection.send_frame(frame)
+                connection.socket.shutdown(socket.SHUT_WR)
+                drain(connection)
+            if round_number % 30 == 0:
+                assert bystander.call(*METADATA, topics=[]).brokers
+    with wire.Connection(penstock) as connection:
+        answer = connection.call(*FETCH, **fetch_fields(topic, 0, max_bytes=MAX_REQUEST_BYTES))
+        assert {value for _, value in whole_values(answer)} <= {b"v" * 100, b"w" * 100}
+
+
+def test_a_long_request_takes_memory_only_as_its_bytes_arrive(penstock: Penstock) -> None:
+    before = resident_bytes(penstock.pid)
+    with ExitStack() as stack:
+        for _ in range(20):
+            connection = stack.enter_context(wire.Connection(penstock))
+            connection.socket.sendall(struct.pack(">i", MAX_REQUEST_BYTES) + b"\0" * 1000)
+        assert wire.call(penstock, *METADATA, topics=[]).brokers
+        assert resident_bytes(penstock.pid) - before < LITTLE_BYTES
+
+
+def test_memory_that_a_large_request_took_is_given_back(penstock: Penstock) -> None:
+    topic = create_topic(penstock, max_message_bytes=str(MAX_REQUEST_BYTES))
+    value = b"x" * (MAX_REQUEST_BYTES - 10_000)
+    before = resident_bytes(penstock.pid)
+    with wire.Connection(penstock) as connection:
+        for _ in range(3):
+            answer = connection.call(*PRODUCE, **produce_fields(topic, [value]))
+            assert produced(answer)[0] is ErrorCode.none
+        assert connection.call(*METADATA, topics=[]).brokers
+        assert resident_bytes(penstock.pid) - before < LITTLE_BYTES + MAX_REQUEST_BYTES // 2
+        with pytest.raises((ConnectionError, wire.ConnectionClosed)):
+            connection.call(*PRODUCE, **produce_fields(topic, [b"x" * MAX_REQUEST_BYTES]))
+
+
+def test_a_client_that_reads_no_records_holds_up_only_itself(penstock: Penstock) -> None:
+    topic = create_topic(penstock)
+    for _ in range(16):
+        produce(penstock, topic, [b"x" * (900 * 1024)])
+    before = resident_bytes(penstock.pid)
+    wanted = fetch_fields(topic, 0, max_bytes=16 * MEBIBYTE)
+    with wire.Connection(penstock) as greedy, wire.Connection(penstock) as other:
+        ids = [greedy.send(*FETCH, **wanted) for _ in range(40)]
+        started = time.monotonic()
+        for _ in range(200):
+            assert other.call(*METADATA, topics=[]).brokers
+        assert time.monotonic() - started < 5, "others were held up"
+        assert resident_bytes(penstock.pid) - before < LITTLE_BYTES
+        for correlation_id in ids:
+            answer = wire.decode(*FETCH, greedy.receive(), correlation_id)
+            assert len(whole_values(answer)) == 16
+
+
+def test_a_client_that_reads_no_answers_is_not_listened_to_any_more(penstock: Penstock) -> None:
+    before = resident_bytes(penstock.pid)
+    request = framed(wire.encode(*METADATA, 1, {"topics": None}))
+    with wire.Connection(penstock, timeout_s=2) as greedy, wire.Connection(penstock) as other:
+        with pytest.raises(TimeoutError):
+            greedy.socket.sendall(request * 1_000_000)
+        assert other.call(*METADATA, topics=[]).brokers
+        # The setting is 8 MiB of answers; what the client has sent meanwhile stays in its socket.
+        assert resident_bytes(penstock.pid) - before < 2 * LITTLE_BYTES
+        greedy.socket.settimeout(wire.TIMEOUT_S)
+        for _ in range(1000):
+            wire.decode(*METADATA, greedy.receive(), 1)
+
+
+def test_one_connection_too_many_is_closed_and_there_is_room_again_when_one_leaves(penstock: Penstock) -> None:
+    with ExitStack() as stack:
+        connections = [stack.enter_context(wire.Connection(penstock)) for _ in range(MAX_CONNECTIONS)]
+        for connection in connections:
+            assert connection.call(*METADATA, topics=[]).brokers
+        with wire.Connection(penstock, timeout_s=5) as refused:
+            drain(refused)
+        assert connections[0].call(*METADATA, topics=[]).brokers
+        connections.pop().close()
+        eventually("there is room for another client", lambda: is_answered(penstock))
+
+
+def is_answered(penstock: Penstock) -> bool:
+    try:
+        return bool(wire.call(penstock, *METADATA, topics=[]).brokers)
+    except (wire.ConnectionClosed, ConnectionError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
+    with Penstock(tmp_path_factory.mktemp("idle"), "--config", f"connections.max.idle.ms={IDLE_MS}") as server:
+        yield server
+
+
+def test_a_client_that_says_nothing_is_let_go(impatient: Penstock) -> None:
+    with wire.Connection(impatient) as silent:
+        started = time.monotonic()
+        drain(silent)
+        assert time.monotonic() - started >= IDLE_MS / 1000
+
+
+def test_a_client_that_sends_one_byte_at_a_time_and_never_a_request_is_let_go(impatient: Penstock) -> None:
+    with wire.Connection(impatient, timeout_s=0.1) as dripping:
+        dripping.socket.sendall(struct.pack(">i", 1000))
+        eventually("the connection is closed", lambda: not drip(dripping))
+
+
+def drip(connection: wire.Connection) -> bool:
+    """Send one byte more; False once the server has closed the connection."""
+    try:
+        connection.socket.sendall(b"\0")
+        return connection.socket.recv(1) != b""
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_a_client_that_reads_none_of_its_answers_is_let_go(impatient: Penstock) -> None:
+    topic = create_topic(impatient)
+    for _ in range(8):
+        produce(impatient, topic, [b"x" * (900 * 1024)])
+    with wire.Connection(impatient) as deaf:
+        for _ in range(20):
+            deaf.send(*FETCH, **fetch_fields(topic, 0, max_bytes=16 * MEBIBYTE))
+        output = f"{deaf.socket.getsockname()[0]}: idle"
+        eventually("the connection is closed", lambda: impatient.process.output().count(output) > 0)
+
+
+def test_a_client_that_works_or_waits_for_records_is_not_idle(impatient: Penstock) -> None:
+    topic = create_topic(impatient)
+    with wire.Connection(impatient) as waiting, wire.Connection(impatient) as working:
+        correlation_id = waiting.send(*FETCH, **fetch_fields(topic, 0, wait_ms=3 * IDLE_MS))
+        started = time.monotonic()
+        while time.monotonic() - started < 2.5 * IDLE_MS / 1000:
+            assert working.call(*METADATA, topics=[]).brokers
+        answer = wire.decode(*FETCH, waiting.receive(), correlation_id)
+        assert whole_values(answer) == []
+
+
+def test_a_client_that_vanishes_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Penstock(tmp_path) as penstock:
+        topic = create_topic(penstock)
+        with wire.Connection(penstock) as other:
+            for number in range(600):
+                with wire.Connection(penstock) as connection:
+                    connection.send(*FETCH, **fetch_fields(topic, 0, wait_ms=2**31 - 1))
+                assert other.call(*METADATA, topics=[]).brokers
+                if number == 100:
+                    before = resident_bytes(penstock.pid)
+            assert resident_bytes(penstock.pid) - before < 4 * MEBIBYTE

@@ -1,0 +1,65 @@
+"""Which URLs there are, and what is said about the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.streams.url import Host, KafkaUrl, LogUrl, parse_url
+
+
+@pytest.mark.parametrize(
+    ("url", "folder"),
+    [
+        ("log:./data", Path.cwd() / "data"),
+        ("log:data", Path.cwd() / "data"),
+        ("log:/var/data", Path("/var/data")),
+        ("log:///var/data", Path("/var/data")),
+        ("LOG:my data/of 1", Path.cwd() / "my data/of 1"),
+        ("log:~/data", Path.home() / "data"),
+    ],
+)
+def test_a_log_url_names_a_folder(url: str, folder: Path) -> None:
+    assert parse_url(url) == LogUrl(folder)
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("kafka://localhost", [Host("localhost", 9092)]),
+        ("kafka://a:1,b:2, c", [Host("a", 1), Host("b", 2), Host("c", 9092)]),
+        ("kafka://[::1]:9093/", [Host("::1", 9093)]),
+    ],
+)
+def test_a_kafka_url_names_hosts(url: str, hosts: list[Host]) -> None:
+    assert parse_url(url) == KafkaUrl(tuple(hosts))
+
+
+def test_an_address_of_ipv6_keeps_its_brackets() -> None:
+    assert KafkaUrl((Host("::1", 9092), Host("a", 1))).bootstrap == "[::1]:9092,a:1"
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("", "empty"),
+        ("redis://localhost", "supported now: log:FOLDER"),
+        ("./data", "did you mean log:./data"),
+        ("localhost:9092", "did you mean kafka://localhost:9092"),
+        ("log:", "names no folder"),
+        ("log://data", "write log:data"),
+        ("kafka:localhost", "write kafka://localhost"),
+        ("kafka://", "not HOST:PORT"),
+        ("kafka://a:0", "not HOST:PORT"),
+        ("kafka://a:99999", "not HOST:PORT"),
+        ("kafka://a,,b", "not HOST:PORT"),
+        ("kafka://a:9092/orders", "name the topic where you send and read"),
+        ("kafka://me:secret@a:9092", "carries no user and password"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_with_a_hint(url: str, hint: str) -> None:
+    with pytest.raises(penstock.UrlError, match=hint.replace("?", r"\?")) as refusal:
+        penstock.connect(url)
+    assert "secret" not in str(refusal.value)
