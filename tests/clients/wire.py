@@ -111,6 +111,14 @@ def wait_for_leader(connection: Connection, topic: str, timeout_s: float = TIMEO
     eventually(f"{topic} is served", is_served, timeout_s)
 
 
+def partition_size_bytes(server: Server, topic: str) -> int:
+    """How much partition 0 takes on disk, as the broker tells."""
+    (folder,) = call(server, "describe_log_dirs", 4, topics=[{"topic": topic, "partitions": [0]}]).results
+    (part,) = folder.topics[0].partitions
+    size: int = part.partition_size
+    return size
+
+
 def versions_of(api: str) -> list[int]:
     """The versions of an API that the protocol has."""
     return sorted(schema_name_map[api])

@@ -17,7 +17,7 @@ from tests.clients.names import fresh
 from tests.servers import Penstock
 
 TIMEOUT_S = 20.0
-WHEN = datetime.datetime(2026, 11, 15, 8, 0, 0, 250_000, tzinfo=datetime.UTC)
+WHEN = datetime.datetime(2024, 11, 15, 8, 0, 0, 250_000, tzinfo=datetime.UTC)
 
 
 @dataclass
@@ -49,7 +49,12 @@ def test_keys_and_values_are_stored_as_given_or_as_json(
 
 
 def test_a_record_comes_back_whole(stream: penstock.Connection, topic: str) -> None:
-    headers = [("trace", "abc"), ("trace", b"\xff"), ("empty", b""), ("none", None)]
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("trace", "abc"),
+        ("trace", b"\xff"),
+        ("empty", b""),
+        ("none", None),
+    ]
     place = stream.send(topic, "v", key="k", headers=headers, timestamp=WHEN, partition=0).result(TIMEOUT_S)
     (record,) = stream.read(topic)
     assert record == penstock.Record(
@@ -297,7 +302,7 @@ def test_what_librdkafka_says_goes_to_the_log_and_not_to_the_terminal(
     tmp_path: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG, "penstock.streams.kafka.librdkafka")
-    with Penstock(tmp_path) as own, penstock.connect(f"kafka://{own.bootstrap}", delivery_timeout_s=1) as stream:
+    with Penstock(tmp_path) as own, penstock.connect(f"kafka://{own.bootstrap}", delivery_timeout_s=5) as stream:
         stream.send("orders", "v").result(TIMEOUT_S)
         own.kill()
         with pytest.raises(penstock.DeliveryError, match="no acknowledgement came in time"):

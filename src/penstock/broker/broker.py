@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from kio.schema.errors import ErrorCode
 
 from penstock.broker.clock import LoopClock
 from penstock.broker.connection import SHUTTING_DOWN, Connection
@@ -32,7 +33,7 @@ from penstock.broker.request import Fields, Handler, Request
 from penstock.broker.settings import BrokerSettings
 from penstock.broker.stats import Stats
 from penstock.broker.syncing import Syncer
-from penstock.broker.transactions import FileProducerIds, TransactionCoordinator
+from penstock.broker.transactions import FileProducerIds, ProducerIdentity, TransactionCoordinator
 from penstock.broker.versions import api_versions_fields
 from penstock.broker.wire.schema import API_VERSIONS
 from penstock.log.disk import Disk
@@ -99,7 +100,12 @@ class Broker:
         durability = Durability(self.syncer, flushes)
         offsets = open_internal_topic(self.topics, OFFSETS_TOPIC, self.settings.offsets_topic_partitions)
         states = open_internal_topic(self.topics, TRANSACTIONS_TOPIC, self.settings.transactions_topic_partitions)
-        self.groups = GroupCoordinator(StateTopic(offsets, self.clock, durability), self.clock, self.settings.groups)
+        self.groups = GroupCoordinator(
+            StateTopic(offsets, self.clock, durability),
+            self.clock,
+            self.settings.groups,
+            verify_transaction=self._verify_offsets,
+        )
         self.transactions = TransactionCoordinator(
             StateTopic(states, self.clock, durability),
             TransactionPartitions(self.topics, self.clock, durability),
@@ -115,8 +121,9 @@ class Broker:
     async def start(self) -> None:
         """Load what the coordinators knew, finish what was decided, and start the housekeeping."""
         self.groups.load()
-        await self.groups.forget_missing_topics(lambda name: self.topics.get(name) is not None)
+        await self.groups.forget_missing_topics(self.topics.is_known)
         await self.transactions.load()
+        self._drop_orphaned_offsets()
         self.housekeeping.start()
         _report_recovery(self.topics)
 
@@ -154,6 +161,19 @@ class Broker:
         self.connections.discard(connection)
         self.idle_since_s = self.clock.monotonic_s()
         self._parted.set()
+
+    def _verify_offsets(self, transactional_id: str, producer_id: int, epoch: int, partition: int) -> ErrorCode:
+        """Whether a producer may commit offsets in its transaction now."""
+        return self.transactions.verify(
+            transactional_id, ProducerIdentity(producer_id, epoch), OFFSETS_TOPIC, partition
+        )
+
+    def _drop_orphaned_offsets(self) -> None:
+        """Abort offsets that wait for a transaction which the coordinator does not know: nobody else will end it."""
+        for producer_id in self.groups.open_transactions():
+            if not self.transactions.knows(producer_id):
+                logger.warning("offsets of an unknown transaction (producer %d) are dropped", producer_id)
+                self.groups.complete_transaction(producer_id, commit=False)
 
     def _offsets_marked(self, producer_id: int, *, commit: bool, partition: int) -> None:
         self.groups.complete_transaction(producer_id, commit, partition)

@@ -11,6 +11,7 @@ from penstock.errors import LogError
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
+    from penstock.log.compaction import Cleaned
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,8 @@ class Housekeeping:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._compacting: asyncio.Future[Cleaned] | None = None
 
     def start(self) -> None:
         settings = self._broker.settings
@@ -35,9 +38,12 @@ class Housekeeping:
         self._every(settings.offsets_retention_check_interval_ms / 1000, self.expire_offsets)
 
     async def close(self) -> None:
+        """Stop. When it returns, no thread writes to the data folder any more."""
+        self._closing = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        running = [self._compacting] if self._compacting is not None else []
+        await asyncio.gather(*self._tasks, *running, return_exceptions=True)
 
     def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.create_task(self._repeat(interval_s, action)))
@@ -102,7 +108,11 @@ class Housekeeping:
                 work = plan(log, self._broker.clock.wall_ms())
                 if work is None:
                     continue
-                cleaned = await asyncio.to_thread(run, work)
+                disk = self._broker.topics.resources.disk
+                self._compacting = asyncio.ensure_future(
+                    asyncio.to_thread(run, work, disk=disk, stopped=lambda: self._closing)
+                )
+                cleaned = await asyncio.shield(self._compacting)
                 if log.failed is None:
                     install(log, cleaned)
                     self._broker.stats.compactions += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -146,7 +147,8 @@ async def serve_metrics(broker: Broker, host: str, port: int, stack: contextlib.
     try:
         server = await asyncio.start_server(answer, host, port, limit=_MAX_REQUEST_BYTES)
     except OSError as error:
-        raise BrokerUnavailableError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise BrokerUnavailableError(f"cannot serve metrics on {host}:{port}: {reason}") from error
     stack.callback(server.close)
     bound_host, bound_port = server.sockets[0].getsockname()[:2]
     return f"{bound_host}:{bound_port}"

@@ -18,7 +18,7 @@ from penstock.broker.address import BrokerAddress, remove_address, write_address
 from penstock.broker.broker import NODE_ID, Broker, NodeAddress
 from penstock.broker.connection import Connection
 from penstock.broker.settings import BrokerSettings
-from penstock.errors import BrokerUnavailableError, ConfigError
+from penstock.errors import BrokerUnavailableError, ConfigError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,10 @@ class ServeOptions:
 
 async def serve(options: ServeOptions, on_ready: Callable[[BrokerAddress], None]) -> None:
     """Serve the folder until SIGTERM or SIGINT, or until idle for too long. `on_ready` hears where it listens."""
-    broker = Broker(options.data_folder, settings=options.settings, flushes=options.flushes)
+    try:
+        broker = Broker(options.data_folder, settings=options.settings, flushes=options.flushes)
+    except OSError as error:
+        raise StorageError(f"the log in {options.data_folder} cannot be opened: {error}") from error
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,7 +67,7 @@ async def serve(options: ServeOptions, on_ready: Callable[[BrokerAddress], None]
             )
         except OSError as error:
             raise BrokerUnavailableError(
-                f"cannot listen on {options.host}:{options.port}: {error.strerror or error}. Choose another --listen, "
+                f"cannot listen on {options.host}:{options.port}: {_reason(error)}. Choose another --listen, "
                 "or HOST:0 for a free port"
             ) from error
         stack.callback(server.close)
@@ -104,6 +107,11 @@ async def _until_stopped(broker: Broker, stopped: asyncio.Event, idle_limit_s: f
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), idle_limit_s / _IDLE_CHECKS_PER_LIMIT)
+
+
+def _reason(error: OSError) -> str:
+    """What the operating system says. asyncio's own words repeat the address, and differ from version to version."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _calm_garbage_collector() -> None:

@@ -161,7 +161,8 @@ class _Cleaning:
 
     def _open(self, source: Source) -> Segment:
         segment = Segment(self._plan.folder, source.base_offset, self._resources, _INDEX_INTERVAL_BYTES)
-        segment.load_sealed(source.next_offset)
+        clean = source.base_offset < self._plan.first_dirty_offset
+        segment.load_sealed(source.next_offset, clean=clean)
         if segment.size != source.size_bytes:
             raise StorageError(f"{segment.path} has {segment.size} bytes instead of {source.size_bytes}")
         return segment

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import threading
 from typing import Any, Final
 
 import cramjam
@@ -45,6 +46,7 @@ _STREAMS: Final[dict[int, Any]] = {GZIP: cramjam.gzip, LZ4: cramjam.lz4, ZSTD: c
 _FIRST_GUESS_BYTES = 64 * 1024
 _FIRST_GUESS_RATIO = 8
 _GROWTH = 4
+_SCRATCH_BYTES = 8 * 1024 * 1024
 
 
 def decompress(codec: int, data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:
@@ -83,18 +85,36 @@ def _decompress_stream(codec: int, data: bytes | bytearray | memoryview, limit_b
     """Decompress into a buffer that grows, up to the limit, until the data fit."""
     size_bytes = min(limit_bytes, max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data)))
     while True:
-        out = bytearray(size_bytes)
+        buffer = _scratch.take(size_bytes)
         try:
-            length = _STREAMS[codec].decompress_into(data, out)
+            with memoryview(buffer) as whole, whole[:limit_bytes] as out:
+                length = _STREAMS[codec].decompress_into(data, out)
+                return bytes(out[:length])
         except cramjam.DecompressionError as error:
             if str(error) != _says_too_small(codec):
                 raise CorruptBatchError(f"the batch's {NAMES[codec]} data are damaged: {error}") from error
-            if size_bytes >= limit_bytes:
+            if len(buffer) >= limit_bytes:
                 raise _too_large(codec, limit_bytes + 1, limit_bytes) from error
-        else:
-            with memoryview(out) as filled:
-                return bytes(filled[:length])
-        size_bytes = min(limit_bytes, size_bytes * _GROWTH)
+        finally:
+            _scratch.give_back(buffer)
+        size_bytes = min(limit_bytes, len(buffer) * _GROWTH)
+
+
+class _Scratch(threading.local):
+    """A buffer for each thread that is used again and again: a new one costs as much as decompressing into it."""
+
+    _kept = bytearray()
+
+    def take(self, size_bytes: int) -> bytearray:
+        kept, self._kept = self._kept, bytearray()
+        return kept if len(kept) >= size_bytes else bytearray(size_bytes)
+
+    def give_back(self, buffer: bytearray) -> None:
+        if len(buffer) <= _SCRATCH_BYTES:
+            self._kept = buffer
+
+
+_scratch = _Scratch()
 
 
 @functools.cache

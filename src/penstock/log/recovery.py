@@ -130,7 +130,7 @@ def _restore(log: PartitionLog, checkpoint: PartitionCheckpoint) -> bool:
 
 def _read_from(log: PartitionLog, start: PartitionCheckpoint, report: RecoveryReport) -> None:
     for segment, following in zip(log.segments, log.segments[1:], strict=False):
-        segment.load_sealed(following.base_offset)
+        segment.load_sealed(following.base_offset, clean=segment.base_offset < log.clean_offset)
         if segment.next_offset < following.base_offset:
             _report_missing(log, following, segment.next_offset, report)
         if segment.base_offset >= start.recovery_segment:

@@ -178,10 +178,11 @@ class Segment:
 
     # Opening what is there.
 
-    def load_sealed(self, following: int) -> None:
+    def load_sealed(self, following: int, *, clean: bool = False) -> None:
         """Make ready to read a segment that others follow, the first of them from offset `following` on.
 
-        Its seal says what it is; the whole file is read only where there is none, or one of another file.
+        Its seal says what it is; the whole file is read only where there is none, or one of another file. Then it
+        matters if it is `clean`: compaction has been over it, so that offsets that are not there need not be damage.
         """
         self.sealed = True
         self.size = self.path.stat().st_size
@@ -193,7 +194,7 @@ class Segment:
         except FileNotFoundError:
             seal = None
         if seal is None or seal.size_bytes != self.size:
-            self.rebuild_index()
+            self.rebuild_index(compacted=clean or self._looks_compacted())
         else:
             self._adopt(seal)
 
@@ -222,7 +223,7 @@ class Segment:
         except FileNotFoundError:
             index, seal = SparseIndex(self.index_interval_bytes), None
         if self.sealed and seal is None:
-            self.rebuild_index()
+            self.rebuild_index(compacted=self.compacted)
         else:
             self._index = index
 
@@ -234,9 +235,8 @@ class Segment:
         """Use an index that recovery has made, for a segment that is still written to."""
         self._index = index
 
-    def rebuild_index(self) -> None:
+    def rebuild_index(self, *, compacted: bool) -> None:
         """Make the index of a sealed segment anew from the batches themselves, and write it."""
-        compacted = self.compacted or self._looks_compacted()
         index = SparseIndex(0 if compacted else self.index_interval_bytes)
         reached = self.base_offset
         self.max_timestamp = self.first_timestamp = NO_TIMESTAMP
@@ -256,7 +256,7 @@ class Segment:
         self.seal(compacted=compacted)
 
     def _looks_compacted(self) -> bool:
-        """Whether offsets are left out, and none is out of order: so looks a compacted segment whose seal was lost.
+        """Whether offsets are left out, and none is out of order: so looks a compacted segment.
 
         A damaged offset in a segment that was never compacted is out of order with the next one, or with the end.
         """
@@ -267,7 +267,7 @@ class Segment:
                 return False
             left_out = left_out or base > expected
             expected = last + 1
-        return left_out or (not self.size and self.next_offset > self.base_offset)
+        return left_out
 
     # Reading.
 

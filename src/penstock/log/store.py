@@ -108,6 +108,10 @@ class TopicStore:
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
+    def is_known(self, name: str) -> bool:
+        """Whether there is such a topic, be it one whose description is damaged and that cannot be served."""
+        return name in self._topics or name in self._damaged
+
     def by_id(self, topic_id: uuid.UUID) -> Topic | None:
         return self._by_id.get(topic_id)
 

@@ -206,6 +206,8 @@ class World:
         self.settings = settings or GroupSettings()
         self.ids = (f"id{number}" for number in itertools.count(1))
         self.tasks: list[asyncio.Task[Any]] = []
+        self.transactions: dict[int, ErrorCode] = {}
+        """By producer id: why it has no transaction open; those that are not in it have one."""
         self.groups = self._coordinator()
 
     def restart(self) -> None:
@@ -289,7 +291,13 @@ class World:
         return None if described is None else described.state.value
 
     def _coordinator(self) -> GroupCoordinator:
-        groups = GroupCoordinator(self.topic, self.clock, self.settings, new_id=lambda: next(self.ids))
+        groups = GroupCoordinator(
+            self.topic,
+            self.clock,
+            self.settings,
+            verify_transaction=lambda _, producer_id, *__: self.transactions.get(producer_id, ErrorCode.none),
+            new_id=lambda: next(self.ids),
+        )
         groups.load()
         return groups
 

@@ -197,6 +197,29 @@ async def test_offsets_are_committed_in_a_transaction(version: int) -> None:
     assert broker.world.committed("g") == 10
 
 
+@every_version(TXN_OFFSET_COMMIT)
+@pytest.mark.parametrize(
+    ("refusal", "before_four", "from_four"),
+    [
+        (ErrorCode.transaction_abortable, ErrorCode.invalid_txn_state, ErrorCode.transaction_abortable),
+        (ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch, ErrorCode.invalid_producer_epoch),
+        (
+            ErrorCode.invalid_producer_id_mapping,
+            ErrorCode.invalid_producer_id_mapping,
+            ErrorCode.invalid_producer_id_mapping,
+        ),
+    ],
+)
+@in_a_loop
+async def test_a_commit_outside_of_a_transaction_is_refused_in_words_that_the_producer_knows(
+    version: int, refusal: ErrorCode, before_four: ErrorCode, from_four: ErrorCode
+) -> None:
+    broker = BrokerDouble()
+    broker.world.transactions[5] = refusal
+    answer = await broker.ask(TXN_OFFSET_COMMIT, version, txn_fields(version))
+    assert answer.topics[0].partitions[0].error_code is (from_four if version >= 4 else before_four)
+
+
 @pytest.mark.parametrize("version", range(3, 6))
 @in_a_loop
 async def test_a_transaction_of_a_former_member_is_refused(version: int) -> None:

@@ -211,6 +211,16 @@ async def test_what_cannot_be_committed_in_a_transaction(
 
 
 @in_a_loop
+async def test_offsets_outside_of_a_transaction_are_refused_before_anything_else_is_looked_at() -> None:
+    world = World()
+    world.transactions[PRODUCER] = ErrorCode.transaction_abortable
+    with pytest.raises(ProtocolError, match="transaction_abortable"):
+        await commit_pending(world, 9, member_id="ghost", generation=7)
+    assert world.topic.batches == []
+    assert world.groups.open_transactions() == []
+
+
+@in_a_loop
 async def test_what_the_log_says_about_an_old_producer_reaches_it() -> None:
     world = World()
     world.topic.refuses = InvalidProducerEpochError("a newer instance exists")

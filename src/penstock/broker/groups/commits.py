@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from functools import partial
 
 from kio.schema.errors import ErrorCode
@@ -21,6 +21,10 @@ from penstock.broker.groups.records import CommittedOffset, offset_key, offset_v
 from penstock.broker.groups.settings import GroupSettings
 from penstock.broker.groups.state import GroupState
 
+VerifyTransaction = Callable[[str, int, int, int], ErrorCode]
+"""Whether a transaction is open that a partition of `__consumer_offsets` is part of: transactional id, producer id,
+epoch, partition. Offsets that were taken outside of one would wait for a marker that never comes."""
+
 
 class Commits:
     def __init__(
@@ -31,7 +35,9 @@ class Commits:
         rebalances: Rebalances,
         clock: Clock,
         settings: GroupSettings,
+        verify_transaction: VerifyTransaction,
     ) -> None:
+        self._verify_transaction = verify_transaction
         self._groups = groups
         self._offsets = offsets
         self._journal = journal
@@ -60,13 +66,17 @@ class Commits:
         return await self._write(request, producer_id=-1, producer_epoch=-1)
 
     async def commit_in_transaction(
-        self, producer_id: int, producer_epoch: int, request: CommitRequest
+        self, transactional_id: str, producer_id: int, producer_epoch: int, request: CommitRequest
     ) -> dict[TopicPartition, ErrorCode]:
         """Store the offsets as part of the producer's transaction: they count once that is committed."""
         if not request.group_id:
             raise ProtocolError(ErrorCode.invalid_group_id)
         if producer_id < 0:
             raise ProtocolError(ErrorCode.invalid_producer_id_mapping)
+        partition = self._partition_of(request.group_id)
+        refusal = self._verify_transaction(transactional_id, producer_id, producer_epoch, partition)
+        if refusal is not ErrorCode.none:
+            raise ProtocolError(refusal)
         group = self._groups.get(request.group_id)
         if group is None:
             self._check_group_id(request.group_id)

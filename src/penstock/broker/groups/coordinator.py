@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from penstock.broker.contracts import Clock, InternalTopic, internal_partition
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups.commits import Commits
+from penstock.broker.groups.commits import Commits, VerifyTransaction
 from penstock.broker.groups.descriptions import GroupDescription, describe
 from penstock.broker.groups.group import Group
 from penstock.broker.groups.joining import Joining
@@ -46,6 +46,9 @@ class GroupCoordinator:
     change takes effect when it is durable, in the order of the log. A request that is cancelled, because its client
     went away, leaves nothing half done.
 
+    `verify_transaction` says whether a producer has a transaction open that includes a partition of the topic; without
+    it, every producer is trusted that it has.
+
     Requests that are refused as a whole raise ProtocolError; joins and syncs carry their error in the answer, because
     other things stand beside it there.
     """
@@ -56,6 +59,7 @@ class GroupCoordinator:
         clock: Clock,
         settings: GroupSettings | None = None,
         *,
+        verify_transaction: VerifyTransaction = lambda *_: ErrorCode.none,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
         settings = settings or GroupSettings()
@@ -68,7 +72,9 @@ class GroupCoordinator:
         self._rebalances = Rebalances(clock, settings, self._journal)
         self._joining = Joining(self._groups, self._rebalances, settings, new_id)
         self._membership = Membership(self._groups, self._rebalances)
-        self._commits = Commits(self._groups, self._offsets, self._journal, self._rebalances, clock, settings)
+        self._commits = Commits(
+            self._groups, self._offsets, self._journal, self._rebalances, clock, settings, verify_transaction
+        )
         self._retention = Retention(self._groups, self._offsets, self._commits, self._journal, clock, settings)
 
     def load(self) -> None:
@@ -132,11 +138,11 @@ class GroupCoordinator:
         return await self._commits.commit(request)
 
     async def commit_in_transaction(
-        self, producer_id: int, producer_epoch: int, request: CommitRequest
+        self, producer_id: int, producer_epoch: int, request: CommitRequest, *, transactional_id: str = ""
     ) -> dict[TopicPartition, ErrorCode]:
         """Store offsets that count once `complete_transaction` commits them."""
         self._check_open()
-        return await self._commits.commit_in_transaction(producer_id, producer_epoch, request)
+        return await self._commits.commit_in_transaction(transactional_id, producer_id, producer_epoch, request)
 
     def complete_transaction(self, producer_id: int, commit: bool, partition: int | None = None) -> None:
         """The marker is in partition `partition` of `__consumer_offsets` (None: in all that it touches)."""

@@ -39,6 +39,7 @@ KEY_NAMES: Final = {
 """What Kafka keeps in the same topic for the group protocols that this broker does not speak, by key version."""
 
 _FIRST_FLEXIBLE_VALUE: Final = 4
+_OFFSET_HEAD: Final = struct.Struct(">hqih")
 _OFFSET_KEY_VERSION: Final = 1
 _GROUP_KEY_VERSION: Final = 2
 
@@ -156,6 +157,8 @@ def read_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
 
 
 def read_offset_value(data: bytes) -> CommittedOffset:
+    if data.startswith(b"\x00\x03") and len(data) >= _OFFSET_HEAD.size + 8:
+        return _read_current_offset_value(data)
     reader = FieldReader(data)
     version = _value_version(reader)
     offset = reader.int64()
@@ -168,6 +171,19 @@ def read_offset_value(data: bytes) -> CommittedOffset:
     return CommittedOffset(
         offset, leader_epoch, metadata, committed_at_ms, expires_at_ms if expires_at_ms != -1 else None
     )
+
+
+def _read_current_offset_value(data: bytes) -> CommittedOffset:
+    """The version that this broker writes, in one go: a start may have to read a million of them."""
+    _, offset, leader_epoch, length = _OFFSET_HEAD.unpack_from(data)
+    end = _OFFSET_HEAD.size + length
+    if length < 0 or end + 8 != len(data):
+        raise DamagedRecordError(f"its metadata of {length} bytes does not fit its {len(data)} bytes")
+    try:
+        metadata = data[_OFFSET_HEAD.size : end].decode()
+    except UnicodeDecodeError as error:
+        raise DamagedRecordError(f"its metadata is not UTF-8: {error}") from error
+    return CommittedOffset(offset, leader_epoch, metadata, int.from_bytes(data[end:], "big", signed=True))
 
 
 def read_group_value(data: bytes) -> StoredGroup:

@@ -30,6 +30,7 @@ def replay(
     what it would have changed stays as it was before, which for an offset means that records are read again.
     """
     groups: dict[str, StoredGroup] = {}
+    keys: dict[bytes, OffsetKey | GroupKey | UnknownKey] = {}
     for batch in batches:
         if batch.control is not None:
             here = batch.partition
@@ -40,7 +41,8 @@ def replay(
             continue
         for position, (key, value) in enumerate(batch.records):
             try:
-                _apply(batch, key, value, offsets, groups)
+                what = keys.get(key) or keys.setdefault(key, read_key(key))
+                _apply(batch, what, value, offsets, groups)
             except DamagedRecordError as error:
                 logger.warning(
                     "Skipped record %d of the batch at offset %d in partition %d of the group topic: it is damaged: %s",
@@ -53,9 +55,12 @@ def replay(
 
 
 def _apply(
-    batch: StoredBatch, key: bytes, value: bytes | None, offsets: OffsetStore, groups: dict[str, StoredGroup]
+    batch: StoredBatch,
+    what: OffsetKey | GroupKey | UnknownKey,
+    value: bytes | None,
+    offsets: OffsetStore,
+    groups: dict[str, StoredGroup],
 ) -> None:
-    what = read_key(key)
     match what:
         case OffsetKey(group, topic, partition):
             if value is None:

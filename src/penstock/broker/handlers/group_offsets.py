@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 _BY_ID: Final = 10
+_FIRST_WITH_ABORTABLE: Final = 4
 _NO_ID: Final = uuid.UUID(int=0)
 
 
@@ -66,9 +67,26 @@ async def txn_offset_commit(broker: Broker, request: Request) -> Fields:
     body = request.body
 
     def commit(offsets: CommitRequest) -> Awaitable[Mapping[TopicPartition, ErrorCode]]:
-        return broker.groups.commit_in_transaction(body.producer_id, body.producer_epoch, offsets)
+        return broker.groups.commit_in_transaction(
+            body.producer_id, body.producer_epoch, offsets, transactional_id=body.transactional_id
+        )
 
-    return await _commit(broker, request, generation=request.get("generation_id", -1), retention_ms=None, commit=commit)
+    answer = await _commit(
+        broker, request, generation=request.get("generation_id", -1), retention_ms=None, commit=commit
+    )
+    return _in_codes_of(request.version, answer)
+
+
+def _in_codes_of(version: int, answer: dict[str, Any]) -> Fields:
+    """Kafka never says PRODUCER_FENCED here, and TRANSACTION_ABORTABLE only to those who know it."""
+    for topic in answer["topics"]:
+        for partition in topic["partitions"]:
+            code = partition["error_code"]
+            if code is ErrorCode.producer_fenced:
+                partition["error_code"] = ErrorCode.invalid_producer_epoch
+            elif code is ErrorCode.transaction_abortable and version < _FIRST_WITH_ABORTABLE:
+                partition["error_code"] = ErrorCode.invalid_txn_state
+    return answer
 
 
 async def _commit(
@@ -78,7 +96,7 @@ async def _commit(
     generation: int,
     retention_ms: int | None,
     commit: Callable[[CommitRequest], Awaitable[Mapping[TopicPartition, ErrorCode]]],
-) -> Fields:
+) -> dict[str, Any]:
     """Commit what exists, and answer for every partition that was asked for."""
     body = request.body
     topics = _named(broker, body.topics)
@@ -228,4 +246,4 @@ HANDLERS: Final[dict[int, Handler]] = {
     28: txn_offset_commit,
     47: offset_delete,
 }
-VERSIONS: Final = {8: (2, 10), 9: (1, 10), 28: (0, 5), 47: (0, 0)}
+VERSIONS: Final = {8: (2, 10), 9: (1, 10), 28: (0, 4), 47: (0, 0)}

@@ -346,6 +346,10 @@ class TransactionCoordinator:
             for slot in slots:
                 slot.pending = None
 
+    def knows(self, producer_id: int) -> bool:
+        """Whether a transactional id writes as that producer. Nobody ends the transaction of one that is unknown."""
+        return self._slots.knows(producer_id)
+
     def is_ongoing(self, producer_id: int, epoch: int, topic: str, partition: int) -> bool:
         """Whether that producer has a transaction open that this partition is part of: may it write there?"""
         return self._slots.is_ongoing(producer_id, epoch, topic, partition)

@@ -103,6 +103,9 @@ class Slots:
             return ErrorCode.producer_fenced
         return slot
 
+    def knows(self, producer_id: int) -> bool:
+        return producer_id in self._by_producer
+
     def is_ongoing(self, producer_id: int, epoch: int, topic: str, partition: int) -> bool:
         slot = self._by_producer.get(producer_id)
         if slot is None:

@@ -18,7 +18,8 @@ from penstock.log.arrow.spans import MOST_BYTES, DamagedBatch, DamagedRecord
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
-CHUNK_BYTES: Final = 16 * 1024 * 1024
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Small enough for the columns of a chunk to be made in memory that is still warm from the one before."""
 
 _UNKNOWN: Final = Origin()
 

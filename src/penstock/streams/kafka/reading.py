@@ -127,6 +127,7 @@ class Reader(Iterator[Record]):
         """Wait for more records, for a slice of time. Raises StopIteration at the end."""
         with self._lock:
             if self._error is not None:
+                self._let_go()
                 raise self._error
             if self._ended or self._consumer is None:
                 self._let_go()
@@ -216,9 +217,7 @@ class Reader(Iterator[Record]):
 
     def _fail(self, error: Exception) -> None:
         """The next record that is asked for, once those that have come are given out, is this error."""
-        if self._error is None:
-            self._error = error
-            self._let_go()
+        self._error = self._error or error
 
     def _let_go(self) -> None:
         if self._consumer is not None:

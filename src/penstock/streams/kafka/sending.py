@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from penstock.errors import ConfigError, DeliveryError
+from penstock.errors import ConfigError, ConnectionClosedError, DeliveryError
 from penstock.model import Headers, Receipt
 from penstock.streams.kafka.failures import not_delivered, reason_of
 from penstock.streams.kafka.settings import Configuration
@@ -21,6 +21,7 @@ _POLL_S: Final = 0.1
 """How long the thread that hears of deliveries may stay inside librdkafka: the most that `close` waits for it."""
 _SLICE_S: Final = 0.2
 """Waits are cut into slices, so that Ctrl-C is noticed between them."""
+_HURRY_S: Final = 0.001
 _FAILURES_KEPT: Final = 10_000
 """Failed receipts that are kept until `flush`, which raises those that nobody has looked at; the others are counted."""
 
@@ -30,7 +31,7 @@ class Sender:
 
     def __init__(self, configuration: Configuration, delivery_timeout_s: float) -> None:
         try:
-            self._producer = Producer(configuration)
+            self._living: Producer | None = Producer(configuration)
         except KafkaException as error:
             raise ConfigError(f"librdkafka does not take its settings: {error}") from error
         self._delivery_timeout_s = delivery_timeout_s
@@ -39,9 +40,14 @@ class Sender:
         self._failed: list[Receipt] = []
         self._failed_beyond = 0
         self._stopping = threading.Event()
-        self._hurry_once = functools.partial(self._producer.flush, 0.001)
         self._thread = threading.Thread(target=self._hear, name="penstock-deliveries", daemon=True)
         self._thread.start()
+
+    @property
+    def _producer(self) -> Producer:
+        if self._living is None:
+            raise ConnectionClosedError("the connection is closed: connect again")
+        return self._living
 
     @property
     def unacknowledged(self) -> int:
@@ -98,6 +104,7 @@ class Sender:
         finally:
             self._stopping.set()
             self._thread.join()
+            self._living = None  # with the last reference go librdkafka's threads and sockets
 
     def _raise_failures(self) -> None:
         with self._lock:
@@ -129,7 +136,7 @@ class Sender:
                 if now_s >= deadline_s:
                     raise DeliveryError(
                         f"no room for a record for topic {topic!r} within {self._delivery_timeout_s:g} s: "
-                        f"{self._open} records wait for an acknowledgement; see that the broker runs and can be reached"
+                        f"{self._open - 1} records wait for an acknowledgement; see that the broker runs"
                     ) from None
                 self._producer.poll(_POLL_S)
             except KafkaException as error:
@@ -149,7 +156,9 @@ class Sender:
 
     def _hurry(self) -> None:
         """Somebody waits for a receipt: send what there is now, instead of waiting for more to fill the batch."""
-        self._hurry_once()
+        producer = self._living
+        if producer is not None:
+            producer.flush(_HURRY_S)
 
     def _hear(self) -> None:
         while not self._stopping.is_set():

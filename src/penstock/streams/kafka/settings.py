@@ -9,6 +9,9 @@ from penstock.streams.options import Options
 
 logger = logging.getLogger("penstock.streams.kafka.librdkafka")
 
+# A user's settings are for producers and readers alike; each warns of those that are meant for the other.
+logger.addFilter(lambda line: not line.getMessage().startswith("CONFWARN"))
+
 Configuration = dict[str, Any]
 
 LARGEST_RECORD_BYTES: Final = 100_000_000
