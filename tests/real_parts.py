@@ -32,6 +32,11 @@ def kafkajs_modules() -> Path:
     return _or_skip(parts.kafkajs_modules)
 
 
+def quixstreams_python() -> Path:
+    """The python program of an environment that has Quix Streams in it."""
+    return _or_skip(parts.quixstreams_python)
+
+
 def java() -> str:
     """A java program new enough for an Apache Kafka 4.x server."""
     return _or_skip(parts.java)

@@ -63,7 +63,7 @@ class Server(Protocol):
 class ServerProcess:
     """One process of a server: started in a session of its own, stopped within a bound, its output kept in a file."""
 
-    def __init__(self, command: Sequence[str], output: Path) -> None:
+    def __init__(self, command: Sequence[str], output: Path, environment: Mapping[str, str] | None = None) -> None:
         self._output = output
         with output.open("ab") as sink:
             self._output_start_bytes = sink.tell()
@@ -73,7 +73,7 @@ class ServerProcess:
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             )
 
     @property

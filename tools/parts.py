@@ -18,6 +18,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 KAFKA_POM: Final = ROOT / "tools" / "kafka" / "pom.xml"
 KAFKAJS_PACKAGE: Final = ROOT / "tools" / "kafkajs" / "package.json"
+QUIXSTREAMS_REQUIREMENTS: Final = ROOT / "tools" / "quixstreams" / "requirements.txt"
 JAVA_MINIMUM: Final = 17
 """Apache Kafka 4.x servers refuse to start on anything older."""
 JVM_FOLDER: Final = Path("/usr/lib/jvm")
@@ -65,6 +66,11 @@ def mvn() -> str:
 def kafkajs_modules() -> Path:
     """The `node_modules` folder that holds kafkajs: what NODE_PATH must name."""
     return _from_cache("kafkajs", "kafkajs/node_modules")
+
+
+def quixstreams_python() -> Path:
+    """The python of an environment that has Quix Streams in it."""
+    return _from_cache("quixstreams", "quixstreams") / "bin" / "python"
 
 
 def kafka_jars() -> Path:

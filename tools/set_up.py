@@ -1,9 +1,9 @@
 """Gets the real parts: `python -m tools.set_up`.
 
 Programs come from the system's packages (only as root, only where there is apt-get), kafkajs from npm, Apache Kafka
-from Maven, each with the settings the machine already has for that tool. A part that is already there costs nothing. A
-part that cannot be had is told in one line and noted in the cache folder; the exit code is 0 all the same, because the
-tests that need it skip themselves with that note as their reason.
+from Maven, Quix Streams from pip, each with the settings the machine already has for that tool. A part that is already
+there costs nothing. A part that cannot be had is told in one line and noted in the cache folder; the exit code is 0 all
+the same, because the tests that need it skip themselves with that note as their reason.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MAVEN_DEPENDENCY_PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plug
 APT_TIMEOUT_S: Final = 240
 MAVEN_TIMEOUT_S: Final = 420
 NPM_TIMEOUT_S: Final = 120
+PIP_TIMEOUT_S: Final = 240
 REASON_LENGTH: Final = 300
 
 
@@ -59,7 +60,8 @@ def main() -> int:
         for program in PROGRAMS:
             settle(program.part, functools.partial(install_program, program))
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda step: settle(*step), (("kafka", fetch_kafka), ("kafkajs", fetch_kafkajs))))
+            steps = (("kafka", fetch_kafka), ("kafkajs", fetch_kafkajs), ("quixstreams", fetch_quixstreams))
+            list(pool.map(lambda step: settle(*step), steps))
     return 0
 
 
@@ -175,6 +177,22 @@ def fetch_kafkajs() -> str:
         )
         stamp(fresh, recipe)
     return str(modules)
+
+
+def fetch_quixstreams() -> str:
+    folder = parts.cache_folder() / "quixstreams"
+    recipe = digest(parts.QUIXSTREAMS_REQUIREMENTS)
+    if folder.is_dir() and stamp_of(folder) == recipe:
+        return str(folder)
+    say("quixstreams: installing it into an environment of its own")
+    with fresh_folder(folder) as fresh:
+        python, requirements = str(fresh / "bin" / "python"), str(parts.QUIXSTREAMS_REQUIREMENTS)
+        make = [sys.executable, "-m", "venv", "--without-pip", str(fresh)]
+        fill = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--requirement", requirements]
+        for command in (make, fill):
+            run(command, timeout_s=PIP_TIMEOUT_S, telling=r"^(ERROR|Error): ")
+        stamp(fresh, recipe)
+    return str(folder)
 
 
 @contextmanager

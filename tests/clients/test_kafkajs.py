@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from tests import real_parts
 from tests.clients import confluent
@@ -70,7 +71,10 @@ def test_transactions_are_seen_when_they_are_committed(server: Server) -> None:
 
 
 def test_topics_and_groups_are_administered(server: Server) -> None:
-    seen = run(server, "admin.js", topic=fresh(), other=fresh(), group=fresh("group"))
+    read, group = confluent.create_topic(server, partitions=2), fresh("group")
+    with confluent.consumer(server, group) as reader:
+        reader.commit(offsets=[TopicPartition(read, 0, 3)], asynchronous=False)
+    seen = run(server, "admin.js", topic=fresh(), other=fresh(), group=group, read=read)
     deleted = seen.pop("deletedGroup")
     assert [row["errorCode"] for row in deleted] == [0]
     assert seen == {
@@ -82,7 +86,10 @@ def test_topics_and_groups_are_administered(server: Server) -> None:
         "retention": ["5000"],
         "offsets": {"partition": 0, "offset": "4", "high": "4", "low": "0"},
         "afterDeletion": {"partition": 0, "offset": "4", "high": "4", "low": "2"},
-        "groupOffsets": [{"partition": 0, "offset": "3", "metadata": None}],
+        "groupOffsets": [
+            {"partition": 0, "offset": "3", "metadata": None},
+            {"partition": 1, "offset": "-1", "metadata": None},
+        ],
         "listed": True,
         "state": "Empty",
         "deletedGroupAgain": "GROUP_ID_NOT_FOUND",

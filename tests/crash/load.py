@@ -15,6 +15,10 @@ GIVE_UP_MS: Final = 60_000
 """Longer than any crash of these tests: a record that fails has been refused, not forgotten."""
 FINISH_TIMEOUT_S: Final = 40.0
 
+PATIENT: Final[Mapping[str, Any]] = {"metadata.recovery.strategy": "none"}
+"""Come back to the one broker that there is. When that one is down, librdkafka 2.16 otherwise throws away all that it
+knows and starts from its bootstrap servers, in which a transactional producer gets stuck for ever, with Kafka too."""
+
 IDEMPOTENT: Final[Mapping[str, Any]] = {"enable.idempotence": True, "acks": "all"}
 WRITTEN_ONLY: Final[Mapping[str, Any]] = {"acks": 1, "max.in.flight": 1, "retries": 1000}
 """Acknowledged once it is written, not once it is on the disk; in order; a retry may repeat."""
@@ -81,6 +85,7 @@ class KeyedProducer(Worker):
             {
                 "bootstrap.servers": server.bootstrap,
                 **QUICK,
+                **PATIENT,
                 "linger.ms": 2,
                 "message.timeout.ms": GIVE_UP_MS,
                 "socket.timeout.ms": 10_000,

@@ -10,7 +10,7 @@ from typing import Final
 from confluent_kafka import KafkaException, TopicPartition
 
 from tests.clients import confluent
-from tests.crash.load import Worker
+from tests.crash.load import PATIENT, Worker
 from tests.servers import Server
 
 NOTHING: Final = -1001
@@ -75,7 +75,7 @@ class GroupReader(Worker):
         self._ledger = ledger
 
     def work(self) -> None:
-        with confluent.consumer(self._ledger.server, self._ledger.group) as consumer:
+        with confluent.consumer(self._ledger.server, self._ledger.group, PATIENT) as consumer:
             consumer.subscribe([self._ledger.topic])
             while not self.finishing.is_set():
                 positions: dict[int, int] = {}

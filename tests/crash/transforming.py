@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from tests.clients import confluent
-from tests.crash.load import Worker
+from tests.crash.load import PATIENT, Worker
 from tests.servers import Server
 
 STEP_TIMEOUT_S: Final = 10.0
@@ -45,10 +45,11 @@ class Transformer(Worker):
                 continue
 
     def _live(self) -> None:
-        settings = {"transactional.id": self.name, "transaction.timeout.ms": 20_000, "linger.ms": 0}
+        settings = {**PATIENT, "transactional.id": self.name, "transaction.timeout.ms": 20_000, "linger.ms": 0}
         producer = confluent.producer(self._server, settings)
         retried(lambda: producer.init_transactions(STEP_TIMEOUT_S))
-        with confluent.consumer(self._server, self._group, {"isolation.level": "read_committed"}) as consumer:
+        committed = {**PATIENT, "isolation.level": "read_committed"}
+        with confluent.consumer(self._server, self._group, committed) as consumer:
             consumer.subscribe([self._source])
             while not self.finishing.is_set():
                 self._step(consumer, producer)

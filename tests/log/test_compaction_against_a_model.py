@@ -99,7 +99,7 @@ class CompactedLog(RuleBasedStateMachine):
         if self.log.segments:
             self.log.roll()
 
-    @rule(buffer_bytes=st.sampled_from([24 * 8, 1 << 20]))
+    @rule(buffer_bytes=st.sampled_from([24 * 6, 1 << 20]))
     def compact(self, buffer_bytes: int) -> None:
         before = self.log.clean_offset
         cleaned = compact(self.log, self.now_ms, dedupe_buffer_bytes=buffer_bytes)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from penstock.cli.stream import examples
 from penstock.errors import ConfigError
+
+EXAMPLES: Final = examples(
+    "penstock serve",
+    "penstock serve --data ./data --listen 127.0.0.1:0",
+    "penstock serve --listen 0.0.0.0:9092 --advertise broker.example:9092 --config num.partitions=3",
+)
 
 
 class Flush(StrEnum):
@@ -41,10 +47,9 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[LogFormat, typer.Option(help="text for people, json for programs.")] = LogFormat.text,
 ) -> None:
-    """Serve the log in a folder to every Kafka client, until stopped.
+    """Serve the log in a folder to every Kafka client, until stopped."""
+    import asyncio
 
-    Example: penstock serve --data ./data --listen 127.0.0.1:9092
-    """
     # kio loads hypothesis where it is installed, for its own tests: a quarter of a second that a server need not spend.
     sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]
     from penstock.broker.address import BrokerAddress

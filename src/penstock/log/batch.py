@@ -166,7 +166,7 @@ def _read_record(data: bytes, position: int, base_offset: int, base_timestamp: i
         if name is None:
             raise CorruptBatchError("a header has no name")
         content, position = _read_bytes(data, position)
-        headers.append((name.decode(), content))
+        headers.append((name.decode(errors="surrogateescape"), content))
     record = StoredRecord(base_offset + offset_delta, base_timestamp + timestamp_delta, key, value, tuple(headers))
     return record, position
 
@@ -257,7 +257,7 @@ def _write_record(body: bytearray, record: NewRecord | StoredRecord, timestamp_d
     _write_bytes(content, record.value)
     write_varint(content, len(record.headers))
     for name, value in record.headers:
-        _write_bytes(content, name.encode())
+        _write_bytes(content, name.encode(errors="surrogateescape"))
         _write_bytes(content, value)
     write_varint(body, len(content))
     body += content

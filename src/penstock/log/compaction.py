@@ -88,12 +88,11 @@ def _roll_old(log: PartitionLog, now_ms: int) -> None:
 def _cleanable(log: PartitionLog, first_dirty: int, now_ms: int) -> list[Segment]:
     """The segments up to the first that must not be compacted yet."""
     undecided = log.last_stable_offset
-    youngest_ms = now_ms - log.config.min_compaction_lag_ms
+    lag_ms = log.config.min_compaction_lag_ms
     found: list[Segment] = []
     for segment in log.segments[:-1]:
-        if segment.next_offset > undecided:
-            break
-        if segment.next_offset > first_dirty and segment.newest_ms > youngest_ms:
+        too_young = lag_ms > 0 and segment.next_offset > first_dirty and segment.newest_ms > now_ms - lag_ms
+        if segment.next_offset > undecided or too_young:
             break
         found.append(segment)
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import struct
 import threading
+import zlib
 from typing import Any, Final
 
 import cramjam
@@ -40,7 +41,10 @@ _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 0x80000000
 _LZ4_END = _BLOCK_LENGTH.pack(0)
 
-_STREAMS: Final[dict[int, Any]] = {GZIP: cramjam.gzip, LZ4: cramjam.lz4, ZSTD: cramjam.zstd}
+_GZIP_FORMAT = 16 + zlib.MAX_WBITS
+_GZIP_WINDOW_BYTES = 16 * 1024
+
+_STREAMS: Final[dict[int, Any]] = {LZ4: cramjam.lz4, ZSTD: cramjam.zstd}
 """The codecs that rarely say how large their data expand to; what they say could be a lie anyway."""
 
 _FIRST_GUESS_BYTES = 64 * 1024
@@ -59,6 +63,8 @@ def decompress(codec: int, data: bytes | bytearray | memoryview, limit_bytes: in
         if len(data) > limit_bytes:
             raise _too_large(codec, len(data), limit_bytes)
         return bytes(data)
+    if codec == GZIP:
+        return _decompress_gzip(data, limit_bytes)
     if codec == SNAPPY:
         return _decompress_snappy(data, limit_bytes)
     if codec in _STREAMS:
@@ -79,6 +85,30 @@ def compress(codec: int, data: bytes | bytearray | memoryview) -> bytes:
     if codec == ZSTD:
         return bytes(cramjam.zstd.compress(data))
     raise ValueError(f"no compression codec has the number {codec}; choose from 0 to 4: {', '.join(NAMES)}")
+
+
+def _decompress_gzip(data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:
+    """By zlib, which can be held to a size. In windows, as it copies what stands behind the end of each member."""
+    source = memoryview(data)
+    parts: list[bytes] = []
+    size_bytes = at = 0
+    member = zlib.decompressobj(_GZIP_FORMAT)
+    while at < len(source):
+        window = source[at : at + _GZIP_WINDOW_BYTES]
+        try:
+            part = member.decompress(window, limit_bytes - size_bytes + 1)
+        except zlib.error as error:
+            raise CorruptBatchError(f"the batch's gzip data are damaged: {error}") from error
+        size_bytes += len(part)
+        if size_bytes > limit_bytes:
+            raise _too_large(GZIP, size_bytes, limit_bytes)
+        parts.append(part)
+        at += len(window) - len(member.unused_data)
+        if member.eof:
+            if at == len(source):
+                return b"".join(parts)
+            member = zlib.decompressobj(_GZIP_FORMAT)
+    raise CorruptBatchError("the batch's gzip data are damaged: they end too early")
 
 
 def _decompress_stream(codec: int, data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:

@@ -120,6 +120,8 @@ class PartitionLog:
         if report.scanned_bytes and not resources.read_only:
             # Readers are about to see what a killed process left in the system's memory: it must not vanish again.
             log.sync()
+            if log.checkpointed_offset < 0:
+                log.checkpoint()
         log.high_watermark = log.end_offset
         return log, report
 

@@ -73,7 +73,7 @@ def recover(log: PartitionLog) -> RecoveryReport:
     log.log_start_offset = checkpoint.log_start_offset if checkpoint else 0
     log.clean_offset = checkpoint.clean_offset if checkpoint else 0
     if log.segments and log.log_start_offset < log.segments[0].base_offset:
-        if checkpoint:
+        if checkpoint and not read_only:
             _report_missing(log, log.segments[0], log.log_start_offset, report)
         log.log_start_offset = log.segments[0].base_offset
     start = _trusted_start(log, checkpoint)
@@ -81,12 +81,37 @@ def recover(log: PartitionLog) -> RecoveryReport:
     log.synced_offset = start.recovery_offset
     log.checkpointed_offset = start.recovery_offset if checkpoint else -1
     _read_from(log, start, report)
+    if checkpoint is None:
+        cleaned = (segment.base_offset + 1 for segment in log.segments if segment.compacted)
+        log.clean_offset = max(cleaned, default=0)
     if checkpoint and log.end_offset < checkpoint.recovery_offset:
         _report_lost_end(log, checkpoint, report)
     if not read_only:
         log.write_aborted()
     report.seconds = time.perf_counter() - started
     log.note_recovered()
+    return report
+
+
+def take_in_more(log: PartitionLog, new_bases: list[int]) -> RecoveryReport:
+    """Let a read-only partition follow what its owner has written since: more batches, and the segments `new_bases`.
+
+    The caller has listed the segments before, so a segment that others follow will not grow any more.
+    """
+    report = RecoveryReport()
+    new = [Segment(log.folder, base, log.resources, log.config.index_interval_bytes) for base in new_bases]
+    active = log.segments[-1]
+    start, active.size = active.size, active.path.stat().st_size
+    active.size = _replay(log, active, start, active.index, report)
+    active.next_offset = log.end_offset
+    for segment, following in zip(new, new_bases[1:], strict=False):
+        segment.load_sealed(following)
+        _replay(log, segment, 0, None, report)
+        log.end_offset = max(log.end_offset, segment.next_offset)
+    log.segments.extend(new)
+    if new:
+        active.sealed = True
+        _read_active(log, new[-1], None, report)
     return report
 
 
@@ -131,7 +156,7 @@ def _restore(log: PartitionLog, checkpoint: PartitionCheckpoint) -> bool:
 def _read_from(log: PartitionLog, start: PartitionCheckpoint, report: RecoveryReport) -> None:
     for segment, following in zip(log.segments, log.segments[1:], strict=False):
         segment.load_sealed(following.base_offset, clean=segment.base_offset < log.clean_offset)
-        if segment.next_offset < following.base_offset:
+        if segment.next_offset < following.base_offset and not log.resources.read_only:
             _report_missing(log, following, segment.next_offset, report)
         if segment.base_offset >= start.recovery_segment:
             position = start.recovery_position if segment.base_offset == start.recovery_segment else 0

@@ -133,12 +133,14 @@ _WALK: Final = struct.Struct(">qi4xb6xi8xq")
 """Base offset, length, magic, last offset delta and max timestamp: what walking needs of a header."""
 
 
-def walk(read_at: ReadAt, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+def walk(
+    read_at: Callable[[int, int], bytes | memoryview], position: int, end: int
+) -> Iterator[tuple[int, int, int, int, int]]:
     """(position, base offset, last offset, max timestamp, size) of each batch, from the headers alone.
 
     Stops at the first header that cannot be one; the caller compares where it got to with `end`.
     """
-    chunk = b""
+    chunk: bytes | memoryview = b""
     chunk_start = position
     while position + HEADER_BYTES <= end:
         at = position - chunk_start

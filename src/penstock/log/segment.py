@@ -302,6 +302,7 @@ class Segment:
         That batch is sound, and so is everything that was passed over to find it: no record is skipped. Raises
         CorruptSegmentError if the offset is lost in damage.
         """
+        offset = max(offset, self.base_offset)
         start = reached = self.index.position_for_offset(offset)
         for position, _, last, _, size in walk(self.read_at, start, self.size):
             reached = position + size

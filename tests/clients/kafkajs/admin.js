@@ -1,4 +1,4 @@
-// Creates, describes, alters, grows and deletes topics; lists and deletes groups.
+// Creates, describes, alters, grows and deletes given.topic; lists and deletes given.group, which has read given.read.
 "use strict";
 
 const { kafka, given, run } = require("./client");
@@ -54,8 +54,7 @@ run(async () => {
   await admin.deleteTopicRecords({ topic: given.topic, partitions: [{ partition: 0, offset: "2" }] });
   seen.afterDeletion = await offsets();
 
-  await admin.setOffsets({ groupId: given.group, topic: given.topic, partitions: [{ partition: 0, offset: "3" }] });
-  seen.groupOffsets = (await admin.fetchOffsets({ groupId: given.group, topics: [given.topic] }))[0].partitions;
+  seen.groupOffsets = (await admin.fetchOffsets({ groupId: given.group, topics: [given.read] }))[0].partitions;
   seen.listed = (await admin.listGroups()).groups.some((group) => group.groupId === given.group);
   seen.state = (await admin.describeGroups([given.group])).groups[0].state;
   seen.deletedGroup = await admin.deleteGroups([given.group]);

@@ -40,7 +40,9 @@ def decode(
     """The records of a buffer of whole record batches, as `schema(unit, views=views)`, in the order of their offsets.
 
     Left out: records before offset `start` and from offset `stop` on, transaction markers, and the records of `aborted`
-    transactions. A batch that the end of the buffer cuts off is not there yet, unless `origin` says that it must be.
+    transactions. Those of a transaction that is still open are not: a reader of committed data sets `stop` no further
+    than the last stable offset. A batch that the end of the buffer cuts off is not there yet, unless `origin` says that
+    it must be.
 
     Damage anywhere before `stop` raises CorruptSegmentError, which names the batch, and nothing is given out.
     `verify=False` trusts the checksums, for a caller who has just checked them; all else is checked regardless.

@@ -54,13 +54,14 @@ class Found(NamedTuple):
 def scan(
     buffer: memoryview, origin: Origin, stop: int | None, aborted: Iterable[AbortedTransaction], verify: bool
 ) -> Iterator[Found]:
-    """The batches with records for a reader of committed data, up to the first that begins at `stop` or behind it.
+    """The batches with records for a reader of committed data, as far as offset `stop`.
 
     Everything up to there is checked, also what is then left out: what a batch says about itself decides if it is.
+    What comes behind is not looked at.
     """
     rolled_back = _Aborted(aborted)
     position = next_offset = 0
-    while position < len(buffer):
+    while position < len(buffer) and (stop is None or next_offset < stop):
         left_bytes = len(buffer) - position
         header = _whole_header(buffer, position, origin)
         if header is None:

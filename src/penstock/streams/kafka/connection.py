@@ -175,15 +175,19 @@ class Connection:
                 self._parts.administration = TopicAdministration(admin)
             return self._parts.administration
 
-    def close(self) -> None:
-        """Flush, end all readers, and let go of the broker. Raises what `flush` raises; closed it is in any case."""
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, end all readers, and let go of the broker.
+
+        After `timeout` seconds, or else `delivery_timeout_s`, what is not acknowledged is given up. Raises
+        DeliveryError as `flush` does; closed it is in any case.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         self._forgotten.detach()
         if self._pid == os.getpid():  # a forked process has none of the threads that would be waited for
-            self._parts.close(self.options.delivery_timeout_s)
+            self._parts.close(self.options.delivery_timeout_s if timeout is None else timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -87,6 +87,11 @@ class Reader(Iterator[Record]):
             self._left -= 1
         return self._ready.popleft()
 
+    @property
+    def ready(self) -> int:
+        """How many records can be had without waiting."""
+        return len(self._ready)
+
     def close(self) -> None:
         """Stop reading. A thread that waits for the next record stops waiting.
 

@@ -82,7 +82,6 @@ def group_configuration(bootstrap: str, options: Options, group: str, reset: str
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
         "auto.offset.reset": reset,
-        "partition.assignment.strategy": "cooperative-sticky",
         "fetch.wait.max.ms": 100,
         "fetch.queue.backoff.ms": 5,
         **options.librdkafka,

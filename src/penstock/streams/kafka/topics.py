@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -23,8 +24,13 @@ from confluent_kafka.admin import (
 from penstock.errors import UnknownTopicError
 from penstock.model import Position, PositionKind
 from penstock.streams.kafka.failures import refused
+from penstock.streams.kafka.plain import NotKafkaError, PlainConnection
+from penstock.streams.url import Host
+
+logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S: Final = 30.0
+SIZES_TIMEOUT_S: Final = 5.0
 BROKER_DEFAULT: Final = -1
 
 Answer = TypeVar("Answer")
@@ -37,6 +43,14 @@ class TopicSummary:
     name: str
     partitions: tuple[int, ...]
     internal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What can be read in a partition: from the start offset to before the end offset."""
+
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +115,49 @@ class TopicAdministration:
             case PositionKind.POINTER:
                 return dict.fromkeys(partitions, int(position.pointer))
 
+    def spans(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Span]:
+        """What can be read in partitions of any topics; those that are not there (any more) are left out."""
+        asked = list(partitions)
+        spans: dict[tuple[str, int], Span] = {}
+        if not asked:
+            return spans
+        first = self._ask_offsets(dict.fromkeys(asked, OffsetSpec.earliest()))
+        end = self._ask_offsets(dict.fromkeys(asked, OffsetSpec.latest()))
+        for place in asked:
+            try:
+                what = f"the offsets of topic {place[0]!r} could not be looked up"
+                spans[place] = Span(answer_of(first[place], what).offset, answer_of(end[place], what).offset)
+            except UnknownTopicError:
+                continue
+        return spans
+
     def _offsets(self, topic: str, asked: Mapping[int, OffsetSpec]) -> Offsets:
         if not asked:
             return {}
-        places = {TopicPartition(topic, partition): spec for partition, spec in asked.items()}
-        futures = self.admin.list_offsets(places, isolation_level=IsolationLevel.READ_COMMITTED)
+        futures = self._ask_offsets({(topic, partition): spec for partition, spec in asked.items()})
         what = f"the offsets of topic {topic!r} could not be looked up"
-        return {place.partition: answer_of(future, what).offset for place, future in futures.items()}
+        return {partition: answer_of(future, what).offset for (_, partition), future in futures.items()}
+
+    def _ask_offsets(
+        self, asked: Mapping[tuple[str, int], OffsetSpec]
+    ) -> dict[tuple[str, int], concurrent.futures.Future[Any]]:
+        places = {TopicPartition(*place): spec for place, spec in asked.items()}
+        futures = self.admin.list_offsets(places, isolation_level=IsolationLevel.READ_COMMITTED)
+        return {(place.topic, place.partition): future for place, future in futures.items()}
+
+    def sizes(self) -> dict[tuple[str, int], int] | None:
+        """How many bytes each partition takes, copies not counted. None where that cannot be asked without security."""
+        sizes: dict[tuple[str, int], int] = {}
+        try:
+            brokers = self.admin.list_topics(timeout=ANSWER_TIMEOUT_S).brokers.values()
+            for broker in brokers:
+                with PlainConnection(Host(str(broker.host), int(broker.port)), SIZES_TIMEOUT_S) as connection:
+                    for place, size_bytes in connection.partition_sizes().items():
+                        sizes[place] = max(size_bytes, sizes.get(place, 0))
+        except (KafkaException, OSError, NotKafkaError) as error:
+            logger.info("the sizes of the topics are not known: %s", error)
+            return None
+        return sizes
 
     def create(self, topic: str, partitions: int | None, config: Mapping[str, str]) -> None:
         new = NewTopic(

@@ -1,0 +1,131 @@
+"""A write that a crash has interrupted: everything before it stays, and the log goes on where it ends."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.log.batch import StoredRecord
+from tests.log.engine import batch_of, open_log, put, put_values, read_all, reopen, segment_files
+
+SEED = 4
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> tuple[Path, list[StoredRecord], int]:
+    """A partition that was not closed: its folder, the records before the last batch, and where that batch starts."""
+    folder = tmp_path / "crashed"
+    log = open_log(folder)
+    expected = put_values(log, 9, per_batch=3)
+    log.checkpoint()
+    expected += put_values(log, 6, per_batch=3)
+    start = segment_files(folder)[-1].stat().st_size
+    put(log, batch_of([(b"last", b"x" * 10), (b"last", b"y")]))
+    last = segment_files(folder)[-1]
+    assert last.stat().st_size > start, "the last batch must not be alone in its segment"
+    return folder, expected, start
+
+
+def copies(folder: Path, copy: Path, start: int) -> Iterator[tuple[Path, int]]:
+    """The folder once for every byte of its last batch."""
+    for position in range(start, segment_files(folder)[-1].stat().st_size):
+        shutil.copytree(folder, copy)
+        yield segment_files(copy)[-1], position
+        shutil.rmtree(copy)
+
+
+def check_cut(segment: Path, expected: list[StoredRecord], start: int, torn_bytes: int, where: str) -> None:
+    log, report = reopen(segment.parent)
+    assert report.truncated_bytes == torn_bytes, where
+    assert not report.damaged, where
+    assert read_all(log) == expected, where
+    assert segment.stat().st_size == start, where
+    added = put_values(log, 2)
+    assert added[0].offset == len(expected), where
+    assert read_all(log) == expected + added, where
+    log.close()
+    assert read_all(open_log(segment.parent)) == expected + added, where
+
+
+def test_a_batch_torn_at_any_byte_is_cut_off(
+    crashed: tuple[Path, list[StoredRecord], int], tmp_path: Path
+) -> None:
+    folder, expected, start = crashed
+    for segment, end in copies(folder, tmp_path / "copy", start):
+        with segment.open("r+b") as file:
+            file.truncate(end)
+        check_cut(segment, expected, start, end - start, f"torn at byte {end - start}")
+
+
+@pytest.mark.parametrize("garbage", ["zeros", "noise", "an older batch"])
+def test_a_batch_whose_end_is_garbage_from_any_byte_on_is_cut_off(
+    crashed: tuple[Path, list[StoredRecord], int], tmp_path: Path, garbage: str
+) -> None:
+    folder, expected, start = crashed
+    size = segment_files(folder)[-1].stat().st_size
+    noise = random.Random(SEED)
+    for segment, position in copies(folder, tmp_path / "copy", start):
+        length = size - position
+        content = bytearray(segment.read_bytes())
+        tail = {
+            "zeros": bytes(length),
+            "noise": noise.randbytes(length),
+            "an older batch": (content[:start] * 2)[:length],
+        }[garbage]
+        if content[position:] == tail:
+            continue
+        content[position:] = tail
+        segment.write_bytes(content)
+        where = f"seed {SEED}: {garbage} from byte {position - start} on"
+        check_cut(segment, expected, start, size - start, where)
+
+
+def test_zeros_behind_the_last_batch_are_cut_off(crashed: tuple[Path, list[StoredRecord], int]) -> None:
+    folder, expected, _ = crashed
+    last = segment_files(folder)[-1]
+    size = last.stat().st_size
+    with last.open("ab") as file:
+        file.write(bytes(5000))
+    log, report = reopen(folder)
+    assert report.truncated_bytes == 5000
+    assert last.stat().st_size == size
+    assert read_all(log)[: len(expected)] == expected
+    assert log.end_offset == len(expected) + 2
+
+
+def test_damage_that_good_batches_follow_is_not_taken_for_a_torn_tail(
+    crashed: tuple[Path, list[StoredRecord], int],
+) -> None:
+    folder, expected, start = crashed
+    last = segment_files(folder)[-1]
+    content = bytearray(last.read_bytes())
+    content[70] ^= 1
+    last.write_bytes(content)
+    log, report = reopen(folder)
+    assert report.truncated_bytes == 0
+    assert [error.position for error in report.damaged] == [0]
+    assert log.end_offset == len(expected) + 2
+    assert last.stat().st_size == len(content) > start
+
+
+def test_a_crash_before_the_first_batch_was_written_leaves_an_empty_log(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "p")
+    log.roll()
+    assert segment_files(tmp_path / "p")
+    log, report = reopen(tmp_path / "p")
+    assert (log.end_offset, report.truncated_bytes) == (0, 0)
+    assert put_values(log, 1) == read_all(log)
+
+
+def test_a_crash_while_a_new_segment_was_begun_loses_nothing(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "p")
+    expected = put_values(log, 7)
+    log.roll()
+    log, _ = reopen(tmp_path / "p")
+    assert log.segments[-1].base_offset == 7
+    expected += put_values(log, 3)
+    assert read_all(open_log(tmp_path / "p")) == expected
