@@ -1,7 +1,7 @@
 """Real servers for tests: Apache Kafka as the reference, and our own broker, each a process that the test owns.
 
-Both are context managers and have `.bootstrap`. Neither outlives the process that started it, however that one ends: the
-kernel kills them with it.
+Both are context managers and have `.bootstrap`. Neither outlives the process that started it, however that one ends:
+the kernel kills them with it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LAST_WORDS_LENGTH: Final = 4000
 ANNOUNCEMENT: Final = re.compile(r"^penstock: listening on [\d.]+:(?P<port>\d+)\b", re.MULTILINE)
 """The line of `penstock serve` that tells which port it got."""
 
-# Runs a program that is killed when the process (strictly: the thread) that started it ends. It asks for that itself and
-# then becomes the program, so nothing of ours runs between fork and exec of a process with threads.
+# Runs a program that is killed when the process (strictly: the thread) that started it ends. It asks for that itself
+# and then becomes the program, so nothing of ours runs between fork and exec of a process with threads.
 LAUNCHER: Final = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1

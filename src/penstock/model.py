@@ -166,26 +166,21 @@ class Receipt:
     `result` waits for it. A failure that nobody looks at is not lost: `flush` and `close` raise it.
     """
 
-    __slots__ = ("_callbacks", "_error", "_hurry", "_offset", "_partition", "_waiter", "seen", "topic")
+    __slots__ = ("_callbacks", "_error", "_hurry", "_offset", "_partition", "_waiter", "done", "seen", "topic")
 
     _lock: ClassVar = threading.Lock()
     """Shared by all receipts, as it is held for a few instructions only, and there are very many of them."""
 
     def __init__(self, topic: str, hurry: Callable[[], None] | None = None) -> None:
         self.topic = topic
+        self.done = False
+        """Whether the record has been acknowledged or refused."""
         self.seen = False
         """Whether somebody has learnt from this receipt that its record was not delivered."""
         self._hurry = hurry
-        self._partition = -1
-        self._offset = -1
         self._error: DeliveryError | None = None
         self._waiter: threading.Event | None = None
-        self._callbacks: list[Callable[[Receipt], object]] | None = []
-
-    @property
-    def done(self) -> bool:
-        """Whether the record has been acknowledged or refused."""
-        return self._callbacks is None
+        self._callbacks: list[Callable[[Receipt], object]] | None = None
 
     @property
     def error(self) -> DeliveryError | None:
@@ -212,32 +207,34 @@ class Receipt:
         The callback must not wait for another receipt. What it raises is logged.
         """
         with self._lock:
-            if self._callbacks is not None:
-                self._callbacks.append(callback)
-                return
-        self._call(callback)
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(callback)
+        if self.done:
+            self._call_back()
+
+    # Settling takes no lock where nobody waits. It marks the receipt first and looks for who waits then; who wants to
+    # wait writes that down first and looks at the mark then. So one of them sees the other.
 
     def settle(self, partition: int, offset: int, error: DeliveryError | None = None) -> None:
         """Called by the stream, once: the record stands there, or `error` says why it does not."""
+        assert not self.done, f"the receipt of a record for {self.topic!r} was settled twice"
         self._partition = partition
         self._offset = offset
         self._error = error
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks, None
-            waiter = self._waiter
-        assert callbacks is not None, f"the receipt of a record for {self.topic!r} was settled twice"
-        if waiter is not None:
-            waiter.set()
-        for callback in callbacks:
-            self._call(callback)
+        self.done = True
+        if self._waiter is not None:
+            self._waiter.set()
+        if self._callbacks is not None:
+            self._call_back()
 
     def _wait(self, timeout: float | None) -> None:
         with self._lock:
-            if self._callbacks is None:
-                return
             if self._waiter is None:
                 self._waiter = threading.Event()
             waiter = self._waiter
+        if self.done:
+            return
         started_s = time.monotonic()
         while self._hurry is not None and not waiter.is_set():
             waited_s = time.monotonic() - started_s
@@ -250,11 +247,15 @@ class Receipt:
                 f"the record for {self.topic!r} was not acknowledged within {timeout:g} s; it is still being tried"
             )
 
-    def _call(self, callback: Callable[[Receipt], object]) -> None:
-        try:
-            callback(self)
-        except Exception:
-            logger.exception("a callback of a receipt for %r failed", self.topic)
+    def _call_back(self) -> None:
+        """Call each callback once, whichever thread comes first."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks or (), None
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("a callback of a receipt for %r failed", self.topic)
 
     def __repr__(self) -> str:
         if not self.done:

@@ -16,9 +16,10 @@ from confluent_kafka import (
     KafkaException,
     Message,
     Producer,
+    TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 from tests.clients.names import fresh
 from tests.clients.waiting import eventually
@@ -212,3 +213,12 @@ def delete_records(server: Server, topic: str, before: int, partition: int = 0) 
     """Forget everything before the offset."""
     place = TopicPartition(topic, partition, before)
     assert admin(server).delete_records([place])[place].result(TIMEOUT_S).low_watermark == before
+
+
+def described(server: Server, topic: str) -> tuple[str, int, dict[str, str]]:
+    """A topic's id, the number of its partitions and the settings of its own."""
+    description = admin(server).describe_topics(TopicCollection([topic]))[topic].result(TIMEOUT_S)
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    entries = admin(server).describe_configs([resource])[resource].result(TIMEOUT_S)
+    own = {name: entry.value for name, entry in entries.items() if not entry.is_default}
+    return str(description.topic_id), len(description.partitions), own

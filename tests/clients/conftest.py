@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -10,11 +12,9 @@ from confluent_kafka import TopicPartition
 
 from tests.clients import confluent
 from tests.clients.names import fresh
+from tests.clients.shared_server import shared
 from tests.clients.wire import Connection
 from tests.servers import ApacheKafka, Penstock, Server
-
-# One group, so that one worker of pytest-xdist runs all tests of the reference and Apache Kafka starts once.
-REFERENCE: Final = pytest.mark.xdist_group("apache-kafka")
 
 # Both servers get these: groups start at once, and transactions left open are looked for often.
 SETTINGS: Final = {
@@ -40,16 +40,25 @@ def penstock(running_penstock: Penstock) -> Iterator[Penstock]:
 
 
 @pytest.fixture(scope="session")
-def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    """The reference, with its coordinators loaded: it makes their topics when they are first asked for."""
-    with ApacheKafka(tmp_path_factory.mktemp("kafka"), SETTINGS) as server:
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Server]:
+    """The reference. One for the whole run: the folders of all workers of pytest-xdist have the same parent."""
+    own_folder = tmp_path_factory.getbasetemp()
+    folder = (own_folder if worker_id == "master" else own_folder.parent) / "apache-kafka"
+    with shared(folder, lambda: loaded_kafka(folder)) as server:
+        yield server
+
+
+@contextmanager
+def loaded_kafka(folder: Path) -> Iterator[Server]:
+    """Apache Kafka with its coordinators loaded: it makes their topics when they are first asked for."""
+    with ApacheKafka(folder, SETTINGS) as server:
         with confluent.consumer(server) as reader:
             reader.committed([TopicPartition("no-such-topic", 0)], timeout=confluent.TIMEOUT_S)
         confluent.producer(server, {"transactional.id": fresh("txn")}).init_transactions(confluent.TIMEOUT_S)
         yield server
 
 
-@pytest.fixture(params=["penstock", pytest.param("apache_kafka", marks=REFERENCE)])
+@pytest.fixture(params=["penstock", "apache_kafka"])
 def server(request: pytest.FixtureRequest) -> Server:
     """Our broker, and then the reference."""
     chosen: Server = request.getfixturevalue(request.param)

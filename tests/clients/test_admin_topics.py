@@ -46,6 +46,7 @@ def apply(server: Server, topic: str, *changes: tuple[str, str | None, AlterConf
 
 def test_a_new_topic_is_described_as_it_was_asked_for(server: Server) -> None:
     topic = confluent.create_topic(server, partitions=3)
+    confluent.eventually_listed(server, topic)
     (described,) = admin(server).describe_topics(TopicCollection([topic])).values()
     description = described.result(TIMEOUT_S)
     assert (description.name, description.is_internal) == (topic, False)
@@ -60,6 +61,7 @@ def test_a_new_topic_is_described_as_it_was_asked_for(server: Server) -> None:
 def test_a_topic_without_a_number_of_partitions_gets_the_default(server: Server) -> None:
     name = fresh()
     admin(server).create_topics([NewTopic(name)])[name].result(TIMEOUT_S)
+    confluent.eventually_listed(server, name)
     listed = admin(server).list_topics(name, timeout=TIMEOUT_S).topics[name]
     assert list(listed.partitions) == [0]
     assert len(listed.partitions[0].replicas) == 1
@@ -124,7 +126,11 @@ def test_a_topic_that_does_not_exist_cannot_be_deleted(server: Server) -> None:
 def test_partitions_can_be_added_but_never_taken_away(server: Server) -> None:
     topic, unknown = confluent.create_topic(server, partitions=2), fresh()
     confluent.grow_topic(server, topic, 4)
-    assert set(admin(server).list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions) == {0, 1, 2, 3}
+
+    def partitions() -> set[int]:
+        return set(admin(server).list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions)
+
+    eventually("there are four", lambda: partitions() == {0, 1, 2, 3})
     assert confluent.produce(server, topic, [b"x"], partition=3) == [0]
     for count in (4, 1):
         asked = admin(server).create_partitions([NewPartitions(topic, count)])

@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from tests.clients import confluent, wire
 from tests.clients.names import fresh
+from tests.clients.waiting import eventually
 from tests.clients.wire import Connection
 from tests.servers import Server
 
@@ -71,6 +72,17 @@ def found_group(connection: Connection, group: str | None = None, **more: Any) -
     return place
 
 
+def wait_for_rebalance(connection: Connection, place: Place, timeout_s: float = wire.TIMEOUT_S) -> None:
+    """Beat until the member is told that it must join again."""
+
+    def is_told() -> bool:
+        code = heartbeat(connection, place)
+        assert code in (ErrorCode.none, ErrorCode.rebalance_in_progress)
+        return code is ErrorCode.rebalance_in_progress
+
+    eventually("the member is told", is_told, timeout_s)
+
+
 def commit(connection: Connection, group: str, member_id: str, generation: int, topic: str) -> ErrorCode:
     topics = [{"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
     answer = connection.call(
@@ -97,10 +109,7 @@ def test_the_leader_assigns_and_the_follower_is_told(server: Server, connection:
         newcomer = join(other, leader.group).member_id
         other.send("join_group", 9, **join_fields(leader.group, newcomer))
         # The leader learns of it by its heartbeat, and joins again: both are answered then.
-        code = heartbeat(connection, leader)
-        while code is ErrorCode.none:
-            code = heartbeat(connection, leader)
-        assert code is ErrorCode.rebalance_in_progress
+        wait_for_rebalance(connection, leader)
         again = join(connection, leader.group, leader.member_id)
         assert (again.generation_id, again.leader) == (2, leader.member_id)
         assert {member.member_id for member in again.members} == {leader.member_id, newcomer}
@@ -168,14 +177,13 @@ def test_a_sync_must_name_the_protocol_that_was_chosen(connection: Connection) -
 
 
 def test_the_protocol_that_all_know_is_chosen(server: Server, connection: Connection) -> None:
-    group = fresh("group")
-    member_id = join(connection, group, protocols=("range", "sticky", "roundrobin")).member_id
-    place = join(connection, group, member_id, protocols=("range", "sticky", "roundrobin"))
-    assert place.protocol_name == "range"
+    preferred = ("range", "sticky", "roundrobin")
+    leader = found_group(connection, protocols=preferred)
     with Connection(server) as other:
-        newcomer = join(other, group, protocols=("sticky", "roundrobin")).member_id
-        other.send("join_group", 9, **join_fields(group, newcomer, ("sticky", "roundrobin")))
-        again = join(connection, group, member_id, protocols=("range", "sticky", "roundrobin"))
+        newcomer = join(other, leader.group, protocols=("sticky", "roundrobin")).member_id
+        other.send("join_group", 9, **join_fields(leader.group, newcomer, ("sticky", "roundrobin")))
+        wait_for_rebalance(connection, leader)
+        again = join(connection, leader.group, leader.member_id, protocols=preferred)
         assert again.protocol_name == "sticky"
 
 

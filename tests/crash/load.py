@@ -24,37 +24,42 @@ WRITTEN_ONLY: Final[Mapping[str, Any]] = {"acks": 1, "max.in.flight": 1, "retrie
 """Acknowledged once it is written, not once it is on the disk; in order; a retry may repeat."""
 
 
-class Worker(threading.Thread):
-    """A thread that works until it is told to finish, and whose error is the test's."""
+class Worker:
+    """Works in a thread until it is told to finish; what goes wrong there is the test's."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name=name, daemon=True)
+        self.name = name
         self.finishing = threading.Event()
-        self.error: BaseException | None = None
         self.progress = 0
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __str__(self) -> str:
         return self.name
 
-    def run(self) -> None:
+    def work(self) -> None:
+        """Until `finishing` is set."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
         try:
             self.work()
         except BaseException as error:  # handed over to the test, which raises it
-            self.error = error
-
-    def work(self) -> None:
-        raise NotImplementedError
+            self._error = error
 
     def check_health(self) -> None:
-        if self.error is not None:
-            raise AssertionError(f"{self.name} failed") from self.error
-        assert self.is_alive() or self.finishing.is_set(), f"{self.name} has ended by itself"
+        if self._error is not None:
+            raise AssertionError(f"{self.name} failed") from self._error
+        assert self._thread.is_alive() or self.finishing.is_set(), f"{self.name} has ended by itself"
 
     def finish(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
         """Have it end what it is doing; raises what went wrong."""
         self.finishing.set()
-        self.join(timeout_s)
-        assert not self.is_alive(), f"{self.name} did not finish within {timeout_s:.0f} s"
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"{self.name} did not finish within {timeout_s:.0f} s"
         self.check_health()
 
 
@@ -94,7 +99,7 @@ class KeyedProducer(Worker):
             }
         )
 
-    def value(self, number: int) -> bytes:
+    def value(self, number: int) -> bytes | None:
         return f"{self.name}:{number}:".encode().ljust(self._value_bytes, b".")
 
     def key(self, number: int) -> bytes:

@@ -66,6 +66,8 @@ def own_records(producer: KeyedProducer, stored: Sequence[Received]) -> list[tup
         value = record.value or b""
         if value.startswith(prefix):
             number = int(value[len(prefix) :].partition(b":")[0])
-            assert (record.key, value) == (producer.key(number), producer.value(number)), "a record is not what was sent"
+            assert (record.key, value) == (producer.key(number), producer.value(number)), (
+                "a record is not what was sent"
+            )
             own.append((number, record))
     return own

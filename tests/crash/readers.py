@@ -33,7 +33,9 @@ class GroupLedger:
     def deliver(self, record: confluent.Received) -> None:
         with self._lock:
             earlier = self.delivered[record.partition].setdefault(record.offset, record.value)
-        assert earlier == record.value, f"{record.partition}@{record.offset} was {earlier!r} and is {record.value!r} now"
+        assert earlier == record.value, (
+            f"{record.partition}@{record.offset} was {earlier!r} and is {record.value!r} now"
+        )
 
     def attempt(self, positions: Mapping[int, int]) -> None:
         with self._lock:
@@ -59,12 +61,16 @@ class GroupLedger:
             acknowledged = dict(self._acknowledged)
         committed = self.committed()
         for partition, offset in acknowledged.items():
-            assert committed.get(partition, -1) >= offset, f"partition {partition} went back to {committed.get(partition)}"
+            assert committed.get(partition, -1) >= offset, (
+                f"partition {partition} went back to {committed.get(partition)}"
+            )
         with self._lock:
             for partition, offset in committed.items():
                 assert offset in self._attempted[partition], f"nobody committed {offset} of partition {partition}"
                 missing = set(range(offset)) - set(self.delivered[partition])
-                assert not missing, f"{sorted(missing)[:10]} of partition {partition} are committed, but nobody got them"
+                assert not missing, (
+                    f"{sorted(missing)[:10]} of partition {partition} are committed, but nobody got them"
+                )
 
 
 class GroupReader(Worker):

@@ -27,6 +27,15 @@ NOW_MS = 1_700_000_000_000
 SMALL = {"internal.segment.bytes": "500", "index.interval.bytes": "200"}
 """Segments of a few batches each, and indexes that skip some of them."""
 
+RETENTION_MS = 1000
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0",
+    "delete.retention.ms": str(RETENTION_MS),
+    "segment.ms": "100000000000",
+}
+"""Compacted as soon as there is anything to compact; segments are closed only when a test says so."""
+
 Pair = tuple[bytes | None, bytes | None]
 
 
@@ -82,6 +91,17 @@ def put(log: PartitionLog, batch: memoryview, now_ms: int = NOW_MS) -> int:
     return offset
 
 
+def send(log: PartitionLog, *pairs: Pair) -> int:
+    """Append one batch of these pairs of key and value; gives its base offset."""
+    return put(log, batch_of(list(pairs)))
+
+
+def dirty_again(log: PartitionLog) -> None:
+    """Give compaction something to do."""
+    send(log, (b"other", b"1"))
+    log.roll()
+
+
 def put_values(log: PartitionLog, count: int, *, per_batch: int = 1, start_ms: int = NOW_MS) -> list[StoredRecord]:
     """Append records with counted keys and values; gives what must be read back."""
     expected: list[StoredRecord] = []
@@ -110,6 +130,15 @@ def records_from(log: PartitionLog, offset: int, limit: int | None = None, max_b
             offset = header.next_offset
         assert offset > before, "a slice without a whole batch makes a reader wait for ever"
     return found
+
+
+def one_slice(log: PartitionLog, offset: int) -> list[StoredRecord]:
+    """What a fetch at this offset gives."""
+    piece = log.read(offset, 1, log.high_watermark)
+    if piece is None:
+        return []
+    data = os.pread(piece.file.fd, piece.length, piece.position)
+    return [record for batch in whole_batches(data) for record in records_of(batch) if record.offset >= offset]
 
 
 def headers_from(log: PartitionLog, offset: int, max_bytes: int = 700) -> list[tuple[BatchHeader, bytes]]:
@@ -169,6 +198,24 @@ def whole_batches(data: bytes) -> Iterator[bytes]:
             return
         yield data[position : position + size]
         position += size
+
+
+class Snapshot:
+    """The files of a folder as they were, to go back to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def restore(self) -> None:
+        for path in self._folder.iterdir():
+            if path.name not in self._contents:
+                path.unlink()
+        for name, content in self._contents.items():
+            path = self._folder / name
+            if not path.exists() or path.read_bytes() != content:
+                path.unlink(missing_ok=True)  # whoever has the old file open keeps it
+                path.write_bytes(content)
 
 
 def segment_files(folder: Path) -> list[Path]:

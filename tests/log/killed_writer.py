@@ -23,8 +23,9 @@ def batch_size(number: int) -> int:
     return 1 + number * 7919 % 5
 
 
-def write(folder: Path, number: int, *, compact: bool) -> None:
+def write(folder: Path, number: int, mode: str) -> None:
     settings = {"internal.segment.bytes": "3000", "index.interval.bytes": "300"}
+    compact = mode == "compact"
     if compact:
         settings |= {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.3"}
     log, report = PartitionLog.open("topic", 0, folder, TopicConfig.parse(settings), Resources())
@@ -42,6 +43,8 @@ def write(folder: Path, number: int, *, compact: bool) -> None:
         print(number, flush=True)
         if turn % 50 == 49:
             log.checkpoint()
+        if mode == "delete" and turn % 20 == 19:
+            log.delete_records(max(log.log_start_offset, log.end_offset - 100))
         if compact and turn % 20 == 19:
             plan = compaction.plan(log, NOW_MS)
             if plan is not None:
@@ -49,4 +52,4 @@ def write(folder: Path, number: int, *, compact: bool) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), int(sys.argv[2]), compact=sys.argv[3] == "compact")
+    write(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

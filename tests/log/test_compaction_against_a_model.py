@@ -1,4 +1,4 @@
-"""Compaction against a dictionary: whatever was written in whatever order, the last value of each key is what is left."""
+"""Compaction against a dictionary: whatever was written in whatever order, the last value of each key stays."""
 
 from __future__ import annotations
 

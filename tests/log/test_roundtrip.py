@@ -178,9 +178,9 @@ def test_any_batch_that_arrives_damaged_is_refused(tmp_path: Path, seed: int) ->
         bad[position] ^= 1 << chance.randrange(8)
         if 12 <= position < 16:
             continue  # the leader epoch, which the log fills in itself
+        print(f"seed {seed}: byte {position} is flipped")
         with pytest.raises((CorruptBatchError, InvalidRecordError)):
             log.append(memoryview(bad), NOW_MS)
-            pytest.fail(f"seed {seed}: byte {position} was flipped, and the batch taken")
     assert log.end_offset == 0
 
 
@@ -224,7 +224,6 @@ def test_garbage_with_a_good_checksum_is_refused_or_read_but_never_crashes(
     batch = seal_batch(header._replace(attributes=codec, record_count=count), garbage)
     try:
         records = list(records_of(batch))
-    except CorruptBatchError as error:
-        assert str(error)
-    else:
-        assert len(records) == count
+    except CorruptBatchError:
+        return
+    assert len(records) == count

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.log.batch import StoredRecord
-from tests.log.engine import batch_of, open_log, put, put_values, read_all, reopen, segment_files
+from tests.log.engine import Snapshot, batch_of, open_log, put, put_values, read_all, reopen, segment_files
 
 SEED = 4
 
@@ -30,12 +29,13 @@ def crashed(tmp_path: Path) -> tuple[Path, list[StoredRecord], int]:
     return folder, expected, start
 
 
-def copies(folder: Path, copy: Path, start: int) -> Iterator[tuple[Path, int]]:
-    """The folder once for every byte of its last batch."""
-    for position in range(start, segment_files(folder)[-1].stat().st_size):
-        shutil.copytree(folder, copy)
-        yield segment_files(copy)[-1], position
-        shutil.rmtree(copy)
+def each_byte(folder: Path, start: int) -> Iterator[tuple[Path, int]]:
+    """The last segment and the position of each byte of its last batch, with the folder as it was for each of them."""
+    snapshot = Snapshot(folder)
+    last = segment_files(folder)[-1]
+    for position in range(start, last.stat().st_size):
+        yield last, position
+        snapshot.restore()
 
 
 def check_cut(segment: Path, expected: list[StoredRecord], start: int, torn_bytes: int, where: str) -> None:
@@ -51,11 +51,9 @@ def check_cut(segment: Path, expected: list[StoredRecord], start: int, torn_byte
     assert read_all(open_log(segment.parent)) == expected + added, where
 
 
-def test_a_batch_torn_at_any_byte_is_cut_off(
-    crashed: tuple[Path, list[StoredRecord], int], tmp_path: Path
-) -> None:
+def test_a_batch_torn_at_any_byte_is_cut_off(crashed: tuple[Path, list[StoredRecord], int]) -> None:
     folder, expected, start = crashed
-    for segment, end in copies(folder, tmp_path / "copy", start):
+    for segment, end in each_byte(folder, start):
         with segment.open("r+b") as file:
             file.truncate(end)
         check_cut(segment, expected, start, end - start, f"torn at byte {end - start}")
@@ -63,12 +61,12 @@ def test_a_batch_torn_at_any_byte_is_cut_off(
 
 @pytest.mark.parametrize("garbage", ["zeros", "noise", "an older batch"])
 def test_a_batch_whose_end_is_garbage_from_any_byte_on_is_cut_off(
-    crashed: tuple[Path, list[StoredRecord], int], tmp_path: Path, garbage: str
+    crashed: tuple[Path, list[StoredRecord], int], garbage: str
 ) -> None:
     folder, expected, start = crashed
     size = segment_files(folder)[-1].stat().st_size
     noise = random.Random(SEED)
-    for segment, position in copies(folder, tmp_path / "copy", start):
+    for segment, position in each_byte(folder, start):
         length = size - position
         content = bytearray(segment.read_bytes())
         tail = {

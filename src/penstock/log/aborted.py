@@ -118,6 +118,11 @@ class AbortedTransactions:
         del self._entries[:keep], self._markers[:keep]
         return keep > 0
 
+    def drop_from(self, offset: int) -> None:
+        """Forget those that end at `offset` or behind it: their markers are not in the log."""
+        keep = bisect_left(self._markers, offset)
+        del self._entries[keep:], self._markers[keep:]
+
     def drop(self, gone: Iterable[AbortedTransaction]) -> None:
         """Forget those of which nothing is left in the log."""
         removed = frozenset(gone)

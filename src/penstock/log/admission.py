@@ -47,7 +47,7 @@ class Admission:
         if max_timestamp - now_ms > self.after_max_ms:
             raise InvalidTimestampError(
                 f"a record's timestamp {max_timestamp} is {max_timestamp - now_ms} ms ahead of the broker's clock; the "
-                f"topic allows {self.after_max_ms} (message.timestamp.after.max.ms). Are the timestamps in milliseconds?"
+                f"topic allows {self.after_max_ms} (message.timestamp.after.max.ms). Are they in milliseconds?"
             )
         if now_ms - base_timestamp > self.before_max_ms:
             raise InvalidTimestampError(
@@ -71,8 +71,8 @@ def _require_keys(batch: memoryview) -> None:
     for record in records_of(batch):
         if record.key is None:
             raise InvalidRecordError(
-                f"record {record.offset} of the batch has no key; this topic is compacted, and compaction keeps the last "
-                "record of each key. Send a key, or set cleanup.policy=delete."
+                f"record {record.offset} of the batch has no key; this topic is compacted, and compaction keeps the "
+                "last record of each key. Send a key, or set cleanup.policy=delete."
             )
 
 

@@ -3,7 +3,7 @@
 A compacted log has a clean part, which an earlier compaction has been over, and a dirty part behind it. When enough of
 the log is dirty, its keys are gathered in a map of their last offsets, and all segments up to there are written anew
 without the records that the map knows a later one for. Offsets never change. A record without a value, a tombstone,
-deletes its key: it stays for `delete.retention.ms` after it has become clean, so that readers hear of it, and then goes.
+deletes its key: it stays for `delete.retention.ms` after it has become clean, so that readers hear of it, then it goes.
 
 Three steps, so that the heavy one need not hold anybody up:
 
@@ -18,6 +18,7 @@ Never compacted away: the active segment, whatever stands behind an undecided tr
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 from penstock.errors import CorruptSegmentError, LogError, StorageError
 from penstock.log.cleaning import (
@@ -152,7 +153,7 @@ def _swap(log: PartitionLog, cleaned: Cleaned, replaced: set[int]) -> None:
     fresh = [Segment(log.folder, base, log.resources, log.config.index_interval_bytes) for base, _ in cleaned.files]
     kept = [segment for segment in log.segments if segment.base_offset not in replaced]
     segments = sorted([*kept, *fresh], key=lambda segment: segment.base_offset)
-    for segment, following in zip(segments, segments[1:], strict=False):
+    for segment, following in pairwise(segments):
         if segment in fresh:
             segment.load_sealed(following.base_offset)
     log.segments[:] = segments

@@ -1,8 +1,8 @@
 """The sparse index of one segment: by offset and by time.
 
 An entry stands for the batch at a position: its base offset, its position, and the largest timestamp of everything
-before it. Looking up an offset finds the last entry at or before it; looking up a time finds the last entry before which
-everything is older. From there a reader walks the batch headers, at most one interval of bytes.
+before it. Looking up an offset finds the last entry at or before it; looking up a time finds the last entry before
+which everything is older. From there a reader walks the batch headers, at most one interval of bytes.
 
 On disk the entries stand in blocks, each with a checksum, appended as the segment grows; a sealed segment ends with a
 block that sums it up. A block that does not match its checksum ends the file: what it would have said is found again by

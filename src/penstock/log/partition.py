@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,12 +31,12 @@ from penstock.log.batch import CONTROL, CRC_START, HEADER, HEADER_BYTES, LENGTH_
 from penstock.log.checkpoint import PartitionCheckpoint, save_checkpoint
 from penstock.log.config import TopicConfig
 from penstock.log.control import build_marker
-from penstock.log.disk import Disk
 from penstock.log.lookup import Slice, first_at_or_after, largest_timestamp, read_slice
 from penstock.log.producers import Duplicate, ProducerStates
-from penstock.log.recovery import RecoveryReport, finish_interrupted, recover
+from penstock.log.recovery import RecoveryReport, finish_interrupted, recover, rewind
 from penstock.log.retention import delete_before, expire
 from penstock.log.segment import Resources, Segment
+from penstock.log.sync_ticket import SyncTicket as SyncTicket
 
 logger = logging.getLogger(__name__)
 
@@ -49,26 +49,6 @@ class Appended(NamedTuple):
     base_offset: int
     log_append_time: int
     """-1 unless the topic stamps records with the broker's time."""
-
-
-class SyncTicket:
-    """What has to reach the disk for everything before `offset` to survive a power cut. `run` may block in a thread."""
-
-    __slots__ = ("_disk", "_files", "_folder", "newest", "offset")
-
-    def __init__(self, disk: Disk, segments: Sequence[Segment], folder: Path | None, offset: int) -> None:
-        self._disk = disk
-        self._files = [segment.file() for segment in segments]
-        self._folder = folder
-        self.newest = segments[-1]
-        self.offset = offset
-
-    def run(self) -> None:
-        for file in self._files:
-            self._disk.sync(file.fd)
-        if self._folder is not None:
-            self._disk.sync_folder(self._folder)
-            self._disk.sync_folder(self._folder.parent)
 
 
 class PartitionLog:
@@ -101,6 +81,8 @@ class PartitionLog:
         self._unsynced: list[Segment] = []
         self._folder_unsynced = False
         self._unsynced_since_ms: int | None = None
+        self._undo_point: PartitionCheckpoint | None = None
+        """The last state that a refused write was undone to; a checkpoint on disk takes its place."""
         self._staged = False
         self._lost: StorageError | None = None
         """Set when staged batches were lost before their `write`, which must then say so."""
@@ -253,16 +235,22 @@ class PartitionLog:
             active.write_staged()
         except (StorageError, OSError) as error:
             self._undo_staged()
-            raise error if isinstance(error, StorageError) else self.refuse_writes(f"the disk failed: {error}") from error
+            raise (
+                error if isinstance(error, StorageError) else self.refuse_writes(f"the disk failed: {error}")
+            ) from error
         self.written_offset = self.end_offset
         if not self._unsynced or self._unsynced[-1] is not active:
             self._unsynced.append(active)
 
     def _undo_staged(self) -> None:
-        """Go back to what the files say. Slow, and only after the disk refused a write."""
+        """Go back to what the files say. Slow the first time; while the disk keeps refusing, little has to be read."""
         high_watermark = self.high_watermark
         try:
-            recover(self)
+            if self._undo_point is None:
+                recover(self)
+            else:
+                rewind(self, self._undo_point)
+            self._undo_point = self._state()
         except (LogError, OSError) as error:
             self.refuse_writes(f"the disk refused a write, and the log could not be read again: {error}")
         self.high_watermark = min(high_watermark, self.end_offset)
@@ -344,8 +332,8 @@ class PartitionLog:
     def sync_failed(self, error: OSError) -> StorageError:
         """The ticket failed: what the kernel has thrown away is unknown, so nothing is written here until a restart."""
         return self.refuse_writes(
-            f"{self.name}: the disk could not make writes durable ({error.strerror}); the partition takes no more writes "
-            "until the broker is restarted on a healthy disk. What was acknowledged before is safe."
+            f"{self.name}: the disk could not make writes durable ({error.strerror}); the partition takes no more "
+            "writes until the broker is restarted on a healthy disk. What was acknowledged before is safe."
         )
 
     def refuse_writes(self, reason: str) -> StorageError:
@@ -383,10 +371,17 @@ class PartitionLog:
         self.sync()
         self.aborted.drop_before(self.log_start_offset)
         self._on_disk(lambda: self.aborted.sync(self.resources.disk), "the index of aborted transactions", must=True)
+        if self.segments:
+            self.segments[-1].save_index()
+        state = self._state()
+        self._on_disk(lambda: save_checkpoint(self.folder, state, self.resources.disk), "the checkpoint", must=True)
+        self.checkpointed_offset = self.end_offset
+        self._undo_point = None
+
+    def _state(self) -> PartitionCheckpoint:
+        """What follows from everything that is written."""
         active = self.segments[-1] if self.segments else None
-        if active is not None:
-            active.save_index()
-        state = PartitionCheckpoint(
+        return PartitionCheckpoint(
             log_start_offset=self.log_start_offset,
             recovery_offset=self.end_offset,
             recovery_segment=active.base_offset if active else self.end_offset,
@@ -397,8 +392,6 @@ class PartitionLog:
             producers=self.producers.snapshot(),
             aborted_checksum=self.aborted.checksum(),
         )
-        self._on_disk(lambda: save_checkpoint(self.folder, state, self.resources.disk), "the checkpoint", must=True)
-        self.checkpointed_offset = self.end_offset
 
     def write_aborted(self) -> None:
         """Make the file of aborted transactions say what is known to be true."""

@@ -1,8 +1,8 @@
 """Reading a partition without a broker: by offset, by time, from the end on, or into Arrow.
 
 Readers open the files of a data folder and nothing else. They work while a broker writes to it, compacts it and lets
-old records go, and beside any number of other readers. They see what is written, which may be a moment before the broker
-acknowledges it.
+old records go, and beside any number of other readers. They see what is written, which may be a moment before the
+broker acknowledges it.
 
     with LogReader("data", "orders") as orders:
         for record in orders.partition(0).read(offset=100): ...
@@ -52,8 +52,8 @@ class PartitionReader:
     """Reads the folder of one partition.
 
     `isolation="read_committed"` leaves out the records of aborted transactions and stops where the first undecided one
-    begins. `on_damage="skip"` passes over damaged batches with a warning in the log; "raise" raises CorruptSegmentError,
-    and reading can go on behind it. Markers of transactions are never given out.
+    begins. `on_damage="skip"` passes over damaged batches with a warning in the log; "raise" raises
+    CorruptSegmentError, and reading can go on behind it. Markers of transactions are never given out.
 
     Not for several threads at once.
     """

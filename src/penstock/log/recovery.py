@@ -1,8 +1,9 @@
 """Opening a partition after whatever happened to it.
 
-Everything before the checkpoint's recovery point is on the disk and was verified. What follows is read batch by batch: a
-tail that ends within a batch, or whose checksum is wrong, was never acknowledged and is cut off. Damage that good batches
-follow is something else: a bad disk. It is reported and left where it is, and so is everything behind it.
+Everything before the checkpoint's recovery point is on the disk and was verified. What follows is read batch by batch:
+a tail that ends within a batch, or whose checksum is wrong, was never acknowledged and is cut off. Damage that good
+batches follow is something else: a bad disk. It is reported and left where it is, and so is everything behind it. So is
+a file that has vanished, or has lost its end: the offsets of what is missing are refused, and never given to others.
 """
 
 from __future__ import annotations
@@ -91,6 +92,31 @@ def recover(log: PartitionLog) -> RecoveryReport:
     report.seconds = time.perf_counter() - started
     log.note_recovered()
     return report
+
+
+def rewind(log: PartitionLog, point: PartitionCheckpoint) -> None:
+    """Forget what was staged and refused. `point` is a state that was true once; what was written since is read."""
+    log.producers.restore(point.producers)
+    log.aborted.drop_from(point.recovery_offset)
+    log.end_offset = point.recovery_offset
+    active = log.segments[-1]
+    active.max_timestamp = active.first_timestamp = NO_TIMESTAMP
+    for segment in log.segments:
+        if segment.base_offset < point.recovery_segment:
+            continue
+        at_point = segment.base_offset == point.recovery_segment
+        if at_point and segment is active:
+            active.max_timestamp, active.first_timestamp = point.max_timestamp, point.first_timestamp
+        position = point.recovery_position if at_point else 0
+        next_offset = point.recovery_offset if at_point else segment.base_offset
+        for step in scan(segment.read_at, position, segment.size, next_offset):
+            if isinstance(step, Found):
+                replay_batch(log, step)
+                if segment is active:
+                    _note_times(segment, step)
+        log.end_offset = max(log.end_offset, segment.base_offset)
+    active.next_offset = log.end_offset
+    log.write_aborted()
 
 
 def take_in_more(log: PartitionLog, new_bases: list[int]) -> RecoveryReport:
@@ -186,7 +212,7 @@ def _read_active(
 
 
 def _index_before(segment: Segment, position: int) -> SparseIndex:
-    """The index of the active segment up to `position`. A file that says anything else is removed, to be written anew."""
+    """The index of the active segment up to `position`. A file that says anything else is removed and written anew."""
     try:
         data = segment.index_path.read_bytes()
     except FileNotFoundError:
@@ -230,9 +256,7 @@ def _replay(
         if isinstance(step, Found):
             if index is not None:
                 index.note(step.header.base_offset, step.position, segment.max_timestamp)
-                if segment.first_timestamp == NO_TIMESTAMP:
-                    segment.first_timestamp = step.header.max_timestamp
-                segment.max_timestamp = max(segment.max_timestamp, step.header.max_timestamp)
+                _note_times(segment, step)
             replay_batch(log, step)
             reached = step.position + len(step.batch)
         else:
@@ -244,6 +268,12 @@ def _replay(
     segment.mark_verified(start, reached)
     report.scanned_bytes += size - position
     return reached
+
+
+def _note_times(segment: Segment, found: Found) -> None:
+    if segment.first_timestamp == NO_TIMESTAMP:
+        segment.first_timestamp = found.header.max_timestamp
+    segment.max_timestamp = max(segment.max_timestamp, found.header.max_timestamp)
 
 
 def replay_batch(log: PartitionLog, found: Found) -> None:

@@ -58,6 +58,7 @@ class Segment:
     __slots__ = (
         "_index",
         "_mtime_ns",
+        "_reported",
         "_seal",
         "_verified",
         "base_offset",
@@ -90,6 +91,7 @@ class Segment:
         self._seal: Seal | None = None
         self._verified: list[tuple[int, int]] = []
         self._mtime_ns = 0
+        self._reported: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
         return id(self)
@@ -329,7 +331,15 @@ class Segment:
             if self.compacted or offset >= self.next_offset:
                 return self.size
             bad = Bad(self.size, self.size, "the file ends before it")
-        raise CorruptSegmentError(str(self.path), bad.position, offset, bad.reason)
+        raise self._damaged(bad, offset)
+
+    def _damaged(self, bad: Bad, offset: int) -> CorruptSegmentError:
+        """The error about a damaged place. It is logged once, however often readers come by."""
+        error = CorruptSegmentError(str(self.path), bad.position, offset, bad.reason)
+        if bad.position not in self._reported:
+            self._reported += (bad.position,)
+            logger.error("%s", error, extra={"segment": str(self.path), "position": bad.position})
+        return error
 
     def end_before(self, limit: int, position: int) -> int:
         """Where the batches from `position` on reach `limit`, going by the headers alone: `verify` stops at damage."""
@@ -378,8 +388,7 @@ class Segment:
                 start = reached = step.end
         self.mark_verified(start, reached)
         if fault is not None and fault.position <= position:
-            error = CorruptSegmentError(str(self.path), fault.position, self._offset_at(fault.position), fault.reason)
-            logger.error("%s", error, extra={"segment": str(self.path), "position": fault.position})
+            self._damaged(fault, self._offset_at(fault.position))
             return fault
         return min(end, reached)
 

@@ -1,7 +1,7 @@
 """Small files that must survive anything: replaced whole, and written so that one damaged byte can be repaired.
 
-The content stands in the file twice, each time with its length and checksum. A crash leaves the old file or the new one,
-never a mixture; a flipped bit spoils one copy, and the other is used.
+The content stands in the file twice, each time with its length and checksum. A crash leaves the old file or the new
+one, never a mixture; a flipped bit spoils one copy, and the other is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.log.disk import Disk
 _FRAME: Final = struct.Struct(">4sII")
 _TAG: Final = b"PSF1"
 TEMPORARY_SUFFIX: Final = "~"
-"""What a file is called until it is whole. Not a letter of topic names, so no topic's own file is ever taken for one."""
+"""What a file is called until it is whole. Topic names cannot end with it, so no topic's file is taken for one."""
 
 
 class DamagedStateError(LogError):

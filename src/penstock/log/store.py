@@ -222,7 +222,7 @@ class TopicStore:
             os.close(self._lock_fd)
 
     def remove_deleted(self) -> None:
-        """Remove the folders of deleted topics. Large files take their time to go, so `delete` leaves it to a thread."""
+        """Remove the folders of deleted topics. Large files take their time, so `delete` leaves it to a thread."""
         for path in self.folder.glob("*" + _DELETED_SUFFIX):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -31,7 +31,7 @@ def cleaned_path(folder: Path, base_offset: int, suffix: str) -> Path:
 
 
 def decide_swap(folder: Path, manifest: SwapManifest, resources: Resources) -> None:
-    """Write the decision down. Raises StorageError, and nothing is decided, if a cleaned file is not what it must be."""
+    """Write the decision down. Raises StorageError, and decides nothing, if a cleaned file is not as it was written."""
     for base, size in manifest.install:
         _check_size(cleaned_path(folder, base, LOG_SUFFIX), size)
         _check_size(cleaned_path(folder, base, INDEX_SUFFIX), None)
@@ -46,7 +46,9 @@ def finish_swap(folder: Path, resources: Resources) -> None:
         return
     manifest = msgspec.msgpack.decode(content, type=SwapManifest)
     for base, size in manifest.install:
-        for suffix in (LOG_SUFFIX, INDEX_SUFFIX):
+        # The index first: one that is not of the segment beside it is not believed, so a reader in another process
+        # that looks now sees the old segment as it is.
+        for suffix in (INDEX_SUFFIX, LOG_SUFFIX):
             cleaned = cleaned_path(folder, base, suffix)
             if cleaned.exists():
                 cleaned.rename(folder / (segment_name(base) + suffix))

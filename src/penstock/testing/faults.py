@@ -39,12 +39,12 @@ class FaultyDisk(Disk):
         self.calls: Counter[str] = Counter()
         """How often each operation was asked for, whether it failed or not."""
         self.largest_write_bytes: int | None = None
-        """How much one call writes at most, as on a disk that is interrupted: the caller must ask again for the rest."""
+        """How much one call writes at most, as when it is interrupted: the caller must ask again for the rest."""
         self._free_bytes: int | None = None
         self._faults: dict[str, _Fault] = {}
 
     def fail(self, operation: Operation, *, code: int = errno.EIO, passes: int = 0, times: int | None = 1) -> None:
-        """Let `passes` calls through, and then fail `times` of them with the error number; None for all until `heal`."""
+        """Let `passes` calls through, then fail `times` of them with the error number; None for all until `heal`."""
         self._faults[operation] = _Fault(code, passes, times)
 
     def fill(self, free_bytes: int = 0) -> None:

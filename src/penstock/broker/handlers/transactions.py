@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 
-
 async def init_producer_id(broker: Broker, request: Request) -> Fields:
     producer_id, epoch = request.get("producer_id", -1), request.get("producer_epoch", -1)
     if (producer_id == -1) != (epoch == -1):

@@ -40,6 +40,7 @@ class Sender:
         self._failed: list[Receipt] = []
         self._failed_beyond = 0
         self._stopping = threading.Event()
+        self._hurrying = self._hurry
         self._thread = threading.Thread(target=self._hear, name="penstock-deliveries", daemon=True)
         self._thread.start()
 
@@ -64,8 +65,10 @@ class Sender:
         partition: int | None,
     ) -> Receipt:
         """Take the record into the buffer. While it is full, wait for room, at most as long as a delivery may take."""
-        receipt = Receipt(topic, self._hurry)
+        receipt = Receipt(topic, self._hurrying)
         more: dict[str, Any] = {}
+        if headers:
+            more["headers"] = list(headers)
         if partition is not None:
             more["partition"] = partition
         if timestamp_ms is not None:
@@ -74,7 +77,7 @@ class Sender:
         with self._lock:
             self._open += 1
         try:
-            self._produce(topic, value, key, headers, on_delivery, more)
+            self._produce(topic, value, key, on_delivery, more)
         except BaseException:
             with self._lock:
                 self._open -= 1
@@ -121,14 +124,13 @@ class Sender:
         topic: str,
         value: bytes | None,
         key: bytes | None,
-        headers: Headers,
         on_delivery: functools.partial[None],
         more: dict[str, Any],
     ) -> None:
         deadline_s = 0.0
         while True:
             try:
-                self._producer.produce(topic, value, key, on_delivery=on_delivery, headers=list(headers), **more)
+                self._producer.produce(topic, value, key, on_delivery=on_delivery, **more)
                 return
             except BufferError:
                 now_s = time.monotonic()

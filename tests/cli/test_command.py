@@ -1,0 +1,135 @@
+"""The command as a whole: help, versions, exit codes, and how errors are told."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import __version__
+from penstock.streams.embedded.finding import is_owned
+from tests.cli.running import COMMAND, Command
+from tests.streams.embedded import stop_broker
+
+NOUNS = ["serve", "topics", "produce", "consume", "groups", "demo"]
+
+
+def test_the_help_lists_the_commands_in_the_order_in_which_one_meets_them(run: Command) -> None:
+    shown = run.well("--help").out
+    places = [shown.index(f"\n  {noun} ") for noun in NOUNS]
+    assert places == sorted(places)
+    assert "Exit codes: 0 done" in " ".join(shown.split())
+    assert "kafka://127.0.0.1:9092" in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[noun] for noun in NOUNS]
+    + [["topics", verb] for verb in ("list", "create", "describe", "alter", "delete")]
+    + [["groups", verb] for verb in ("list", "describe", "reset", "delete")],
+)
+def test_every_command_explains_itself(run: Command, words: list[str]) -> None:
+    shown = run.well(*words, "--help").out
+    assert shown.startswith(f"Usage: python -m penstock.cli {' '.join(words)}")
+    if words not in (["topics"], ["groups"]):
+        examples = shown.partition("\n  Examples:\n")[2]
+        assert f"penstock {' '.join(words)}" in examples
+    if words[0] not in ("serve", "demo") and words not in (["topics"], ["groups"]):
+        assert "--url URL" in shown
+
+
+def test_the_help_loads_nothing_that_it_does_not_need() -> None:
+    """What makes it quick, said in a way that does not depend on the machine."""
+    script = "import sys, penstock.cli; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    for heavy in ("asyncio", "confluent_kafka", "rich.console", "kio", "penstock.streams", "penstock.broker"):
+        assert heavy not in loaded
+
+
+def test_the_version_is_told(run: Command) -> None:
+    assert run.well("--version").out == f"penstock {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no-such-command"], ["topics", "no-such-verb"], ["consume"], ["consume", "x", "--no-such-option"]]
+)
+def test_a_command_that_is_written_wrongly_ends_with_2(run: Command, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.code == 2
+    assert "Usage:" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_no_command_at_all_shows_the_help(run: Command) -> None:
+    done = run()
+    assert done.code in (0, 2)
+    assert "Commands:" in done.out + done.err
+
+
+def test_nothing_at_the_address_is_one_sentence_with_the_next_step() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        done = Command(f"kafka://127.0.0.1:{unused.getsockname()[1]}")("topics")
+    assert done.code == 1
+    assert re.fullmatch(r"penstock: nothing answers at 127\.0\.0\.1:\d+ \(.*\)\. Start a broker .*\n", done.err)
+
+
+def test_a_url_that_cannot_be_used_is_one_sentence(run: Command) -> None:
+    done = run("topics", "--url", "redis://localhost")
+    assert done.code == 1
+    assert done.err == (
+        "penstock: 'redis://localhost' is no URL of a stream; supported now: log:FOLDER (such as log:./data) and "
+        "kafka://HOST:PORT[,HOST:PORT]\n"
+    )
+
+
+def test_a_folder_can_be_used_without_starting_anything(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    run = Command(f"log:{data}")
+    try:
+        run.well("produce", "greetings", given="hello\n")
+        assert is_owned(data), "the broker stays for the next command"
+        assert run.well("consume", "greetings", "--format", "raw").out == "hello\n"
+    finally:
+        stop_broker(data)
+
+
+@pytest.mark.parametrize("output", [[], ["--format", "json"], ["--format", "raw"], ["--group", "head"]])
+def test_a_reader_that_has_enough_is_no_error(run: Command, numbers: str, output: list[str]) -> None:
+    """`| head -n 1`: far more is written than any pipe holds."""
+    run.well("produce", numbers, given=b"x" * 1000 + b"\n" + b"".join(b"%0999d\n" % number for number in range(3000)))
+    consume = subprocess.Popen(
+        [*COMMAND, "consume", numbers, *output],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(run.environment),
+    )
+    assert consume.stdout is not None
+    assert consume.stderr is not None
+    assert consume.stdout.readline()
+    consume.stdout.close()
+    complaints = consume.stderr.read()
+    consume.stderr.close()
+    assert consume.wait(60) == 0
+    assert complaints == b""
+
+
+def test_a_table_that_nobody_reads_is_no_error(run: Command, numbers: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [*COMMAND, "topics"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        env=dict(run.environment),
+        timeout=60,
+        check=False,
+    )
+    os.close(write_end)
+    assert numbers
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,43 @@
+"""Every example runs as it stands, twice: the second time finds what the first has left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.streams.embedded import stop_broker
+
+EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+SAYS: Final = {
+    "send_and_read.py": "of this run: [b'",
+    "survive_a_crash.py": "stored 20000 of which 20000 are different",
+    "plain_kafka_client.py": "any client will do",
+}
+
+
+def test_every_example_is_run() -> None:
+    assert set(SAYS) == {path.name for path in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    try:
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, str(EXAMPLES / name)],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONWARNINGS": "error"},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+            assert SAYS[name] in done.stdout
+    finally:
+        stop_broker(tmp_path / "data")
