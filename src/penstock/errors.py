@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class PenstockError(Exception):
     """The root of all errors that Penstock raises on purpose."""
@@ -60,6 +62,11 @@ class InvalidTimestampError(LogError):
 class InvalidRecordError(LogError):
     """A record is well formed but not allowed here, such as one without a key in a compacted topic."""
 
+    def __init__(self, message: str, records: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.records = tuple(records)
+        """Which records of their batch, counted from 0, where it is they and not the batch."""
+
 
 class OffsetOutOfRangeError(LogError):
     """The offset asked for is before the log's start (deleted) or past its end."""
@@ -67,7 +74,8 @@ class OffsetOutOfRangeError(LogError):
     def __init__(self, partition: str, offset: int, start: int, end: int) -> None:
         where = "was deleted by retention" if offset < start else "has not been written yet"
         super().__init__(
-            f"{partition}: offset {offset} {where}; the log holds {start} to {end}. Choose earliest, latest, or an offset in between."
+            f"{partition}: offset {offset} {where}; the log holds {start} to {end}. Choose earliest, latest, or an "
+            "offset in between."
         )
         self.offset = offset
         self.start = start

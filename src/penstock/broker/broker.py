@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,15 @@ class NodeAddress:
     port: int
 
 
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+"""What the protocol allows as the name and the version of a client's software."""
+
+
 def _api_versions(broker: Broker, request: Request) -> Fields:
+    for name in ("client_software_name", "client_software_version"):
+        software = request.get(name)
+        if software is not None and not _SOFTWARE.fullmatch(software):
+            return {"error_code": ErrorCode.invalid_request, "api_keys": []}
     return api_versions_fields()
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUFFER_BYTES: Final = 256 * 1024
+FIRST_BUFFER_BYTES: Final = 8 * 1024
+"""What a connection starts with. It gets the full size once it sends enough to need it."""
 LENGTH_BYTES: Final = 4
 SENDFILE_FROM_BYTES: Final = 16 * 1024
 """Shorter runs of records are quicker to read and write than to hand to sendfile."""
@@ -59,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         """Lets go of a request that waits for records, if one does."""
         self._transport: asyncio.Transport
         self._socket_fd = -1
-        self._buffer = bytearray(BUFFER_BYTES)
+        self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -166,7 +168,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._draining:
             return
         left = self._end - self._start
-        if left == 0:
+        if self._end == len(self._buffer) < BUFFER_BYTES:
+            self._replace_buffer(BUFFER_BYTES)
+        elif left == 0:
             self._start = self._end = 0
             if len(self._buffer) > BUFFER_BYTES:
                 self._replace_buffer(BUFFER_BYTES)
@@ -207,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
             if api_key == PRODUCE:
                 self.broker.produce.handle(self, frame, position, version, correlation_id)
             elif api_key == FETCH:
-                self.broker.produce.write_staged()
+                self.broker.produce.finish_round()
                 self._busy = self.broker.fetch.handle(self, frame, position, version, correlation_id)
             else:
                 client_id = None if client_id_bytes < 0 else str(frame[10 : 10 + client_id_bytes], "utf-8")
@@ -228,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
     def _answer(self, request: Request) -> None:
         """Have the handler of a request answer it, at once or when it is done waiting."""
         slot = self.reserve()
-        self.broker.produce.write_staged()
+        self.broker.produce.finish_round()
         try:
             result = self.broker.handlers[request.api_key](self.broker, request)
         except Exception as error:

@@ -179,8 +179,7 @@ class _Attempt:
             if size > 0 or at_least_one:
                 piece = log.read(wanted.offset, size, limit, at_least_one=at_least_one)
         except (PenstockError, OSError) as error:
-            start = log.log_start_offset if log is not None else _UNKNOWN
-            answer = FetchAnswer(wanted.partition, code_of(error), _UNKNOWN, _UNKNOWN, start, None, 0)
+            answer = FetchAnswer(wanted.partition, code_of(error), _UNKNOWN, _UNKNOWN, _UNKNOWN, None, 0)
             return answer, None, log
         aborted = None
         if committed:

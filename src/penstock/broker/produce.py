@@ -19,7 +19,8 @@ from penstock.broker.legacy import to_batch
 from penstock.broker.transactions import ProducerIdentity
 from penstock.broker.wire.produce import BATCHES_SINCE, ProduceResult, TopicKey, read_produce, write_produce
 from penstock.errors import InvalidRecordError, PenstockError, StorageError
-from penstock.log.batch import TRANSACTIONAL
+from penstock.log.batch import CODEC_MASK, TRANSACTIONAL
+from penstock.log.compression import ZSTD
 from penstock.log.partition import PartitionLog
 from penstock.log.store import Topic
 
@@ -34,6 +35,7 @@ _ATTRIBUTES_LOW_POSITION: Final = 22
 """The byte of a batch that holds the flag of transactions."""
 _MAGIC_POSITION: Final = 16
 _BATCH_MAGIC: Final = 2
+_ZSTD_SINCE: Final = 7
 
 
 class _Pending:
@@ -76,13 +78,18 @@ class ProducePath:
                     self._check(request.acks, log)
                     if records is None:
                         raise InvalidRecordError(f"{log.name}: the request holds no records")
+                    if version < _ZSTD_SINCE and records[_ATTRIBUTES_LOW_POSITION] & CODEC_MASK == ZSTD:
+                        raise ProtocolError(
+                            ErrorCode.unsupported_compression_type, f"zstd needs Produce version {_ZSTD_SINCE} or later"
+                        )
                     if records[_MAGIC_POSITION] != _BATCH_MAGIC and version < BATCHES_SINCE:
                         records = to_batch(records)
                     elif records[_ATTRIBUTES_LOW_POSITION] & TRANSACTIONAL:
                         self._check_transaction(log, request.transactional_id, records, version)
                     appended = log.append(records, now_ms)
                 except PenstockError as error:
-                    results.append(ProduceResult(index, code_of(error), -1, -1, -1, str(error)))
+                    faults = error.records if isinstance(error, InvalidRecordError) else ()
+                    results.append(ProduceResult(index, code_of(error), -1, -1, -1, str(error), faults))
                 except (IndexError, struct.error):
                     results.append(ProduceResult(index, ErrorCode.corrupt_message, -1, -1, -1, "not a record batch"))
                 else:

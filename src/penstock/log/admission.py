@@ -7,14 +7,16 @@ from typing import Final
 
 from penstock.errors import InvalidRecordError, InvalidTimestampError
 from penstock.log.batch import (
+    HEADER_BYTES,
     LOG_APPEND_TIME,
+    MAX_DECOMPRESSED_BYTES,
     BatchHeader,
     patch_crc,
     read_header,
     rebuild_batch,
     records_of,
 )
-from penstock.log.compression import NAMES
+from penstock.log.compression import NAMES, decompress
 from penstock.log.config import TopicConfig
 
 _ATTRIBUTES: Final = struct.Struct(">h")
@@ -67,13 +69,20 @@ class Admission:
         return batch
 
 
+def check_unpacks(batch: memoryview) -> None:
+    """Raise CorruptBatchError unless what says it is compressed can be unpacked: no reader could do it later either."""
+    header = read_header(batch)
+    decompress(header.codec, batch[HEADER_BYTES:], MAX_DECOMPRESSED_BYTES)
+
+
 def _require_keys(batch: memoryview) -> None:
-    for record in records_of(batch):
-        if record.key is None:
-            raise InvalidRecordError(
-                f"record {record.offset} of the batch has no key; this topic is compacted, and compaction keeps the "
-                "last record of each key. Send a key, or set cleanup.policy=delete."
-            )
+    keyless = [number for number, record in enumerate(records_of(batch)) if record.key is None]
+    if keyless:
+        raise InvalidRecordError(
+            f"{len(keyless)} records of the batch have no key; this topic is compacted, and compaction keeps the last "
+            "record of each key. Send a key, or set cleanup.policy=delete.",
+            keyless,
+        )
 
 
 def _repacked(batch: memoryview, header: BatchHeader, codec: int) -> bytearray:

@@ -25,7 +25,7 @@ CRC_POSITION: Final = 17
 CRC_START: Final = 21
 """The checksum covers the batch from here on: from the attributes to the last record."""
 MAGIC: Final = 2
-MAX_DECOMPRESSED_BYTES: Final = 256 << 20
+MAX_DECOMPRESSED_BYTES: Final = 128 << 20
 
 CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08

@@ -40,8 +40,8 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.msgpack.Decoder(PartitionCheckpoint)
 
 
-def save_checkpoint(folder: Path, checkpoint: PartitionCheckpoint, disk: Disk) -> None:
-    write_state(folder / FILE_NAME, msgspec.msgpack.encode(checkpoint), disk)
+def save_checkpoint(folder: Path, checkpoint: PartitionCheckpoint, disk: Disk, *, durable: bool = True) -> None:
+    write_state(folder / FILE_NAME, msgspec.msgpack.encode(checkpoint), disk, durable=durable)
 
 
 def load_checkpoint(folder: Path) -> PartitionCheckpoint | None:

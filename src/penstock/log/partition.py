@@ -26,8 +26,17 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.log.aborted import AbortedTransaction, AbortedTransactions
-from penstock.log.admission import Admission
-from penstock.log.batch import CONTROL, CRC_START, HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, TRANSACTIONAL
+from penstock.log.admission import Admission, check_unpacks
+from penstock.log.batch import (
+    CODEC_MASK,
+    CONTROL,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    MAGIC,
+    TRANSACTIONAL,
+)
 from penstock.log.checkpoint import PartitionCheckpoint, save_checkpoint
 from penstock.log.config import TopicConfig
 from penstock.log.control import build_marker
@@ -103,7 +112,7 @@ class PartitionLog:
             # Readers are about to see what a killed process left in the system's memory: it must not vanish again.
             log.sync()
             if log.checkpointed_offset < 0:
-                log.checkpoint()
+                log.checkpoint(durable=False)
         log.high_watermark = log.end_offset
         return log, report
 
@@ -127,8 +136,10 @@ class PartitionLog:
             _unpack_header(batch)
         )
         admission = self.admission
-        if magic != MAGIC or length + LENGTH_PREFIX_BYTES != size:
-            raise CorruptBatchError(f"{self.name}: not exactly one record batch of format version 2")
+        if magic != MAGIC or length < HEADER_BYTES - LENGTH_PREFIX_BYTES:
+            raise CorruptBatchError(f"{self.name}: not a record batch of format version 2")
+        if length + LENGTH_PREFIX_BYTES != size:
+            raise InvalidRecordError(f"{self.name}: the records must be exactly one batch")
         if crc32c(batch[CRC_START:]) != crc:
             raise CorruptBatchError(f"{self.name}: the batch does not match its checksum; it was damaged on the way")
         if count < 1 or last_delta != count - 1 or attributes & CONTROL:
@@ -141,6 +152,8 @@ class PartitionLog:
             )
         if max_ts - now_ms > admission.after_max_ms or now_ms - base_ts > admission.before_max_ms:
             admission.check_times(base_ts, max_ts, now_ms)
+        if attributes & CODEC_MASK:
+            check_unpacks(batch)
         append_time = -1
         if admission.rewrites:
             batch = admission.rewrite(batch, now_ms)
@@ -363,8 +376,11 @@ class PartitionLog:
                 raise self.sync_failed(error) from error
             self.synced(ticket)
 
-    def checkpoint(self) -> None:
-        """Write down where recovery may start. Syncs first: only what is on the disk needs no recovery."""
+    def checkpoint(self, *, durable: bool = True) -> None:
+        """Write down where recovery may start. Syncs first: only what is on the disk needs no recovery.
+
+        A checkpoint that is not `durable` may be lost in a power cut: then recovery has more to read, no more.
+        """
         if not self.segments and self.log_start_offset == 0:
             return
         self.write()
@@ -374,7 +390,8 @@ class PartitionLog:
         if self.segments:
             self.segments[-1].save_index()
         state = self._state()
-        self._on_disk(lambda: save_checkpoint(self.folder, state, self.resources.disk), "the checkpoint", must=True)
+        disk = self.resources.disk
+        self._on_disk(lambda: save_checkpoint(self.folder, state, disk, durable=durable), "the checkpoint", must=True)
         self.checkpointed_offset = self.end_offset
         self._undo_point = None
 

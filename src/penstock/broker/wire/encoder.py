@@ -12,14 +12,14 @@ import dataclasses
 import datetime
 import enum
 import struct
-import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 from penstock.broker.wire.primitives import uvarint
+from penstock.broker.wire.shapes import shape_of
 
 Write = Callable[[bytearray, Any], None]
 
@@ -81,16 +81,16 @@ def blank(schema: type, code: enum.IntEnum, message: str | None) -> dict[str, An
     hints = typing.get_type_hints(schema)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
-        hint = hints[field.name]
-        if "tag" in field.metadata:
-            continue
+        shape = shape_of(hints[field.name])
         if field.name == "error_message":
             fields[field.name] = message
-        elif typing.get_origin(hint) is tuple:
+        elif "tag" in field.metadata or shape.optional:
+            continue
+        elif shape.is_array:
             fields[field.name] = ()
-        elif _is_schema(hint):
-            fields[field.name] = blank(hint, code, message)
-        elif field.default is dataclasses.MISSING and type(None) not in typing.get_args(hint):
+        elif shape.schema is not None:
+            fields[field.name] = blank(shape.schema, code, message)
+        elif field.default is dataclasses.MISSING:
             fields[field.name] = _zero(field.metadata["kafka_type"], code)
     return fields
 
@@ -112,27 +112,17 @@ def _write_tagged(out: bytearray, values: Mapping[str, Any], tagged: list[tuple[
 
 def _field_writer(field: dataclasses.Field[Any], hint: Any, flexible: bool) -> tuple[Write, Any]:
     """What writes the field, and its value where the handler gives none and the schema neither."""
-    optional = False
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-        optional = True
-    if typing.get_origin(hint) is tuple:
-        inner = typing.get_args(hint)[0]
-        if typing.get_origin(inner) in (typing.Union, types.UnionType):
-            inner = next(part for part in typing.get_args(inner) if part is not type(None))
-        one = encoder(inner) if _is_schema(inner) else _primitive(field, flexible, False)
-        return _array_writer(one, flexible), None if optional else ()
-    if _is_schema(hint):
-        entity = encoder(hint)
-        return (_nullable_entity(entity), None) if optional else (entity, _REQUIRED)
-    write = _primitive(field, flexible, optional)
+    shape = shape_of(hint)
+    if shape.is_array:
+        one = encoder(shape.schema) if shape.schema is not None else _primitive(field, flexible, False)
+        return _array_writer(one, flexible), None if shape.optional else ()
+    if shape.schema is not None:
+        entity = encoder(shape.schema)
+        return (_nullable_entity(entity), None) if shape.optional else (entity, _REQUIRED)
+    write = _primitive(field, flexible, shape.optional)
     if field.name == "throttle_time" or field.metadata["kafka_type"] == "error_code":
         return write, 0
-    return write, None if optional else _REQUIRED
-
-
-def _is_schema(hint: Any) -> TypeGuard[type]:
-    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    return write, None if shape.optional else _REQUIRED
 
 
 def _default(field: dataclasses.Field[Any], empty: Any) -> Any:

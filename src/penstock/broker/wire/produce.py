@@ -40,6 +40,8 @@ class ProduceResult(NamedTuple):
     log_append_time: int
     log_start_offset: int
     message: str | None = None
+    records: tuple[int, ...] = ()
+    """Which records of the batch are at fault, counted from 0."""
 
 
 def read_produce(data: memoryview, position: int, version: int) -> ProduceRequest:
@@ -135,13 +137,14 @@ def _write_flexible(correlation_id: int, results: list[tuple[TopicKey, list[Prod
     for topic, partitions in results:
         parts.append(topic.bytes if isinstance(topic, uuid.UUID) else uvarint(len(topic) + 1) + topic)
         parts.append(uvarint(len(partitions) + 1))
-        for partition, error_code, base_offset, append_time, log_start, message in partitions:
+        for partition, error_code, base_offset, append_time, log_start, message, records in partitions:
             parts.append(_RESULT_V5.pack(partition, error_code, base_offset, append_time, log_start))
             if message is None:
                 parts.append(b"\x01\x00\x00")
             else:
                 text = message.encode()
-                parts.append(b"\x01" + uvarint(len(text) + 1) + text + b"\x00")
+                faults = b"".join(_INT.pack(number) + b"\x00\x00" for number in records)
+                parts.append(uvarint(len(records) + 1) + faults + uvarint(len(text) + 1) + text + b"\x00")
         parts.append(b"\x00")
     parts.append(b"\x00\x00\x00\x00\x00")
     body = b"".join(parts)
@@ -153,7 +156,7 @@ def _write_legacy(correlation_id: int, version: int, results: list[tuple[TopicKe
     for topic, partitions in results:
         assert isinstance(topic, bytes)
         parts.append(_SHORT.pack(len(topic)) + topic + _INT.pack(len(partitions)))
-        for partition, error_code, base_offset, append_time, log_start, message in partitions:
+        for partition, error_code, base_offset, append_time, log_start, message, records in partitions:
             if version >= 5:
                 parts.append(_RESULT_V5.pack(partition, error_code, base_offset, append_time, log_start))
             elif version >= 2:
@@ -162,7 +165,9 @@ def _write_legacy(correlation_id: int, version: int, results: list[tuple[TopicKe
                 parts.append(_RESULT_V0.pack(partition, error_code, base_offset))
             if version >= 8:
                 text = None if message is None else message.encode()
-                parts.append(_INT.pack(0) + (b"\xff\xff" if text is None else _SHORT.pack(len(text)) + text))
+                faults = b"".join(_INT.pack(number) + b"\xff\xff" for number in records)
+                parts.append(_INT.pack(len(records)) + faults)
+                parts.append(b"\xff\xff" if text is None else _SHORT.pack(len(text)) + text)
     if version >= 1:
         parts.append(_INT.pack(0))
     body = b"".join(parts)

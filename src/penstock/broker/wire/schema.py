@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
 
+from penstock.broker.wire.decoder import decoder
 from penstock.broker.wire.encoder import Write, blank, encoder
 from penstock.broker.wire.primitives import MalformedRequestError
 
@@ -47,7 +48,11 @@ def request_is_flexible(api_key: int, version: int) -> bool:
 
 def decode_request(api_key: int, version: int, body: bytes) -> Any:
     try:
-        entity, _ = _reader(api_key, version)(body, 0)
+        try:
+            entity, _ = _reader(api_key, version)(body, 0)
+        except KeyError:
+            # A tagged field that the quick reader has never heard of.
+            entity, _ = decoder(_schema(api_key, version, EntityType.request))(body, 0)
     except Exception as error:
         raise MalformedRequestError(f"API {api_key} version {version}: {error or type(error).__name__}") from error
     return entity

@@ -1,0 +1,31 @@
+"""What a field of one of kio's schemas is, read from its type."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, NamedTuple
+
+
+class Shape(NamedTuple):
+    is_array: bool
+    optional: bool
+    """Whether the field, for an array the array itself, may be null."""
+    schema: type | None
+    """The schema of the structure, or of the structures in the array; None for plain values."""
+
+
+def shape_of(hint: Any) -> Shape:
+    hint, optional = _without_none(hint)
+    is_array = typing.get_origin(hint) is tuple
+    if is_array:
+        hint, _ = _without_none(typing.get_args(hint)[0])
+    schema = hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+    return Shape(is_array, optional, schema)
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None)), True
+    return hint, False
