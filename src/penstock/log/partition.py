@@ -111,7 +111,8 @@ class PartitionLog:
         if report.scanned_bytes and not resources.read_only:
             # Readers are about to see what a killed process left in the system's memory: it must not vanish again.
             log.sync()
-            if log.checkpointed_offset < 0:
+            if log.checkpointed_offset < 0 and log.clean_offset:
+                # How far the log is clean was found again from its indexes. Say so before one of those is lost, too.
                 log.checkpoint(durable=False)
         log.high_watermark = log.end_offset
         return log, report
