@@ -36,8 +36,8 @@ def run(report: Report, say: Callable[[str], None]) -> None:
             say("  " + figure.line())
             report.figures.append(figure)
     report.notes.append(
-        "Recovery: the files are in the page cache, every checksum is verified, one thread. After a crash only what was "
-        "written since the last checkpoint (at most a minute) is read; after a clean stop nothing is."
+        "Recovery: the files are in the page cache, every checksum is verified, one thread. After a crash only what "
+        "was written since the last checkpoint (at most a minute) is read; after a clean stop nothing is."
     )
 
 
@@ -47,9 +47,7 @@ def _measure(name: str, batch: bytes, total_bytes: int) -> list[Figure]:
         _write(_open(folder), batch, total_bytes)
         log, report = PartitionLog.open("topic", 0, folder, TopicConfig(), Resources())
         if report.damaged or report.scanned_bytes < total_bytes:
-            raise RuntimeError(
-                f"recovery read {report.scanned_bytes} bytes of {total_bytes} and found {report.damaged}"
-            )
+            raise RuntimeError(f"recovery read {report.scanned_bytes:,} bytes of {total_bytes:,}: {report.damaged}")
         log.close()
         started = time.perf_counter()
         PartitionLog.open("topic", 0, folder, TopicConfig(), Resources())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.prove.broker_process import interruptions_deferred
 from penstock.prove.outage import Plan
 from penstock.prove.tally import Tally
 from tests.cli.running import COMMAND
@@ -119,3 +120,18 @@ def _alive(said: str) -> list[int]:
         if b"penstock" in Path(f"/proc/{pid}/cmdline").read_bytes():
             alive.append(pid)
     return alive
+
+
+def test_an_interruption_waits_until_a_process_has_its_owner() -> None:
+    reached: list[str] = []
+
+    def interrupt_inside() -> None:
+        with interruptions_deferred():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end of the block")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_inside()
+    assert reached == ["the end of the block"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

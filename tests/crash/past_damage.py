@@ -82,5 +82,3 @@ def read_with_kafka_python(server: Server, topic: str, partition: int, end: int)
     finally:
         reader.close()
     return seen
-
-

@@ -1,7 +1,9 @@
-"""One flipped bit in any other file of the data folder: the broker starts and knows what it knew, or says what is wrong.
+"""One flipped bit in any other file of the data folder: the broker starts and knows what it knew, or says what is
+wrong.
 
-Descriptions, identities and checkpoints are kept twice in one file, so a single flip is repaired; these tests also spoil
-both copies. What the coordinators remember is in logs of their own: a damaged batch there is passed over and named.
+Descriptions, identities and checkpoints are kept twice in one file, so a single flip is repaired; these tests also
+spoil both copies. What the coordinators remember is in logs of their own: a damaged batch there is passed over and
+named.
 """
 
 from __future__ import annotations
@@ -135,15 +137,17 @@ def test_a_flipped_bit_changes_nothing(tmp_path: Path, template: Template, what:
 
 
 @pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
+@pytest.mark.parametrize("where", ["in the base offset", "anywhere"])
 def test_a_damaged_batch_of_a_coordinator_is_passed_over_and_named(
-    tmp_path: Path, template: Template, topic: str
+    tmp_path: Path, template: Template, topic: str, where: str
 ) -> None:
     rng = random.Random(seed_of())
     server = copied(tmp_path, template)
     segment = segments_of(server.data, topic, 0)[-1]
     batches = batches_in(segment)
     damaged = rng.choice(batches)
-    flip_bit(segment, damaged.position + rng.randrange(damaged.size_bytes), rng.randrange(8))
+    within = rng.randrange(8 if where == "in the base offset" else damaged.size_bytes)
+    flip_bit(segment, damaged.position + within, rng.randrange(8))
     with server:
         assert f"{segment}" in server.process.output(), "the file is not named in the log"
         check_records(server, template)
@@ -179,13 +183,15 @@ def test_a_topic_whose_description_is_lost_is_not_served_and_not_forgotten(tmp_p
         check_everything(server, template)
 
 
-def test_without_its_identity_or_its_own_topics_the_broker_says_so_and_does_not_start(
-    tmp_path: Path, template: Template
-) -> None:
+def test_what_the_broker_cannot_do_without_is_named_and_it_does_not_start(tmp_path: Path, template: Template) -> None:
     for number, name in enumerate(["cluster", "topics/__consumer_offsets", "topics/__transaction_state"]):
         server = copied(tmp_path / str(number), template)
         spoil_both_copies(server.data / name)
         check_refuses_to_start(server, server.data / name)
+    server = copied(tmp_path / "swap", template)
+    half_done = server.data / f"{template.plain}-0" / "swap"
+    half_done.write_bytes(b"what compaction had decided to put in place of what")
+    check_refuses_to_start(server, half_done)
 
 
 def test_without_its_record_of_producer_ids_the_broker_gives_out_none(tmp_path: Path, template: Template) -> None:

@@ -209,3 +209,28 @@ def test_a_lookup_by_time_does_not_skip_a_damaged_batch(healthy: tuple[Path, lis
         log.offset_for_time(wanted.timestamp)
     later = expected[-1]
     assert log.offset_for_time(later.timestamp) == (later.offset, later.timestamp)
+
+
+def test_a_hole_of_megabytes_hides_only_what_was_in_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "p", {})
+    for number in range(60):
+        put(log, batch_of([(b"k", b"%d" % number * 50_000)]))
+    log.close()
+    path = segment_files(tmp_path / "p")[0]
+    with path.open("r+b") as file:
+        file.seek(2_000_000)
+        file.write(bytes(2_500_000))
+    for _ in range(2):
+        log, _ = reopen(tmp_path / "p", {})
+        refused = []
+        for offset in range(60):
+            try:
+                found = one_slice(log, offset)
+            except CorruptSegmentError as error:
+                check_names_the_place(error, offset)
+                refused.append(offset)
+            else:
+                assert found[0].value == b"%d" % offset * 50_000
+        assert refused == list(range(refused[0], refused[-1] + 1))
+        assert 20 < len(refused) < 35
+        (tmp_path / "p" / CHECKPOINT).unlink(missing_ok=True)  # and again, with everything read

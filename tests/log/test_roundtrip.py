@@ -16,12 +16,24 @@ from penstock.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
 )
-from penstock.log.batch import NewRecord, StoredRecord, build_batch, read_header, records_of, seal_batch
+from penstock.log.batch import (
+    CONTROL,
+    DELETE_HORIZON,
+    NewRecord,
+    StoredRecord,
+    build_batch,
+    read_header,
+    records_of,
+    seal_batch,
+)
+from penstock.log.config import TopicConfig
 from penstock.log.lookup import Slice
 from penstock.log.partition import PartitionLog
+from penstock.log.segment import Resources
 from tests.log.engine import (
     NOW_MS,
     SMALL,
+    QuickDisk,
     batch_of,
     headers_from,
     open_log,
@@ -190,11 +202,14 @@ def test_batches_that_no_honest_client_sends_are_refused(tmp_path: Path) -> None
         log.append(memoryview(bytearray(10)), NOW_MS)
     with pytest.raises(InvalidRecordError):
         log.append(memoryview(build_batch([])), NOW_MS)
+    for attributes in (CONTROL, DELETE_HORIZON):
+        with pytest.raises(InvalidRecordError):
+            log.append(memoryview(build_batch([NewRecord(NOW_MS, b"k", b"v")], attributes=attributes)), NOW_MS)
     with pytest.raises(RecordTooLargeError):
         log.append(batch_of([(b"k", b"v" * 200)]), NOW_MS)
     with pytest.raises(InvalidTimestampError):
         log.append(batch_of([(b"k", b"v")], at_ms=NOW_MS + 11), NOW_MS)
-    with pytest.raises(CorruptBatchError):
+    with pytest.raises(InvalidRecordError, match="exactly one batch"):
         log.append(memoryview(bytearray(bytes(batch_of([(b"k", b"v")])) * 2)), NOW_MS)
     assert log.end_offset == 0
 
@@ -227,3 +242,15 @@ def test_garbage_with_a_good_checksum_is_refused_or_read_but_never_crashes(
     except CorruptBatchError:
         return
     assert len(records) == count
+
+
+def test_indexes_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
+    config = TopicConfig.parse(SMALL | {"index.interval.bytes": "0"})
+    resources = Resources(QuickDisk(), index_bytes=400)
+    log, _ = PartitionLog.open("topic", 0, tmp_path / "p", config, resources)
+    expected = put_values(log, 200)
+    assert len(log.segments) > 20
+    for _ in range(2):
+        assert read_all(log) == expected
+        sealed = [segment for segment in log.segments if segment.sealed]
+        assert sum(segment.index_bytes for segment in sealed) <= 400

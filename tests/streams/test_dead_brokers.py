@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -160,6 +161,49 @@ def test_all_connections_survive_and_share_the_next_broker(folder: Path) -> None
             assert third.bootstrap == first.bootstrap
 
 
+def test_clients_that_come_and_go_lose_and_repeat_nothing_while_brokers_are_killed(folder: Path) -> None:
+    """Some are connecting, some sending, some reading and some leaving when it happens."""
+    stopping = threading.Event()
+    sent: list[str] = []
+    errors: list[BaseException] = []
+
+    def come_and_go(name: int) -> None:
+        number = 0
+        try:
+            while not stopping.is_set():
+                with connect(folder) as stream:
+                    for _ in range(3):
+                        word = f"{name}:{number}"
+                        stream.send("words", word).result(60)
+                        sent.append(word)
+                        number += 1
+                    values(stream, "words")
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    with connect(folder) as witness:
+        witness.create_topic("words")
+        threads = [threading.Thread(target=come_and_go, args=(name,)) for name in range(3)]
+        for thread in threads:
+            thread.start()
+        for kill in range(4):
+            enough = functools.partial(_has_grown, sent, errors, len(sent) + 1)
+            eventually(f"something is sent before kill {kill}", enough, timeout_s=60)
+            eventually("a broker serves the folder", lambda: is_owned(folder))
+            kill_broker(folder)
+        stopping.set()
+        for thread in threads:
+            thread.join(120)
+        assert not errors
+        stored = [(value or b"").decode() for value in values(witness, "words")]
+    assert sorted(stored) == sorted(sent)
+
+
+def _has_grown(sent: list[str], errors: list[BaseException], count: int) -> bool:
+    return len(sent) >= count or bool(errors)
+
+
 def test_a_connection_survives_its_broker_being_ended(folder: Path) -> None:
     with connect(folder) as stream:
         stream.send("greetings", "before").result(TIMEOUT_S)
@@ -176,6 +220,7 @@ def test_a_connection_whose_broker_comes_back_elsewhere_says_so(folder: Path) ->
         port = int(stream.bootstrap.rpartition(":")[2])
         os.kill(broker_pid(folder), signal.SIGSTOP)
         # Its port is taken the moment it is free.
+        under_way = stream.send("greetings", "never arrives")
         with socket.socket() as taker:
             taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             kill_and_take(folder, taker, port)
@@ -185,9 +230,13 @@ def test_a_connection_whose_broker_comes_back_elsewhere_says_so(folder: Path) ->
                     stream.flush(0)
                 except penstock.BrokerUnavailableError as error:
                     return "is back at another port" in str(error)
+                except TimeoutError:
+                    return False
                 return False
 
             eventually("the connection says what happened", refused)
+            with pytest.raises(penstock.DeliveryError, match="is back at another port"):
+                under_way.result(TIMEOUT_S)
         with connect(folder) as again:
             assert values(again) == [b"hello"]
 

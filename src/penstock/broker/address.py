@@ -30,8 +30,12 @@ class BrokerAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_address(folder: Path, address: BrokerAddress) -> None:
     temporary = folder / (FILE_NAME + ".new")
-    temporary.write_bytes(msgspec.json.encode(address))
-    temporary.rename(folder / FILE_NAME)
+    try:
+        temporary.write_bytes(msgspec.json.encode(address))
+        temporary.rename(folder / FILE_NAME)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def remove_address(folder: Path) -> None:

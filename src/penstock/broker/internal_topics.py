@@ -12,7 +12,7 @@ from penstock.errors import CorruptBatchError
 from penstock.log.batch import TRANSACTIONAL, NewRecord, build_batch, records_of
 from penstock.log.control import marker_commits
 from penstock.log.partition import PartitionLog
-from penstock.log.scan import Bad, Found, scan
+from penstock.log.scan import Bad, Found
 from penstock.log.store import Topic, TopicStore
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class StateTopic:
     def replay(self) -> Iterator[StoredBatch]:
         for log in self._topic.partitions:
             for segment in log.segments:
-                for step in scan(segment.read_at, 0, segment.size, dense=False):
+                for step in segment.batches():
                     reason = step.reason if isinstance(step, Bad) else None
                     if isinstance(step, Found):
                         try:

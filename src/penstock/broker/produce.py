@@ -110,7 +110,8 @@ class ProducePath:
                 try:
                     log.write()
                 except StorageError as error:
-                    self._dirty[log] = error
+                    # A new one: the traceback of the one that was caught would keep files and buffers alive.
+                    self._dirty[log] = StorageError(str(error))
 
     def finish_round(self) -> None:
         """Write what this round staged, and answer it or let it wait for the disk."""

@@ -90,11 +90,20 @@ async def serve(options: ServeOptions, on_ready: Callable[[BrokerAddress], None]
             cluster_id=broker.cluster_id,
             exit_when_idle_s=options.exit_when_idle_s,
         )
-        write_address(options.data_folder, address)
+        _publish_address(options.data_folder, address)
         stack.callback(remove_address, options.data_folder)
         _calm_garbage_collector()
         on_ready(address)
         await _until_stopped(broker, stopped, options.exit_when_idle_s)
+
+
+def _publish_address(folder: Path, address: BrokerAddress) -> None:
+    """Say where to find the broker. On a full disk it can still be read from, by those who know where it is."""
+    try:
+        write_address(folder, address)
+    except OSError as error:
+        remove_address(folder)
+        logger.warning("%s: where this broker listens could not be written down: %s", folder, error.strerror)
 
 
 async def _until_stopped(broker: Broker, stopped: asyncio.Event, idle_limit_s: float | None) -> None:

@@ -125,5 +125,5 @@ def _run(tickets: list[SyncTicket]) -> tuple[dict[SyncTicket, OSError], float]:
         try:
             ticket.run()
         except OSError as error:
-            errors[ticket] = error
+            errors[ticket] = error.with_traceback(None)
     return errors, time.perf_counter() - started

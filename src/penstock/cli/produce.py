@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli.output import count_text, say
-from penstock.cli.stream import DEFAULT_URL, Url, examples, open_stream, pairs
+from penstock.cli.stream import DEFAULT_URL, INTERRUPTED_FLUSH_S, Url, examples, open_stream, pairs
 from penstock.errors import DeliveryError, PenstockError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ EXAMPLES: Final = examples(
     "penstock consume orders --format json | penstock produce orders.copy --json",
 )
 
-_INTERRUPTED_FLUSH_S: Final = 5.0
 _SHOW_EVERY_S: Final = 0.1
 
 
@@ -92,14 +92,14 @@ def produce(
                     show(sending)
                     if sending.failure is not None:
                         break
-            except KeyboardInterrupt:
-                sending.finish(_INTERRUPTED_FLUSH_S)
+                sending.finish(None)
+            except (KeyboardInterrupt, SystemExit):
+                sending.finish(INTERRUPTED_FLUSH_S)
                 say(sending.summary())
                 raise
             except PenstockError as error:
                 sending.finish(None)
                 raise DeliveryError(f"{error}. {sending.summary()}") from error
-            sending.finish(None)
         if sending.failure is not None:
             number, reason = sending.failure
             raise DeliveryError(f"line {number}: {reason}. {sending.summary()}")
@@ -148,11 +148,9 @@ class Sending:
             self.failure = (number, error)
 
     def finish(self, timeout_s: float | None) -> None:
-        """Wait for what is under way, as long as it may take."""
-        try:
+        """Wait for what is under way; the summary tells how much of it did not make it in time."""
+        with contextlib.suppress(TimeoutError):
             self._stream.flush(timeout_s)
-        except TimeoutError:
-            say(f"{count_text(self._stream.unacknowledged, 'record')} not acknowledged")
 
     def summary(self) -> str:
         elapsed_s = time.monotonic() - self._started_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DeliveryError
 
 if TYPE_CHECKING:
     from penstock.model import Position
     from penstock.streams import Connection
 
 DEFAULT_URL: Final = "kafka://127.0.0.1:9092"
+INTERRUPTED_FLUSH_S: Final = 3.0
 
 Url = Annotated[
     str,
@@ -47,12 +49,19 @@ def hush() -> None:
 
 @contextmanager
 def open_stream(url: str, **options: Any) -> Iterator[Connection]:
-    """Connect for as long as the block lasts."""
+    """Connect for as long as the block lasts. Who is interrupted does not wait long for a broker that is away."""
     from penstock.streams import connect
 
     hush()
-    with connect(url, client_id="penstock-cli", **options) as stream:
+    stream = connect(url, client_id="penstock-cli", **options)
+    try:
         yield stream
+    except (KeyboardInterrupt, SystemExit):
+        with contextlib.suppress(DeliveryError):  # the command has told how many were acknowledged
+            stream.close(timeout=INTERRUPTED_FLUSH_S)
+        raise
+    finally:
+        stream.close()
 
 
 def pairs(texts: list[str] | None, option: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Final
 
 from penstock.errors import StorageError
 
+_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+"""On macOS the only call that makes the disk itself write; there is no fdatasync."""
 _MOST_BUFFERS_PER_WRITE: Final = 1000
 """Below the kernel's IOV_MAX of 1024."""
 
@@ -48,7 +51,10 @@ class Disk:
         os.ftruncate(fd, length)
 
     def sync(self, fd: int) -> None:
-        os.fdatasync(fd)
+        if _FULL_SYNC is None:
+            os.fdatasync(fd)
+        else:
+            fcntl.fcntl(fd, _FULL_SYNC)
 
     def sync_folder(self, folder: Path) -> None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

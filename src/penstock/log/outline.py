@@ -43,32 +43,40 @@ def body_of(header: BatchHeader, batch: memoryview) -> bytes:
 def outlines_of(header: BatchHeader, body: bytes) -> list[Outline]:
     """Raises CorruptBatchError where the contents do not add up."""
     outlines: list[Outline] = []
+    base_offset = header.base_offset
     position = 0
     try:
         for _ in range(header.record_count):
-            outlines.append(_outline(body, position, header.base_offset))
-            position = outlines[-1].end
+            start = position
+            length, position = read_varint(body, position)
+            end = position + length
+            timestamp_delta, behind_timestamp = read_varint(body, position + 1)
+            offset_delta, position = read_varint(body, behind_timestamp)
+            key_length, position = read_varint(body, position)
+            key = None
+            if key_length >= 0:
+                key = body[position : position + key_length]
+                position += key_length
+            value_length, position = read_varint(body, position)
+            if position + max(value_length, 0) > end or end > len(body):
+                raise CorruptBatchError("a record's fields do not fit into the length it claims")
+            outlines.append(
+                Outline(
+                    start,
+                    behind_timestamp,
+                    end,
+                    timestamp_delta,
+                    base_offset + offset_delta,
+                    key,
+                    value_length >= 0,
+                )
+            )
+            position = end
     except IndexError as error:
         raise CorruptBatchError("the records end before the last of them does") from error
     if position != len(body):
         raise CorruptBatchError(f"{len(body) - position} bytes follow the last record")
     return outlines
-
-
-def _outline(body: bytes, start: int, base_offset: int) -> Outline:
-    length, position = read_varint(body, start)
-    end = position + length
-    timestamp_delta, behind_timestamp = read_varint(body, position + 1)
-    offset_delta, position = read_varint(body, behind_timestamp)
-    key_length, position = read_varint(body, position)
-    key = None
-    if key_length >= 0:
-        key = body[position : position + key_length]
-        position += key_length
-    value_length, position = read_varint(body, position)
-    if position + max(value_length, 0) > end or end > len(body):
-        raise CorruptBatchError("a record's fields do not fit into the length it claims")
-    return Outline(start, behind_timestamp, end, timestamp_delta, base_offset + offset_delta, key, value_length >= 0)
 
 
 def with_records(

@@ -9,7 +9,6 @@ up to the high watermark, which the owner moves with `publish` once the records 
 from __future__ import annotations
 
 import logging
-import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from penstock.log.batch import (
     CODEC_MASK,
     CONTROL,
     CRC_START,
+    DELETE_HORIZON,
     HEADER,
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
@@ -44,6 +44,7 @@ from penstock.log.lookup import Slice, first_at_or_after, largest_timestamp, rea
 from penstock.log.producers import Duplicate, ProducerStates
 from penstock.log.recovery import RecoveryReport, finish_interrupted, recover, rewind
 from penstock.log.retention import delete_before, expire
+from penstock.log.rolling import age_limit_ms
 from penstock.log.segment import Resources, Segment
 from penstock.log.sync_ticket import SyncTicket as SyncTicket
 
@@ -52,6 +53,7 @@ logger = logging.getLogger(__name__)
 _unpack_header: Final = HEADER.unpack_from
 _pack_prefix: Final = struct.Struct(">qii").pack_into
 _MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
+_NOT_FOR_CLIENTS: Final = CONTROL | DELETE_HORIZON
 
 
 class Appended(NamedTuple):
@@ -97,7 +99,7 @@ class PartitionLog:
         """Set when staged batches were lost before their `write`, which must then say so."""
         self.config = config
         self.admission = Admission(config)
-        self._roll_after_ms = _age_limit_ms(config)
+        self._roll_after_ms = age_limit_ms(config)
 
     @classmethod
     def open(
@@ -120,7 +122,7 @@ class PartitionLog:
     def set_config(self, config: TopicConfig) -> None:
         self.config = config
         self.admission = Admission(config)
-        self._roll_after_ms = _age_limit_ms(config)
+        self._roll_after_ms = age_limit_ms(config)
 
     # Appending.
 
@@ -143,7 +145,7 @@ class PartitionLog:
             raise InvalidRecordError(f"{self.name}: the records must be exactly one batch")
         if crc32c(batch[CRC_START:]) != crc:
             raise CorruptBatchError(f"{self.name}: the batch does not match its checksum; it was damaged on the way")
-        if count < 1 or last_delta != count - 1 or attributes & CONTROL:
+        if count < 1 or last_delta != count - 1 or attributes & _NOT_FOR_CLIENTS:
             raise InvalidRecordError(
                 f"{self.name}: a producer's batch must hold records with consecutive offsets, and no markers"
             )
@@ -247,11 +249,12 @@ class PartitionLog:
         active = self.segments[-1]
         try:
             active.write_staged()
-        except (StorageError, OSError) as error:
+        except StorageError:
             self._undo_staged()
-            raise (
-                error if isinstance(error, StorageError) else self.refuse_writes(f"the disk failed: {error}")
-            ) from error
+            raise
+        except OSError as error:
+            self._undo_staged()
+            raise self.refuse_writes(f"the disk failed: {error}") from error
         self.written_offset = self.end_offset
         if not self._unsynced or self._unsynced[-1] is not active:
             self._unsynced.append(active)
@@ -306,7 +309,7 @@ class PartitionLog:
             try:
                 self._write_staged()
             except StorageError as error:
-                self._lost = error
+                self._lost = StorageError(str(error))
                 raise
         segment = Segment(self.folder, self.end_offset, self.resources, self.config.index_interval_bytes)
         if not self.segments:
@@ -316,7 +319,7 @@ class PartitionLog:
             self.segments[-1].seal()
         self._folder_unsynced = True
         self.segments.append(segment)
-        self._roll_after_ms = _age_limit_ms(self.config)
+        self._roll_after_ms = age_limit_ms(self.config)
         return segment
 
     def _make_folder(self) -> None:
@@ -384,6 +387,8 @@ class PartitionLog:
         """
         if not self.segments and self.log_start_offset == 0:
             return
+        if self.failed is not None:
+            raise StorageError(self.failed)
         self.write()
         self.sync()
         self.aborted.drop_before(self.log_start_offset)
@@ -482,12 +487,3 @@ class PartitionLog:
             if not segment.sealed:
                 segment.save_index()
             self.resources.forget(segment)
-
-
-def _age_limit_ms(config: TopicConfig) -> int:
-    """How much older than the first record of a segment the last may be. A compacted topic must be able to obey
-    `max.compaction.lag.ms`, and only sealed segments are compacted."""
-    limit_ms = config.segment_ms
-    if config.compacts:
-        limit_ms = min(limit_ms, config.max_compaction_lag_ms)
-    return limit_ms - random.randint(0, min(config.segment_jitter_ms, limit_ms))

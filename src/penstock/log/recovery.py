@@ -251,8 +251,8 @@ def _replay(
     start = position
     size = segment.size
     next_offset = log.end_offset if position else segment.base_offset
-    for found in scan(segment.read_at, position, size, next_offset, dense=not segment.compacted):
-        step = segment.fault(found) or found
+    steps = segment.batches(position) if segment.compacted else scan(segment.read_at, position, size, next_offset)
+    for step in steps:
         if isinstance(step, Found):
             if index is not None:
                 index.note(step.header.base_offset, step.position, segment.max_timestamp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.errors import StorageError
 from penstock.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -14,12 +15,10 @@ def delete_before(log: PartitionLog, offset: int) -> None:
     """Move the log's start, durably, and then remove the segments that lie before it."""
     if offset <= log.log_start_offset:
         return
-    log.log_start_offset = offset
     if log.segments and log.segments[-1].next_offset <= offset and log.segments[-1].size:
         log.roll()
-    log.checkpoint()
     gone = [segment for segment in log.segments[:-1] if segment.next_offset <= offset]
-    _remove(log, gone)
+    _let_go(log, gone, offset)
 
 
 def expire(log: PartitionLog, now_ms: int) -> int:
@@ -31,9 +30,7 @@ def expire(log: PartitionLog, now_ms: int) -> int:
         return 0
     if gone[-1] is log.segments[-1]:
         log.roll()
-    log.log_start_offset = max(log.log_start_offset, gone[-1].next_offset)
-    log.checkpoint()
-    _remove(log, gone)
+    _let_go(log, gone, max(log.log_start_offset, gone[-1].next_offset))
     return len(gone)
 
 
@@ -65,6 +62,24 @@ def _too_many_bytes(log: PartitionLog, already: list[Segment]) -> list[Segment]:
         excess -= segment.size
         gone.append(segment)
     return gone
+
+
+def _let_go(log: PartitionLog, gone: list[Segment], start: int) -> None:
+    """Write down where the log starts now, and then remove the segments before it: a crash in between changes nothing.
+
+    On a full disk it is the other way round, as there is no space to write it down before they are gone.
+    """
+    before, log.log_start_offset = log.log_start_offset, start
+    try:
+        log.checkpoint()
+    except StorageError:
+        if log.failed is not None or not gone:
+            log.log_start_offset = before
+            raise
+        _remove(log, gone)
+        log.checkpoint()
+    else:
+        _remove(log, gone)
 
 
 def _remove(log: PartitionLog, gone: list[Segment]) -> None:

@@ -31,6 +31,10 @@ class Found(NamedTuple):
     header: BatchHeader
     batch: memoryview
 
+    @property
+    def end(self) -> int:
+        return self.position + len(self.batch)
+
 
 class Bad(NamedTuple):
     """The bytes from `position` to `end` are not a batch that can be trusted."""

@@ -27,24 +27,37 @@ class Resources:
     """What all partitions of one data folder share: the disk, the open files, and the indexes held in memory."""
 
     def __init__(
-        self, disk: Disk | None = None, *, open_files: int = 512, indexes: int = 256, read_only: bool = False
+        self,
+        disk: Disk | None = None,
+        *,
+        open_files: int = 512,
+        indexes: int = 256,
+        index_bytes: int = 64 << 20,
+        read_only: bool = False,
     ) -> None:
         self.disk = disk or Disk()
         self.read_only = read_only
         self.files = FilePool(self.disk, open_files)
-        self._index_limit = indexes
-        self._indexed: OrderedDict[Segment, None] = OrderedDict()
+        self._most_indexes = indexes
+        self._most_index_bytes = index_bytes
+        self._index_bytes = 0
+        self._indexed: OrderedDict[Segment, int] = OrderedDict()
 
     def index_used(self, segment: Segment) -> None:
-        """Keep the indexes of the segments used last in memory, and let the others go."""
-        self._indexed[segment] = None
+        """Keep the indexes of the segments used last in memory, and let the others go. The one in use always stays."""
+        size = segment.index_bytes
+        self._index_bytes += size - self._indexed.get(segment, 0)
+        self._indexed[segment] = size
         self._indexed.move_to_end(segment)
-        while len(self._indexed) > self._index_limit:
-            oldest, _ = self._indexed.popitem(last=False)
+        while len(self._indexed) > 1 and (
+            len(self._indexed) > self._most_indexes or self._index_bytes > self._most_index_bytes
+        ):
+            oldest, size = self._indexed.popitem(last=False)
+            self._index_bytes -= size
             oldest.unload_index()
 
     def forget(self, segment: Segment) -> None:
-        self._indexed.pop(segment, None)
+        self._index_bytes -= self._indexed.pop(segment, 0)
         self.files.drop(segment.path)
 
 
@@ -284,16 +297,20 @@ class Segment:
 
     def batches(self, position: int = 0) -> Iterator[Found | Bad]:
         """Every batch from `position`, where one must start that the index vouches for, each proven or else a `Bad`."""
-        for step in scan(self.read_at, position, self.size, self._offset_at(position), dense=not self.compacted):
-            yield self.fault(step) or step
+        if self.compacted:
+            yield from self._batches_with_gaps(position)
+        else:
+            yield from scan(self.read_at, position, self.size, self._offset_at(position))
 
-    def fault(self, step: Found | Bad) -> Bad | None:
-        """What is wrong with a step of a scan. In a compacted segment only the index can prove a batch's offset."""
-        if isinstance(step, Bad):
-            return step
-        if self.compacted and not self.index.has(step.header.base_offset, step.position):
-            return Bad(step.position, step.position + len(step.batch), "its offset is not the one in the index")
-        return None
+    def _batches_with_gaps(self, position: int) -> Iterator[Found | Bad]:
+        """In a compacted segment only the index can prove a batch's offset, and one that is wrong proves nothing."""
+        while position < self.size:
+            for step in scan(self.read_at, position, self.size, self._offset_at(position), dense=False):
+                position = step.end
+                if isinstance(step, Found) and not self.index.has(step.header.base_offset, step.position):
+                    yield Bad(step.position, step.end, "its offset is not the one in the index")
+                    break
+                yield step
 
     def _offset_at(self, position: int) -> int:
         return max(self.base_offset, self.index.offset_at(position))
@@ -334,9 +351,12 @@ class Segment:
         raise self._damaged(bad, offset)
 
     def _damaged(self, bad: Bad, offset: int) -> CorruptSegmentError:
-        """The error about a damaged place. It is logged once, however often readers come by."""
+        """The error about a damaged place. It is logged once, however often readers come by.
+
+        Not by a reader that does not own the files: those may be changing under its eyes, and it looks again first.
+        """
         error = CorruptSegmentError(str(self.path), bad.position, offset, bad.reason)
-        if bad.position not in self._reported:
+        if bad.position not in self._reported and not self.resources.read_only:
             self._reported += (bad.position,)
             logger.error("%s", error, extra={"segment": str(self.path), "position": bad.position})
         return error

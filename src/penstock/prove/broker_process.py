@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -41,6 +45,30 @@ class _Line(msgspec.Struct):
     truncated_bytes: int = 0
 
 
+@contextmanager
+def interruptions_deferred() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait for the end of the block, so that no process is started that nobody knows of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread only
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = {
+        number: signal.signal(number, lambda *arguments: came.append(arguments))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number_that_came, frame in came[:1]:
+            handler = before[signal.Signals(number_that_came)]
+            if callable(handler):
+                handler(number_that_came, frame)
+            elif handler == signal.SIG_DFL:
+                signal.raise_signal(number_that_came)
+
+
 class BrokerProcess:
     """Start it with `start`; it is ended with the `with` block, however that is left."""
 
@@ -64,7 +92,7 @@ class BrokerProcess:
         started_s = time.monotonic()
         command = [sys.executable, "-m", "penstock.cli", "serve", "--data", str(self._data)]
         command += ["--listen", f"127.0.0.1:{self.port}", "--exit-when-idle", str(_ORPHAN_S), "--log-format", "json"]
-        with self._output.open("wb") as output:
+        with self._output.open("wb") as output, interruptions_deferred():
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )

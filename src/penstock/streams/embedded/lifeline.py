@@ -12,6 +12,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ class Lifeline:
         self._found = found
         self._options = options
         self._problem: str | None = None
+        self._on_problem: Callable[[str], None] | None = None
         self._stopping = threading.Event()
         self._wake_up, self._sleeper = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="penstock-lifeline", daemon=True)
@@ -45,6 +47,10 @@ class Lifeline:
     def problem(self) -> str | None:
         """Why the broker can no longer be reached under the address that the connection knows."""
         return self._problem
+
+    def tell(self, on_problem: Callable[[str], None]) -> None:
+        """Call this, in our thread, when there is a problem."""
+        self._on_problem = on_problem
 
     def close(self) -> None:
         self._stopping.set()
@@ -81,17 +87,22 @@ class Lifeline:
         try:
             found = self._start_again() if lost.exit_when_idle_s is not None else self._await_return()
         except PenstockError as error:
-            self._problem = str(error)
-            logger.error("the broker of %s could not be started again: %s", self._folder, error)
+            self._give_up(f"the broker of {self._folder} has ended and could not be started again: {error}")
             return False
         if found is None:
             return False
         self._found = found
         if found.address.port != lost.port:
-            self._problem = f"the broker of {self._folder} is back at another port, {found.address.port}: connect again"
-            logger.error("%s", self._problem)
+            port = found.address.port
+            self._give_up(f"the broker of {self._folder} is back at another port, {port}: connect again")
             return False
         return True
+
+    def _give_up(self, problem: str) -> None:
+        self._problem = problem
+        logger.error("%s", problem)
+        if self._on_problem is not None:
+            self._on_problem(problem)
 
     def _start_again(self) -> Found:
         lost = self._found.address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -25,8 +26,9 @@ LAST_WORDS_BYTES: Final = 1_500
 _LOOK_AGAIN_S: Final = 0.02
 _TRY_AGAIN_S: Final = 0.25
 """How long to wait for the owner of the folder to be found, or to be gone, before another broker is started."""
-_ATTEMPTS: Final = 2
-"""The first takes the port that the last broker had, for its clients' sake; by now it may belong to somebody else."""
+_ATTEMPTS: Final = 3
+"""How often a broker that ends while it starts is tried: it may have been killed, or somebody quicker to its port."""
+LOOPBACK: Final = "127.0.0.1"
 
 _started: list[OwnLife] = []
 """Brokers that this process has started and that may have ended: kept so that they are reaped, by `_reap`."""
@@ -75,7 +77,8 @@ def _start_in_turn(folder: Path, turn: Turn, exit_when_idle_s: float, deadline_s
                     )
             starting = None
         if starting is None and now_s >= not_before_s and turn.take():
-            starting = Starting(folder, port or _last_port(folder) if failures == 0 else 0, exit_when_idle_s)
+            wanted = port or _last_port(folder)
+            starting = Starting(folder, wanted if _is_free(wanted) else 0, exit_when_idle_s)
         time.sleep(_LOOK_AGAIN_S)
 
 
@@ -83,6 +86,17 @@ def _last_port(folder: Path) -> int:
     """Where the clients of a killed broker still look for it; 0, any free port, when it was not killed."""
     last = last_address(folder)
     return last.port if last is not None else 0
+
+
+def _is_free(port: int) -> bool:
+    """Whether a broker could listen there, as far as can be known beforehand."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
 
 
 def _why_not(folder: Path, starting: Starting | None) -> str:
@@ -144,7 +158,7 @@ class Starting:
         _reap()
         self._output = folder / OUTPUT_FILE
         command = [sys.executable, "-P", "-m", "penstock.cli", "serve", "--data", str(folder)]
-        command += ["--listen", f"127.0.0.1:{port}", "--exit-when-idle", f"{exit_when_idle_s:g}"]
+        command += ["--listen", f"{LOOPBACK}:{port}", "--exit-when-idle", f"{exit_when_idle_s:g}"]
         with self._output.open("ab") as output:
             if output.tell() > OUTPUT_KEPT_BYTES:
                 output.truncate(0)

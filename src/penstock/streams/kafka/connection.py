@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -50,6 +50,9 @@ class Attendant(Protocol):
     def problem(self) -> str | None:
         """Why the broker can no longer be reached over this connection."""
 
+    def tell(self, on_problem: Callable[[str], None]) -> None:
+        """Call this when there is a problem."""
+
     def close(self) -> None: ...
 
 
@@ -72,6 +75,11 @@ class Parts:
                 stack.callback(self.sender.close, flush_timeout_s)
         self.administration = None
 
+    def give_up(self, reason: str) -> None:
+        """Nothing that is under way will arrive."""
+        if self.sender is not None:
+            self.sender.give_up(reason)
+
 
 class Connection:
     """A stream, connected. Made by `connect`; used in a `with` block, or closed with `close`.
@@ -85,6 +93,8 @@ class Connection:
         """The address that other Kafka clients may be given."""
         self.options = options
         self._parts = Parts(attendant)
+        if attendant is not None:
+            attendant.tell(self._parts.give_up)
         self._pid = os.getpid()
         self._forks = _forks
         self._lock = threading.Lock()

@@ -39,9 +39,10 @@ _UNDELIVERED: Final[dict[int, str]] = {
 }
 
 
-def not_delivered(topic: str, error: KafkaError) -> DeliveryError:
-    """Why a record will not be delivered."""
-    reason = _UNDELIVERED.get(error.code(), error.str())
+def not_delivered(topic: str, error: KafkaError, given_up: str | None = None) -> DeliveryError:
+    """Why a record will not be delivered; `given_up` is why we let go of it ourselves, if we did."""
+    is_ours = given_up is not None and error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+    reason = given_up if is_ours else _UNDELIVERED.get(error.code(), error.str())
     fatal = ". This connection can send no more: connect again" if error.fatal() else ""
     return DeliveryError(f"a record for topic {topic!r} was not delivered: {reason}{fatal}")
 
@@ -50,6 +51,18 @@ def reason_of(error: BaseException) -> KafkaError | None:
     """The error inside confluent-kafka's exception."""
     reason = error.args[0] if isinstance(error, KafkaException) and error.args else None
     return reason if isinstance(reason, KafkaError) else None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether it says that a topic or a partition is not there."""
+    reason = reason_of(error)
+    return reason is not None and _REFUSED.get(reason.code(), (StreamError, ""))[0] is UnknownTopicError
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether asking again may help: the broker is away, or not ready for this yet."""
+    reason = reason_of(error)
+    return reason is not None and (reason.retriable() or reason.code() in _PASSING) and not is_missing(error)
 
 
 def refused(what: str, error: BaseException) -> PenstockError:
@@ -77,6 +90,7 @@ _UNREACHABLE: Final = frozenset(
         KafkaError._DESTROY,
     }
 )
+_PASSING: Final = frozenset({*_UNREACHABLE, KafkaError._NOENT, KafkaError.LEADER_NOT_AVAILABLE})
 _REFUSED: Final[dict[int, tuple[type[PenstockError], str]]] = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: (
         UnknownTopicError,

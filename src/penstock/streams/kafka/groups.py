@@ -10,7 +10,7 @@ from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, To
 from confluent_kafka.admin import AdminClient
 
 from penstock.errors import GroupError
-from penstock.streams.kafka.topics import TopicAdministration, answer_of
+from penstock.streams.kafka.topics import ANSWER_TIMEOUT_S, TopicAdministration, answer_of, look_up
 
 Place = tuple[str, int]
 """A topic and a partition."""
@@ -81,14 +81,15 @@ class GroupAdministration:
 
     def all(self) -> list[GroupSummary]:
         """All groups, in the order of their names."""
-        found = answer_of(self._admin.list_consumer_groups(), "the groups could not be listed")
+        what = "the groups could not be listed"
+        found = look_up(what, lambda: self._admin.list_consumer_groups().result(ANSWER_TIMEOUT_S))
         summaries = [GroupSummary(each.group_id, _state_text(getattr(each, "state", None))) for each in found.valid]
         return sorted(summaries, key=lambda summary: summary.name)
 
     def describe(self, group: str) -> GroupDescription:
         """Everything about a group. GroupError when there is none of this name."""
         what = f"group {group!r} could not be looked up"
-        found = answer_of(self._admin.describe_consumer_groups([group])[group], what)
+        found = look_up(what, lambda: self._admin.describe_consumer_groups([group])[group].result(ANSWER_TIMEOUT_S))
         members = tuple(
             Member(
                 member.member_id,
@@ -107,8 +108,9 @@ class GroupAdministration:
     def committed(self, group: str) -> dict[Place, int]:
         """What the group has committed, for each partition."""
         what = f"the offsets of group {group!r} could not be looked up"
-        futures = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-        places = answer_of(futures[group], what).topic_partitions or []
+        asked = [ConsumerGroupTopicPartitions(group)]
+        found = look_up(what, lambda: self._admin.list_consumer_group_offsets(asked)[group].result(ANSWER_TIMEOUT_S))
+        places = found.topic_partitions or []
         return {(place.topic, place.partition): place.offset for place in places if place.offset >= 0}
 
     def move(self, group: str, offsets: Mapping[Place, int]) -> None:

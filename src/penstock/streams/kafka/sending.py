@@ -39,6 +39,7 @@ class Sender:
         self._open = 0
         self._failed: list[Receipt] = []
         self._failed_beyond = 0
+        self._given_up: str | None = None
         self._stopping = threading.Event()
         self._hurrying = self._hurry
         self._thread = threading.Thread(target=self._hear, name="penstock-deliveries", daemon=True)
@@ -96,6 +97,13 @@ class Sender:
             self._producer.flush(left_s)
         self._raise_failures()
 
+    def give_up(self, reason: str) -> None:
+        """What is under way will not arrive: its receipts say so now, and why."""
+        self._given_up = reason
+        producer = self._living
+        if producer is not None:
+            producer.purge()
+
     def close(self, timeout: float) -> None:
         """Flush, then let go of the producer whatever happened. What is not acknowledged by then has failed."""
         try:
@@ -146,7 +154,7 @@ class Sender:
                 raise (not_delivered(topic, reason) if reason else DeliveryError(str(error))) from error
 
     def _delivered(self, receipt: Receipt, error: KafkaError | None, message: Message) -> None:
-        failure = None if error is None else not_delivered(receipt.topic, error)
+        failure = None if error is None else not_delivered(receipt.topic, error, self._given_up)
         partition, offset = message.partition(), message.offset()
         receipt.settle(-1 if partition is None else partition, -1 if offset is None else offset, failure)
         with self._lock:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, Final
 
 from penstock.streams.options import Options
 
 logger = logging.getLogger("penstock.streams.kafka.librdkafka")
 
-# A user's settings are for producers and readers alike; each warns of those that are meant for the other.
-logger.addFilter(lambda line: not line.getMessage().startswith("CONFWARN"))
+_ORDINARY: Final = re.compile(r"Connect to|Disconnected|closed by peer|Receive failed|Send failed|^REQTMOUT|^GETPID")
+
+
+def _calm(line: logging.LogRecord) -> bool:
+    """Tell of lost connections as what they are: an everyday event, after which librdkafka tries again.
+
+    A user's settings are for producers and readers alike; that each warns of those meant for the other is left out.
+    """
+    text = line.getMessage()
+    if _ORDINARY.search(text):
+        line.levelno, line.levelname = logging.INFO, "INFO"
+    return not text.startswith("CONFWARN")
+
+
+logger.addFilter(_calm)
 
 Configuration = dict[str, Any]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -23,7 +24,7 @@ from confluent_kafka.admin import (
 
 from penstock.errors import UnknownTopicError
 from penstock.model import Position, PositionKind
-from penstock.streams.kafka.failures import refused
+from penstock.streams.kafka.failures import is_missing, is_passing, refused
 from penstock.streams.kafka.plain import NotKafkaError, PlainConnection
 from penstock.streams.url import Host
 
@@ -71,10 +72,8 @@ class TopicAdministration:
 
     def all(self) -> list[TopicSummary]:
         """All topics, the broker's own among them, in the order of their names."""
-        try:
-            found = self.admin.list_topics(timeout=ANSWER_TIMEOUT_S).topics.values()
-        except KafkaException as error:
-            raise refused("the topics could not be listed", error) from error
+        what = "the topics could not be listed"
+        found = look_up(what, lambda: self.admin.list_topics(timeout=ANSWER_TIMEOUT_S).topics.values())
         summaries = [
             TopicSummary(topic.topic, tuple(sorted(topic.partitions)), topic.topic.startswith("__"))
             for topic in found
@@ -84,8 +83,9 @@ class TopicAdministration:
 
     def partitions_of(self, topic: str) -> tuple[int, ...]:
         """The numbers of a topic's partitions. Never creates the topic."""
-        futures = self.admin.describe_topics(TopicCollection([topic]))
-        description = answer_of(futures[topic], f"topic {topic!r} could not be looked up")
+        asked = TopicCollection([topic])
+        what = f"topic {topic!r} could not be looked up"
+        description = look_up(what, lambda: self.admin.describe_topics(asked)[topic].result(ANSWER_TIMEOUT_S))
         return tuple(sorted(partition.id for partition in description.partitions))
 
     def earliest(self, topic: str, partitions: Iterable[int]) -> Offsets:
@@ -118,32 +118,35 @@ class TopicAdministration:
     def spans(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Span]:
         """What can be read in partitions of any topics; those that are not there (any more) are left out."""
         asked = list(partitions)
-        spans: dict[tuple[str, int], Span] = {}
-        if not asked:
-            return spans
         first = self._ask_offsets(dict.fromkeys(asked, OffsetSpec.earliest()))
         end = self._ask_offsets(dict.fromkeys(asked, OffsetSpec.latest()))
-        for place in asked:
-            try:
-                what = f"the offsets of topic {place[0]!r} could not be looked up"
-                spans[place] = Span(answer_of(first[place], what).offset, answer_of(end[place], what).offset)
-            except UnknownTopicError:
-                continue
-        return spans
+        return {place: Span(first[place], end[place]) for place in asked if place in first and place in end}
 
     def _offsets(self, topic: str, asked: Mapping[int, OffsetSpec]) -> Offsets:
+        found = self._ask_offsets({(topic, partition): spec for partition, spec in asked.items()})
+        missing = asked.keys() - {partition for _, partition in found}
+        if missing:
+            raise UnknownTopicError(f"there is no partition {min(missing)} of topic {topic!r}")
+        return {partition: offset for (_, partition), offset in found.items()}
+
+    def _ask_offsets(self, asked: Mapping[tuple[str, int], OffsetSpec]) -> dict[tuple[str, int], int]:
+        """One offset for each partition; those that are not there are left out."""
         if not asked:
             return {}
-        futures = self._ask_offsets({(topic, partition): spec for partition, spec in asked.items()})
-        what = f"the offsets of topic {topic!r} could not be looked up"
-        return {partition: answer_of(future, what).offset for (_, partition), future in futures.items()}
-
-    def _ask_offsets(
-        self, asked: Mapping[tuple[str, int], OffsetSpec]
-    ) -> dict[tuple[str, int], concurrent.futures.Future[Any]]:
         places = {TopicPartition(*place): spec for place, spec in asked.items()}
-        futures = self.admin.list_offsets(places, isolation_level=IsolationLevel.READ_COMMITTED)
-        return {(place.topic, place.partition): future for place, future in futures.items()}
+
+        def ask() -> dict[tuple[str, int], int]:
+            found = {}
+            futures = self.admin.list_offsets(places, isolation_level=IsolationLevel.READ_COMMITTED)
+            for place, future in futures.items():
+                try:
+                    found[place.topic, place.partition] = future.result(ANSWER_TIMEOUT_S).offset
+                except KafkaException as error:
+                    if not is_missing(error):
+                        raise
+            return found
+
+        return look_up("offsets could not be looked up", ask)
 
     def sizes(self) -> dict[tuple[str, int], int] | None:
         """How many bytes each partition takes, copies not counted. None where that cannot be asked without security."""
@@ -184,8 +187,8 @@ class TopicAdministration:
     def config(self, topic: str) -> list[ConfigValue]:
         """All settings of a topic, in the order of their names."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        future = self.admin.describe_configs([resource])[resource]
-        entries = answer_of(future, f"the settings of topic {topic!r} could not be looked up")
+        what = f"the settings of topic {topic!r} could not be looked up"
+        entries = look_up(what, lambda: self.admin.describe_configs([resource])[resource].result(ANSWER_TIMEOUT_S))
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         return [ConfigValue(name, entry.value, entry.source != own) for name, entry in sorted(entries.items())]
 
@@ -213,8 +216,22 @@ def _operation(value: str | None) -> AlterConfigOpType:
 
 
 def answer_of(future: concurrent.futures.Future[Any], what: str) -> Any:
-    """What the broker answered. `what` is the sentence that an error begins with."""
+    """The answer to a request that changes something. `what` is the sentence that an error begins with."""
     try:
         return future.result(ANSWER_TIMEOUT_S)
     except (KafkaException, TimeoutError) as error:
         raise refused(what, error) from error
+
+
+def look_up(what: str, ask: Callable[[], Answer]) -> Answer:
+    """The answer to a request that changes nothing, asked again while the broker is away, up to ANSWER_TIMEOUT_S."""
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+    pause_s = 0.02
+    while True:
+        try:
+            return ask()
+        except (KafkaException, TimeoutError) as error:
+            if not is_passing(error) or time.monotonic() + pause_s > deadline_s:
+                raise refused(what, error) from error
+        time.sleep(pause_s)
+        pause_s = min(1.0, 2 * pause_s)
