@@ -188,10 +188,21 @@ def test_what_the_broker_cannot_do_without_is_named_and_it_does_not_start(tmp_pa
         server = copied(tmp_path / str(number), template)
         spoil_both_copies(server.data / name)
         check_refuses_to_start(server, server.data / name)
-    server = copied(tmp_path / "swap", template)
+
+
+def test_a_topic_whose_compaction_cannot_be_finished_is_not_served_and_not_lost(
+    tmp_path: Path, template: Template
+) -> None:
+    server = copied(tmp_path, template)
     half_done = server.data / f"{template.plain}-0" / "swap"
     half_done.write_bytes(b"what compaction had decided to put in place of what")
-    check_refuses_to_start(server, half_done)
+    with server:
+        assert f"topic {template.plain} is not served: {half_done} is damaged" in server.process.output()
+        assert template.plain not in {topic.name for topic in wire.call(server, "metadata", 12, topics=None).topics}
+        server.terminate()
+        half_done.unlink()
+        server.start()
+        check_everything(server, template)
 
 
 def test_without_its_record_of_producer_ids_the_broker_gives_out_none(tmp_path: Path, template: Template) -> None:

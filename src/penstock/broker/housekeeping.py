@@ -105,7 +105,8 @@ class Housekeeping:
             if not log.config.compacts or log.failed is not None:
                 continue
             try:
-                work = plan(log, self._broker.clock.wall_ms())
+                memory_bytes = self._broker.settings.cleaner_dedupe_buffer_bytes
+                work = plan(log, self._broker.clock.wall_ms(), dedupe_buffer_bytes=memory_bytes)
                 if work is None:
                     continue
                 disk = self._broker.topics.resources.disk
@@ -113,8 +114,7 @@ class Housekeeping:
                     asyncio.to_thread(run, work, disk=disk, stopped=lambda: self._closing)
                 )
                 cleaned = await asyncio.shield(self._compacting)
-                if log.failed is None:
-                    install(log, cleaned)
+                if install(log, cleaned):
                     self._broker.stats.compactions += 1
             except LogError as error:
                 logger.error("%s could not be compacted: %s", log.name, error, extra={"partition": log.name})

@@ -15,6 +15,7 @@ from typing import Any, Final
 from penstock.broker.groups.settings import GroupSettings
 from penstock.broker.limits import Limits
 from penstock.broker.transactions.settings import TransactionSettings
+from penstock.log.cleaning import DEDUPE_BUFFER_BYTES
 from penstock.log.config import TOPIC_DEFAULTS, TopicConfig
 from penstock.log.described import ConfigRow, Origin, Source, documentation
 from penstock.log.settings import Kind, Setting, Value, find, obeyed, settings_of, table
@@ -74,6 +75,13 @@ class BrokerSettings:
         300_000,
         "how often segments that have outlived their retention are looked for and deleted",
         minimum=1,
+    )
+    cleaner_dedupe_buffer_bytes: int = _setting(
+        "log.cleaner.dedupe.buffer.size",
+        Kind.LONG,
+        DEDUPE_BUFFER_BYTES,
+        "the memory for the keys of one compaction; where they do not fit, a part is compacted at a time",
+        minimum=1024 * 1024,
     )
     cleaner_backoff_ms: int = _setting(
         "log.cleaner.backoff.ms",
