@@ -35,7 +35,7 @@ from tests.servers import Penstock
 
 MAX_REQUEST_BYTES = 32 * MEBIBYTE
 MAX_CONNECTIONS = 40
-IDLE_MS = 1_000
+IDLE_MS = 2_500
 LITTLE_BYTES = 8 * MEBIBYTE
 """More than this the broker may not grow by what one bad client does."""
 
