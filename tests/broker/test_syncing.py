@@ -117,3 +117,27 @@ def test_a_failed_sync_fails_those_who_waited_and_stops_the_partition_for_good(t
         syncer.close()
 
     asyncio.run(scenario())
+
+
+def test_records_that_something_else_made_safe_first_are_shown_too(tmp_path: Path) -> None:
+    """A checkpoint syncs on its own account. Who was waiting is answered, so readers must see the records by then."""
+
+    async def scenario() -> None:
+        disk = GatedDisk()
+        log = partition(tmp_path, disk)
+        syncer = Syncer(asyncio.get_running_loop())
+        syncer.usual_s = 1.0
+        disk.gate.clear()
+        write_one(log)
+        first = asyncio.ensure_future(syncer.sync([log]))
+        await asyncio.sleep(0)
+        write_one(log)
+        second = asyncio.ensure_future(syncer.sync([log]))
+        await asyncio.sleep(0)
+        disk.gate.set()
+        log.sync()
+        await asyncio.gather(first, second)
+        assert log.high_watermark == 2
+        syncer.close()
+
+    asyncio.run(scenario())

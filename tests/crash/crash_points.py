@@ -111,7 +111,7 @@ class CrashingBroker:
         """By the system's own books: a process that has ended but was not waited for yet counts as ended."""
         try:
             status = Path(f"/proc/{self.pid}/stat").read_text()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return False
         return status.rpartition(")")[2].split()[0] != "Z"
 

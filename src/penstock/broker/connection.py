@@ -72,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._sending = False
         self._draining = False
         self._task: asyncio.Future[Any] | None = None
-        self._sender: asyncio.Future[None] | None = None
+        self._rest: list[bytes | Slice] = []
 
     # What asyncio calls.
 
@@ -95,9 +95,9 @@ class Connection(asyncio.BufferedProtocol):
         self.broker.forget(self)
         if self.on_lost is not None:
             self.on_lost()
-        for task in (self._task, self._sender):
-            if task is not None:
-                task.cancel()
+        self._rest.clear()
+        if self._task is not None:
+            self._task.cancel()
         # Whatever still refers to this connection, its buffer goes now, not when the garbage collector next looks.
         self._buffer = bytearray()
         self._view = memoryview(self._buffer)
@@ -116,7 +116,10 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._unread = False
         self.last_active_s = self.broker.clock.monotonic_s()
-        self._resume()
+        if self._sending:
+            self._send_rest()
+        else:
+            self._resume()
 
     # Taking requests.
 
@@ -321,7 +324,8 @@ class Connection(asyncio.BufferedProtocol):
                 rest = self._send_directly(piece)
                 if rest.length:
                     self._sending = True
-                    self._sender = asyncio.ensure_future(self._send_slowly([rest, *pieces[number + 1 :]]))
+                    self._rest = [rest, *pieces[number + 1 :]]
+                    self._send_rest()
                     return
         self._write(out)
 
@@ -345,34 +349,35 @@ class Connection(asyncio.BufferedProtocol):
                 pass
         return piece._replace(position=position, length=length)
 
-    async def _send_slowly(self, pieces: list[bytes | Slice]) -> None:
-        try:
-            for piece in pieces:
-                if isinstance(piece, bytes):
-                    self._transport.write(piece)
-                elif not await self._send_file(piece):
-                    self.close("a segment ended before its records")
-                    return
-                self.last_active_s = self.broker.clock.monotonic_s()
-        except (ConnectionError, RuntimeError) as error:
-            self.close(f"the client went away: {error}")
-            return
-        finally:
-            self._sending = False
-            self._sender = None
+    def _send_rest(self) -> None:
+        """Go on with an answer that the socket would not take at once; `resume_writing` calls again when it takes more.
+
+        A little goes through the transport, only so that it tells us when that is gone; the bulk again goes directly.
+        """
+        self._transport.set_write_buffer_limits(high=0)
+        while self._rest:
+            piece = self._rest.pop(0)
+            if isinstance(piece, bytes):
+                self._transport.write(piece)
+                continue
+            piece = self._send_directly(piece)
+            if not piece.length:
+                continue
+            some = os.pread(piece.file.fd, min(piece.length, SENDFILE_FROM_BYTES), piece.position)
+            if not some:
+                self.close("a segment ended before its records")
+                return
+            self._rest.insert(0, piece._replace(position=piece.position + len(some), length=piece.length - len(some)))
+            self._transport.write(some)
+            if self._transport.get_write_buffer_size():
+                return
+        self._sending = False
+        self._transport.set_write_buffer_limits(high=self.broker.limits.unsent_bytes)
         self.flush()
         if self._draining:
             self._close_if_answered()
         elif not self._busy:
             self.go_on()
-
-    async def _send_file(self, piece: Slice) -> bool:
-        # asyncio needs nothing of a file but its descriptor, though the stubs ask for more.
-        file: Any = piece.file
-        sent = await self.broker.loop.sendfile(self._transport, file, piece.position, piece.length)
-        return sent == piece.length
-
-    # Parting.
 
     def has_been_idle_since(self, latest_s: float) -> bool:
         """Whether the client has got nothing done for so long, and it is not we who keep it waiting."""
