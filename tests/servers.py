@@ -45,6 +45,11 @@ QUICK_START: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:au
 """For a Java that starts quickly rather than runs long: what tests want, and no benchmark."""
 
 
+FIRST_FIXED_PORT: Final = 15_000
+FIXED_PORTS: Final = 15_000
+_given_ports: set[int] = set()
+
+
 class ServerError(Exception):
     """A server did not start, or ended by itself; the message ends with what it last wrote."""
 
@@ -266,15 +271,25 @@ def format_storage(properties: Path, output: Path) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """Ports of 127.0.0.1 that were free a moment ago, all different.
+
+    They lie below those that the system gives to clients, or one of the many connections of a test run might take such a
+    port before its server does. Each process starts looking in a place of its own.
+    """
+    found: list[int] = []
+    for step in range(FIXED_PORTS):
+        port = FIRST_FIXED_PORT + (os.getpid() * 97 + len(_given_ports) + step) % FIXED_PORTS
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in _given_ports:
+            _given_ports.add(port)
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ServerError(f"no {count} free ports from {FIRST_FIXED_PORT} on")
 
 
 def answers(port: int) -> bool:

@@ -84,7 +84,7 @@ class KeyedProducer(Worker):
         """By number: partition and offset. None where the client was told only that it had been taken before."""
         self.refused: dict[int, str] = {}
         self._keys = keys
-        self._value_bytes = value_bytes
+        self.value_bytes = value_bytes
         self._pause_s = 10 / per_second
         self._producer = Producer(
             {
@@ -100,7 +100,7 @@ class KeyedProducer(Worker):
         )
 
     def value(self, number: int) -> bytes | None:
-        return f"{self.name}:{number}:".encode().ljust(self._value_bytes, b".")
+        return f"{self.name}:{number}:".encode().ljust(self.value_bytes, b".")
 
     def key(self, number: int) -> bytes:
         return f"{self.name}-{number % self._keys}".encode()
