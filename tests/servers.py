@@ -273,8 +273,8 @@ def format_storage(properties: Path, output: Path) -> None:
 def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 that were free a moment ago, all different.
 
-    They lie below those that the system gives to clients, or one of the many connections of a test run might take such a
-    port before its server does. Each process starts looking in a place of its own.
+    They lie below those that the system gives to clients, or one of the many connections of a test run might take one
+    before its server does. Each process starts looking in a place of its own.
     """
     found: list[int] = []
     for step in range(FIXED_PORTS):
