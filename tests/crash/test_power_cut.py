@@ -18,11 +18,12 @@ from tests.crash.killing import wait_for_flow
 from tests.crash.load import IDEMPOTENT, KeyedProducer
 from tests.crash.power_cut import ForgetfulDisk
 from tests.crash.promises import own_records
+from tests.crash.transacting import Transaction
 from tests.seeds import seed_of
 from tests.servers import Server
 
-OPERATIONS: Final = 120
-CUTS: Final = 25
+OPERATIONS: Final = 300
+CUTS: Final = 50
 SMALL: Final = {"internal.segment.bytes": "1000"}
 GROUP: Final = "group"
 QUICK_CLEANER: Final = {"log.cleaner.backoff.ms": "10", "log.retention.check.interval.ms": "10"}
@@ -101,13 +102,14 @@ class Client:
                 start = self.starts[name]
                 kept = read_partition(connection, name, 0, start)
                 assert kept == {offset: value for offset, value in records.items() if offset >= start}
-                assert self._committed(connection, name) == self.committed.get(name, -1)
+                assert committed_offset(connection, name) == self.committed.get(name, -1)
 
-    def _committed(self, connection: wire.Connection, name: str) -> int:
-        topics = [{"name": name, "partition_indexes": [0]}]
-        answer = connection.call("offset_fetch", 7, group_id=GROUP, topics=topics)
-        offset: int = answer.topics[0].partitions[0].committed_offset
-        return offset
+
+def committed_offset(connection: wire.Connection, name: str) -> int:
+    topics = [{"name": name, "partition_indexes": [0]}]
+    answer = connection.call("offset_fetch", 7, group_id=GROUP, topics=topics, require_stable=True)
+    offset: int = answer.topics[0].partitions[0].committed_offset
+    return offset
 
 
 def test_whatever_was_answered_is_still_true_after_a_power_cut(tmp_path: Path) -> None:
@@ -166,6 +168,32 @@ def check_kept(
         assert len(kept) * producer.value_bytes > 30_000 or min(kept) == 0, "too much has expired"
     lost = must - set(kept)
     assert not lost, f"{kind}: acknowledged records are lost: {sorted(lost)[:10]}"
+
+
+def test_transactions_that_were_ended_stay_ended_after_a_power_cut(tmp_path: Path) -> None:
+    rng = random.Random(seed_of())
+    data = tmp_path / "data"
+    expected: list[bytes | None] = []
+    offset = -1
+    with ForgetfulDisk() as disk, BrokerInThread(data, disk) as server, wire.Connection(server) as connection:
+        topics = [confluent.create_topic(server, 1, SMALL) for _ in range(2)]
+        for number in range(8):
+            transaction = Transaction(connection, topics)
+            transaction.write(b"%d" % number)
+            transaction.commit_offset(GROUP, number)
+            commit = rng.random() < 0.6
+            assert transaction.end(commit=commit) is ErrorCode.none
+            if commit:
+                expected.append(b"%d" % number)
+                offset = number
+            left = tmp_path / f"left-{number}"
+            disk.leave(data, left)
+            with BrokerInThread(left) as after:
+                for topic in topics:
+                    isolated = {"isolation.level": "read_committed"}
+                    assert confluent.values_of(confluent.read_to_end(after, topic, settings=isolated)) == expected
+                with wire.Connection(after) as asking:
+                    assert committed_offset(asking, topics[0]) == offset
 
 
 @pytest.mark.parametrize("acks", [1, -1])

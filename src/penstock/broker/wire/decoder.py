@@ -19,22 +19,11 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.wire.primitives import MalformedRequestError, read_uvarint
-from penstock.broker.wire.shapes import shape_of
+from penstock.broker.wire.shapes import FIXED, shape_of
 
 Read = Callable[[bytes, int], tuple[Any, int]]
 
-_FIXED: Final = {
-    "int8": struct.Struct(">b"),
-    "int16": struct.Struct(">h"),
-    "int32": struct.Struct(">i"),
-    "int64": struct.Struct(">q"),
-    "uint8": struct.Struct(">B"),
-    "uint16": struct.Struct(">H"),
-    "uint32": struct.Struct(">I"),
-    "uint64": struct.Struct(">Q"),
-    "float64": struct.Struct(">d"),
-    "bool": struct.Struct(">?"),
-    "error_code": struct.Struct(">h"),
+_FIXED: Final = FIXED | {
     "timedelta_i32": struct.Struct(">i"),
     "timedelta_i64": struct.Struct(">q"),
     "datetime_i64": struct.Struct(">q"),

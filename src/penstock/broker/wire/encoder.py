@@ -19,23 +19,10 @@ from functools import cache
 from typing import Any, Final
 
 from penstock.broker.wire.primitives import uvarint
-from penstock.broker.wire.shapes import shape_of
+from penstock.broker.wire.shapes import FIXED, shape_of
 
 Write = Callable[[bytearray, Any], None]
 
-_FIXED: Final = {
-    "int8": struct.Struct(">b"),
-    "int16": struct.Struct(">h"),
-    "int32": struct.Struct(">i"),
-    "int64": struct.Struct(">q"),
-    "uint8": struct.Struct(">B"),
-    "uint16": struct.Struct(">H"),
-    "uint32": struct.Struct(">I"),
-    "uint64": struct.Struct(">Q"),
-    "float64": struct.Struct(">d"),
-    "bool": struct.Struct(">?"),
-    "error_code": struct.Struct(">h"),
-}
 _NO_UUID: Final = bytes(16)
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
@@ -156,8 +143,8 @@ def _nullable_entity(entity: Write) -> Write:
 
 def _primitive(field: dataclasses.Field[Any], flexible: bool, optional: bool) -> Write:
     kind = field.metadata["kafka_type"]
-    if kind in _FIXED:
-        return _fixed(_FIXED[kind])
+    if kind in FIXED:
+        return _fixed(FIXED[kind])
     if kind == "string":
         return _string(flexible)
     if kind in ("bytes", "records"):

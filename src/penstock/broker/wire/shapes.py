@@ -1,11 +1,27 @@
-"""What a field of one of kio's schemas is, read from its type."""
+"""What a field of one of kio's schemas is, and how plain ones are laid out."""
 
 from __future__ import annotations
 
 import dataclasses
+import struct
 import types
 import typing
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+FIXED: Final = {
+    "int8": struct.Struct(">b"),
+    "int16": struct.Struct(">h"),
+    "int32": struct.Struct(">i"),
+    "int64": struct.Struct(">q"),
+    "uint8": struct.Struct(">B"),
+    "uint16": struct.Struct(">H"),
+    "uint32": struct.Struct(">I"),
+    "uint64": struct.Struct(">Q"),
+    "float64": struct.Struct(">d"),
+    "bool": struct.Struct(">?"),
+    "error_code": struct.Struct(">h"),
+}
+"""How values that always take the same number of bytes are written, by the protocol's name for their type."""
 
 
 class Shape(NamedTuple):
