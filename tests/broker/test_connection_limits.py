@@ -155,6 +155,22 @@ def test_a_client_that_reads_no_records_holds_up_only_itself(penstock: Penstock)
             assert len(whole_values(answer)) == 16
 
 
+def test_a_client_that_hangs_up_in_the_middle_of_an_answer_is_forgotten_quietly(penstock: Penstock) -> None:
+    topic = create_topic(penstock)
+    for _ in range(16):
+        produce(penstock, topic, [b"x" * (900 * 1024)])
+    said = len(penstock.process.output())
+    for read_bytes in (1, 100_000, 3_000_000):
+        with wire.Connection(penstock) as leaving:
+            leaving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            leaving.send(*FETCH, **fetch_fields(topic, 0, max_bytes=16 * MEBIBYTE))
+            left = read_bytes
+            while left > 0:
+                left -= len(leaving.socket.recv(left))
+    assert wire.call(penstock, *METADATA, topics=[]).brokers
+    assert penstock.process.output()[said:].count("\n") < 10
+
+
 def test_a_client_that_reads_no_answers_is_not_listened_to_any_more(penstock: Penstock) -> None:
     before = resident_bytes(penstock.pid)
     request = framed(wire.encode(*METADATA, 1, {"topics": None}))

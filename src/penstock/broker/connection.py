@@ -356,6 +356,8 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._transport.set_write_buffer_limits(high=0)
         while self._rest:
+            if self._transport.is_closing():
+                return
             piece = self._rest.pop(0)
             if isinstance(piece, bytes):
                 self._transport.write(piece)
