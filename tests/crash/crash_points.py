@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -117,7 +118,14 @@ class CrashingBroker:
 
     def arm(self) -> None:
         """The changes count from now on."""
-        os.kill(self.pid, signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To a process that has died meanwhile, there is nothing to say. Its number is not another's before its end
+        was asked for."""
+        if self._exit is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def connect(self) -> wire.Connection:
         try:
@@ -125,19 +133,14 @@ class CrashingBroker:
         except ConnectionError as error:
             raise Died from error
 
-    def is_dead(self) -> bool:
-        return not self._is_running()
-
     def terminate(self) -> int:
         """SIGTERM. Answers the exit code, which is `DIED` if it has killed itself."""
-        if self._is_running():
-            os.kill(self.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         return self.wait_for_end()
 
     def kill(self) -> None:
         """SIGKILL from outside, if it still lives."""
-        if self._is_running():
-            os.kill(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self.wait_for_end()
 
     def wait_for_end(self) -> int:
@@ -175,7 +178,6 @@ def die_at_every_point(
     check: Callable[[CrashingBroker, Promised], None],
     *settings: str,
     armed: bool = False,
-    checked_with: Sequence[str] = (),
 ) -> int:
     """Have a broker die at the first change that `act` leads to, look with `check` what the next one makes of it, and
     so on with the second, until `act` gets through. Answers how many deaths that took.
@@ -187,15 +189,16 @@ def die_at_every_point(
         promised: Promised = set()
         broker = crasher.start(data, *settings, kill_at=deaths + 1, armed=armed)
         finished = False
-        if broker.wait_until_listening():
-            broker.arm()
-            try:
+        try:
+            if broker.wait_until_listening():
+                broker.arm()
                 act(broker, promised)
                 finished = True
-            except Died:
-                assert broker.wait_for_end() == DIED, broker.output()
-        broker.kill()
-        after = crasher.start(data, *checked_with)
+        except Died:
+            assert broker.wait_for_end() == DIED, broker.output()
+        finally:
+            broker.kill()
+        after = crasher.start(data)
         try:
             assert after.wait_until_listening(), f"after death {deaths + 1} it does not start:\n{after.output()}"
             check(after, promised)

@@ -34,14 +34,15 @@ def crasher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crasher]:
 def template_of(crasher: Crasher, folder: Path, configs: dict[str, str], *batches: bytes, stop: bool = False) -> Path:
     """The data folder of a broker that was killed, or stopped, after it had taken these batches."""
     broker = crasher.start(folder)
-    assert broker.wait_until_listening()
-    with broker.connect() as connection:
-        create(connection, TOPIC, 1, configs)
-        for records in batches:
-            assert produce(connection, TOPIC, records)[0] is ErrorCode.none
-    if stop:
-        assert broker.terminate() == 0
-    broker.kill()
+    try:
+        assert broker.wait_until_listening()
+        with broker.connect() as connection:
+            create(connection, TOPIC, 1, configs)
+            for records in batches:
+                assert produce(connection, TOPIC, records)[0] is ErrorCode.none
+        assert not stop or broker.terminate() == 0
+    finally:
+        broker.kill()
     return folder
 
 
