@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PRODUCER: Final = struct.Struct(">qh")
 _PRODUCER_POSITION: Final = 43
 _ATTRIBUTES_LOW_POSITION: Final = 22
-"""The byte of a batch that holds the flag of transactions."""
+"""The byte of a batch that holds its codec and the flag of transactions."""
 _MAGIC_POSITION: Final = 16
 _BATCH_MAGIC: Final = 2
 _ZSTD_SINCE: Final = 7
@@ -78,14 +78,10 @@ class ProducePath:
                     self._check(request.acks, log)
                     if records is None:
                         raise InvalidRecordError(f"{log.name}: the request holds no records")
-                    if version < _ZSTD_SINCE and records[_ATTRIBUTES_LOW_POSITION] & CODEC_MASK == ZSTD:
-                        raise ProtocolError(
-                            ErrorCode.unsupported_compression_type, f"zstd needs Produce version {_ZSTD_SINCE} or later"
-                        )
                     if records[_MAGIC_POSITION] != _BATCH_MAGIC and version < BATCHES_SINCE:
                         records = to_batch(records)
-                    elif records[_ATTRIBUTES_LOW_POSITION] & TRANSACTIONAL:
-                        self._check_transaction(log, request.transactional_id, records, version)
+                    else:
+                        self._check_batch(log, request.transactional_id, records, version)
                     appended = log.append(records, now_ms)
                 except PenstockError as error:
                     faults = error.records if isinstance(error, InvalidRecordError) else ()
@@ -195,6 +191,16 @@ class ProducePath:
                 ErrorCode.not_enough_replicas,
                 f"{log.name}: min.insync.replicas={log.config.min_insync_replicas}, but this log is one node",
             )
+
+    def _check_batch(self, log: PartitionLog, transactional_id: str | None, records: memoryview, version: int) -> None:
+        """What depends on the request that a batch came in; the rest is for the log to judge."""
+        flags = records[_ATTRIBUTES_LOW_POSITION]
+        if version < _ZSTD_SINCE and flags & CODEC_MASK == ZSTD:
+            raise ProtocolError(
+                ErrorCode.unsupported_compression_type, f"zstd needs Produce version {_ZSTD_SINCE} or later"
+            )
+        if flags & TRANSACTIONAL:
+            self._check_transaction(log, transactional_id, records, version)
 
     def _check_transaction(
         self, log: PartitionLog, transactional_id: str | None, records: memoryview, version: int
