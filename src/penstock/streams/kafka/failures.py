@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -18,6 +19,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 
+_TOPIC_NAME: Final = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
 _CREATE: Final = "create it with create_topic, or with: penstock topics create"
 _UNDELIVERED: Final[dict[int, str]] = {
     KafkaError._MSG_TIMED_OUT: "no acknowledgement came in time. It may be stored or not; see that the broker runs "
@@ -41,8 +43,11 @@ _UNDELIVERED: Final[dict[int, str]] = {
 
 def not_delivered(topic: str, error: KafkaError, given_up: str | None = None) -> DeliveryError:
     """Why a record will not be delivered; `given_up` is why we let go of it ourselves, if we did."""
-    is_ours = given_up is not None and error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
-    reason = given_up if is_ours else _UNDELIVERED.get(error.code(), error.str())
+    code = error.code()
+    if code in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART) and not _TOPIC_NAME.fullmatch(topic):
+        code = KafkaError.TOPIC_EXCEPTION  # librdkafka says this or that, depending on which of its timers was first
+    is_ours = given_up is not None and code in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+    reason = given_up if is_ours else _UNDELIVERED.get(code, error.str())
     fatal = ". This connection can send no more: connect again" if error.fatal() else ""
     return DeliveryError(f"a record for topic {topic!r} was not delivered: {reason}{fatal}")
 
