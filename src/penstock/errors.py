@@ -77,6 +77,7 @@ class OffsetOutOfRangeError(LogError):
             f"{partition}: offset {offset} {where}; the log holds {start} to {end}. Choose earliest, latest, or an "
             "offset in between."
         )
+        self.partition = int(partition.rpartition("-")[2])
         self.offset = offset
         self.start = start
         self.end = end
@@ -132,3 +133,51 @@ class StreamError(PenstockError):
 
 class GroupError(StreamError):
     """A group is not there, or in use, or not as the request needs it."""
+
+
+class StaleDeliveryError(StreamError):
+    """A delivery of a queue was settled too late: it has been handed out again."""
+
+
+class SerdeError(PenstockError):
+    """A value has no form in bytes, or bytes are no such value."""
+
+
+class BufferFullError(PenstockError):
+    """The producer's buffer had no room, and did not get any in time."""
+
+
+class SpoolInUseError(PenstockError):
+    """Another producer owns the spool."""
+
+
+class StoreUnavailableError(PenstockError):
+    """A store of checkpoints or dead letters cannot be reached, or refused for now. Trying again may help."""
+
+
+class CorruptCheckpointError(PenstockError):
+    """A stored checkpoint is damaged. It is not guessed at: restore it, or say where to begin."""
+
+
+class FencedError(PenstockError):
+    """Somebody else owns the partition now. What this owner wanted to write was refused, and nothing is lost."""
+
+
+class HandlerError(PenstockError):
+    """A handler is not one that can be called: its parameters, its kind, or its place do not fit."""
+
+
+class GuaranteeError(ConfigError):
+    """A guarantee that these parts cannot give together."""
+
+
+class WorkerDiedError(PenstockError):
+    """The process that handled a record ended in the middle of it."""
+
+
+class CircuitOpenError(PenstockError):
+    """Too many records in a row were about to be given up: it is the handler or what it needs, not the records."""
+
+
+class Reject(PenstockError):  # users raise it, and it reads as what they say
+    """Raised by a handler: this record can never succeed. It goes to the dead letters at once."""

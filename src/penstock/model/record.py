@@ -1,0 +1,132 @@
+"""Records and batches: what is sent, what is read, and where it stands."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from penstock.model.times import EPOCH
+
+Headers = tuple[tuple[str, bytes | None], ...]
+"""The headers of a record, in their order; a name may stand there more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record stands."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    @property
+    def pointer(self) -> str:
+        """The place within the partition, as it is stored."""
+        return str(self.offset)
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} at offset {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record, as it was read."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    """None is a value, too: in a compacted topic it says that the key is gone."""
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+    """Milliseconds since 1970, as the producer or the broker gave it; None where there is none."""
+
+    @property
+    def pointer(self) -> str:
+        """The place within the partition, as it is stored."""
+        return str(self.offset)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.topic, self.partition, self.offset)
+
+    @property
+    def timestamp(self) -> datetime.datetime | None:
+        """The timestamp as a time in UTC."""
+        if self.timestamp_ms is None:
+            return None
+        return EPOCH + datetime.timedelta(milliseconds=self.timestamp_ms)
+
+
+Pointer = int
+"""A place in one partition. A larger one is further on. Reading at a pointer gives the record there, or the first one
+behind it, so a pointer need not be that of a record: one more than a record's is the place behind it.
+
+Streams whose places are not numbers (Redis `1700000000000-3`, Pulsar's message ids) pack them into one, keeping their
+order; Python's integers have no limit. A store keeps pointers as decimal text or as numbers of any size.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record that stands nowhere yet: to be appended, or returned from a handler."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+    """None: when it is appended."""
+    partition: int | None = None
+    """None: the partition of its key, or any."""
+
+
+class Batch(Sequence[Record]):
+    """An ordered run of records from one partition. Nothing of the partition is left out between `start` and `next`.
+
+    A batch may be empty and still have a `next` behind its `start`: then there is nothing to read in between.
+    """
+
+    __slots__ = ("next", "partition", "records", "start", "topic")
+
+    def __init__(
+        self, topic: str, partition: int, start: Pointer, next: Pointer, records: Sequence[Record] = ()
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.start = start
+        self.next = next
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
+        return self.records[index]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def pointers(self) -> Sequence[Pointer]:
+        """The pointer of each record."""
+        return [record.offset for record in self.records]
+
+    def values(self) -> Sequence[bytes | None]:
+        """The value of each record. Streams that can give them without making records do."""
+        return [record.value for record in self.records]
+
+    def keys(self) -> Sequence[bytes | None]:
+        """The key of each record."""
+        return [record.key for record in self.records]
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} from {self.topic}-{self.partition}, {self.start} to {self.next}>"
