@@ -22,6 +22,16 @@ def kcat() -> str:
     return _or_skip(parts.kcat)
 
 
+def redis_server() -> str:
+    """The redis-server program."""
+    return _or_skip(parts.redis_server)
+
+
+def postgres_programs() -> Path:
+    """The folder with PostgreSQL's `initdb` and `postgres`."""
+    return Path(_or_skip(parts.postgres_programs))
+
+
 def node() -> str:
     """The node program."""
     return _or_skip(parts.node)

@@ -50,6 +50,22 @@ def kcat() -> str:
     return _program("kcat", "kcat", "kafkacat")
 
 
+def redis_server() -> str:
+    """The path of the redis-server program."""
+    return _program("redis", "redis-server")
+
+
+def postgres_programs() -> str:
+    """The folder with PostgreSQL's programs, `initdb` and `postgres`: Debian keeps them off the PATH."""
+    on_path = shutil.which("initdb")
+    folders = [Path(on_path).resolve().parent] if on_path is not None else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name, reverse=True)
+    for folder in folders:
+        if os.access(folder / "initdb", os.X_OK) and os.access(folder / "postgres", os.X_OK):
+            return str(folder)
+    raise PartMissing(f"postgresql is not installed: {why_missing('postgresql')}")
+
+
 def node() -> str:
     """The path of the node program."""
     return _program("node", "node", "nodejs")

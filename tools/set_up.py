@@ -48,6 +48,8 @@ class Program:
 
 PROGRAMS: Final = (
     Program("kcat", parts.kcat, ("kcat",)),
+    Program("redis", parts.redis_server, ("redis-server",)),
+    Program("postgresql", parts.postgres_programs, ("postgresql",)),
     Program("java", parts.java_with_compiler, ("default-jdk-headless",)),
     Program("mvn", parts.mvn, ("maven",)),
     Program("node", parts.node, ("nodejs",)),

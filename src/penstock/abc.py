@@ -389,8 +389,9 @@ class Buffer(Protocol):
         """Those up to this number are acknowledged, and are not given again, also not after a crash; but a crash right
         after it may forget the newest commits."""
 
-    def drop(self, count: int) -> Sequence[Buffered]:
-        """Remove the oldest that are not committed, and give them."""
+    def drop(self, count: int, after: int = -1) -> Sequence[Buffered]:
+        """Remove the oldest that are not committed, and give them; with `after` the oldest behind this number, as what
+        is under way must not be dropped."""
 
     def __len__(self) -> int:
         """How many are not committed."""

@@ -122,6 +122,11 @@ class BrokerUnavailableError(PenstockError):
 class DeliveryError(PenstockError):
     """A record could not be delivered to the stream."""
 
+    def __init__(self, message: str, *, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+        """Whether sending it again, as it is, may help."""
+
 
 class ConnectionClosedError(PenstockError):
     """A connection was used after it had been closed."""
@@ -181,3 +186,42 @@ class CircuitOpenError(PenstockError):
 
 class Reject(PenstockError):  # users raise it, and it reads as what they say
     """Raised by a handler: this record can never succeed. It goes to the dead letters at once."""
+
+
+class TransactionError(PenstockError):
+    """A transaction that belongs to Penstock was begun twice, or ended by somebody else."""
+
+
+class RegistryError(PenstockError):
+    """The schema registry refused a request. It is about the registry and its rules, not about one record."""
+
+    def __init__(self, message: str, status: int | None = None, code: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status of the answer, if there was one."""
+        self.code = code
+        """The registry's own number for what is wrong, such as 40403: no such schema."""
+
+    def __reduce__(self) -> tuple[type[RegistryError], tuple[str, int | None, int | None]]:
+        return type(self), (str(self), self.status, self.code)
+
+
+class RegistryUnavailableError(RegistryError):
+    """The schema registry cannot be reached, or is in trouble. Trying again may help; no record is at fault."""
+
+
+class IncompatibleSchemaError(RegistryError):
+    """The schema breaks the compatibility that the registry demands of its subject: change it, or start another."""
+
+
+class SpoolError(PenstockError):
+    """A spool's folder holds something that is damaged, or that this version cannot read."""
+
+
+class ClosedError(PenstockError):
+    """Something was used after it had been closed."""
+
+
+class OutcomeUnknownError(StoreUnavailableError):
+    """The store was lost while a transaction was being committed: it counts, or it does not. Load the checkpoint to find
+    out, before anything is done again."""

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests.clients.conftest import loaded_kafka
 from tests.clients.names import fresh
-from tests.servers import Penstock
+from tests.clients.shared_server import shared
+from tests.servers import Penstock, Server
 from tests.streams.embedded import stop_broker
 
 
@@ -29,6 +31,23 @@ def shared_stream(server: Penstock) -> Iterator[penstock.Connection]:
 def stream(shared_stream: penstock.Connection) -> penstock.Connection:
     """A connection that is shared: a test that closes it makes its own."""
     return shared_stream
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Server]:
+    """The reference: the one that the tests of clients use, too."""
+    own_folder = tmp_path_factory.getbasetemp()
+    folder = (own_folder if worker_id == "master" else own_folder.parent) / "apache-kafka"
+    with shared(folder, lambda: loaded_kafka(folder)) as running:
+        yield running
+
+
+@pytest.fixture(params=["embedded log", "Apache Kafka"])
+def either(request: pytest.FixtureRequest) -> Iterator[penstock.Connection]:
+    """A connection to our broker, and then to the reference, for what hangs on how Kafka behaves."""
+    chosen: Server = request.getfixturevalue("server" if request.param == "embedded log" else "apache_kafka")
+    with penstock.connect(f"kafka://{chosen.bootstrap}") as connection:
+        yield connection
 
 
 @pytest.fixture

@@ -78,6 +78,23 @@ class Failing:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Records from `first` up to, not including, `end`, of a partition that members of a group share record by record:
+    one of them has them in hand, or they wait to be handed out again. What of them is finished is not meant."""
+
+    first: Pointer
+    end: Pointer
+    owner: str
+    """"" when nobody has them in hand."""
+    number: int
+    """Tells claims of one owner apart. A claim that is extended gets a new one."""
+    attempt: int
+    """How often they have been handed out."""
+    lasts_ms: int
+    """Whoever sees the claim stand still for so long may take what is not finished."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Everything before `start` is finished, and so is what is in `finished`; reading goes on at `next`."""
 
@@ -89,12 +106,14 @@ class Checkpoint:
     failing: tuple[Failing, ...] = ()
     """Unfinished records that failed, in the order of their pointers."""
     restarts: int = 0
-    """How many owners have ended without a word since `start` last moved: one record may be killing them."""
+    """How many owners have taken over since `start` last moved or one of them ended well: a record may be killing them."""
     processed: int = 0
     """How often a handler has been called."""
     delivered: int = 0
     """How often one has returned, so that its effect counts."""
     saved_ms: int = 0
+    claims: tuple[Claim, ...] = ()
+    """Where members share the partition: who has what in hand, in the order of the pointers, without overlap."""
 
     def __post_init__(self) -> None:
         edges = [self.start, *(edge for run in self.finished for edge in run)]
@@ -102,6 +121,8 @@ class Checkpoint:
             raise ValueError(f"the runs {self.finished} behind {self.start} are not in order, empty, or touch")
         if edges[-1] > self.next:
             raise ValueError(f"{edges[-1]} is finished but lies behind next, {self.next}")
+        if any(left.end > right.first for left, right in itertools.pairwise(self.claims)):
+            raise ValueError(f"the claims {self.claims} are not in order, or overlap")
 
 
 @dataclass(frozen=True, slots=True)

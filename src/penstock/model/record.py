@@ -90,7 +90,7 @@ class Batch(Sequence[Record]):
     A batch may be empty and still have a `next` behind its `start`: then there is nothing to read in between.
     """
 
-    __slots__ = ("next", "partition", "records", "start", "topic")
+    __slots__ = ("_values", "next", "partition", "records", "start", "topic")
 
     def __init__(
         self, topic: str, partition: int, start: Pointer, next: Pointer, records: Sequence[Record] = ()
@@ -100,6 +100,7 @@ class Batch(Sequence[Record]):
         self.start = start
         self.next = next
         self.records = records
+        self._values: Sequence[bytes | None] | None = None
 
     def __len__(self) -> int:
         return len(self.records)
@@ -116,17 +117,36 @@ class Batch(Sequence[Record]):
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
 
+    def pointer(self, index: int) -> Pointer:
+        """The pointer of one record."""
+        return self.records[index].offset
+
+    def edge(self, index: int) -> Pointer:
+        """Where the part of the partition begins that record `index` stands for; `len(batch)` gives where it all ends.
+
+        A gap before a record belongs to it, so that the parts of all records together are all from `start` to `next`.
+        """
+        if index == 0:
+            return self.start
+        return self.next if index == len(self) else self.pointer(index)
+
     def pointers(self) -> Sequence[Pointer]:
         """The pointer of each record."""
         return [record.offset for record in self.records]
 
     def values(self) -> Sequence[bytes | None]:
         """The value of each record. Streams that can give them without making records do."""
-        return [record.value for record in self.records]
+        if self._values is None:
+            self._values = [record.value for record in self.records]
+        return self._values
 
     def keys(self) -> Sequence[bytes | None]:
         """The key of each record."""
         return [record.key for record in self.records]
+
+    def with_headers(self) -> Sequence[int]:
+        """Which records have headers."""
+        return [index for index, record in enumerate(self.records) if record.headers]
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} from {self.topic}-{self.partition}, {self.start} to {self.next}>"

@@ -1,18 +1,21 @@
-"""`connect`: from a URL to a connection."""
+"""`connect`: from a URL to a connection; `open_streams`: from a URL to what the rest of the library builds upon."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
+from penstock.abc import Streams
 from penstock.errors import ConfigError
 from penstock.streams.embedded.lifeline import Lifeline
 from penstock.streams.embedded.starting import find_or_start
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.plain import check_reachable
+from penstock.streams.memory.connection import MemoryConnection
 from penstock.streams.options import Options
-from penstock.streams.url import Host, LogUrl, parse_url
+from penstock.streams.url import Host, LogUrl, MemoryUrl, parse_url
 
 _DEFAULTS = Options()
 
@@ -29,7 +32,8 @@ def connect(
     exit_when_idle_s: float | None = None,
     librdkafka: Mapping[str, str | int | float | bool] | None = None,
 ) -> Connection:
-    """Connect to a stream: `log:./data` for the log in a folder, `kafka://host:9092` for brokers that are running.
+    """Connect to a stream: `log:./data` for the log in a folder, `kafka://host:9092` for brokers that are running,
+    `memory:name` for records in this process that are gone when it ends.
 
     For a `log:` URL the broker of the folder is found, or started if there is none; it ends by itself once no client
     has been connected for `exit_when_idle_s`, and is started again if it dies while this connection is open. What the
@@ -49,6 +53,9 @@ def connect(
         exit_when_idle_s=_DEFAULTS.exit_when_idle_s if exit_when_idle_s is None else exit_when_idle_s,
         librdkafka=dict(librdkafka or {}),
     )
+    if isinstance(where, MemoryUrl):
+        _check_no_options(url, options, exit_when_idle_s)
+        return MemoryConnection(where.name, options)
     if isinstance(where, LogUrl):
         found = find_or_start(
             where.folder,
@@ -62,3 +69,17 @@ def connect(
         raise ConfigError(f"exit_when_idle_s is for log: URLs; the brokers of {url} are started and stopped elsewhere")
     check_reachable(where, options)
     return Connection(url, where.bootstrap, options)
+
+
+def open_streams(url: str, **options: Any) -> Streams:
+    """The system of streams at a URL, whatever its kind. `options` are those of `connect`, and the errors are, too."""
+    return connect(url, **options)
+
+
+def _check_no_options(url: str, options: Options, exit_when_idle_s: float | None) -> None:
+    """Memory has no broker that could be told anything. A client id does no harm."""
+    for name in (field.name for field in dataclasses.fields(Options) if field.name != "client_id"):
+        if getattr(options, name) != getattr(_DEFAULTS, name):
+            raise ConfigError(f"{name} means nothing to {url}: leave it away, or choose a log: or kafka: URL")
+    if exit_when_idle_s is not None:
+        raise ConfigError(f"exit_when_idle_s is for log: URLs; {url} has no broker that could end")

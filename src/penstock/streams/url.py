@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.errors import UrlError
 
-SUPPORTED: Final = "log:FOLDER (such as log:./data) and kafka://HOST:PORT[,HOST:PORT]"
+SUPPORTED: Final = "log:FOLDER (such as log:./data), kafka://HOST:PORT[,HOST:PORT] and memory:NAME"
 KAFKA_PORT: Final = 9092
 _SCHEME: Final = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\s:@/?#\[\]]+))(?::(?P<port>\d{1,5}))?")
@@ -44,7 +44,14 @@ class KafkaUrl:
         return ",".join(map(str, self.hosts))
 
 
-def parse_url(url: str) -> LogUrl | KafkaUrl:
+@dataclass(frozen=True, slots=True)
+class MemoryUrl:
+    """`memory:NAME`: the memory of this process that goes by this name. The name may be empty."""
+
+    name: str
+
+
+def parse_url(url: str) -> LogUrl | KafkaUrl | MemoryUrl:
     """What the URL means; UrlError says what is wrong with it, and what can be written."""
     match = _SCHEME.fullmatch(url.strip())
     scheme = match["scheme"].lower() if match else ""
@@ -53,6 +60,8 @@ def parse_url(url: str) -> LogUrl | KafkaUrl:
         return LogUrl(_folder(url, rest))
     if scheme == "kafka":
         return KafkaUrl(_hosts(url, rest))
+    if scheme == "memory":
+        return MemoryUrl(_name(url, rest))
     if not url.strip():
         raise UrlError(f"the URL is empty; supported now: {SUPPORTED}")
     raise UrlError(f"{url!r} is no URL of a stream{_guess(url.strip())}; supported now: {SUPPORTED}")
@@ -73,6 +82,12 @@ def _folder(url: str, rest: str) -> Path:
     if rest.startswith("//") and not rest.startswith("///"):
         raise UrlError(f"{url!r} has a host where the folder belongs: write log:{rest[2:] or './data'}")
     return Path(rest).expanduser().absolute()
+
+
+def _name(url: str, rest: str) -> str:
+    if rest.startswith("/"):
+        raise UrlError(f"{url!r} has slashes where the name belongs: write memory:{rest.strip('/')}")
+    return rest
 
 
 def _hosts(url: str, rest: str) -> tuple[Host, ...]:

@@ -16,12 +16,14 @@ from typing import Final, Protocol, Self
 
 from confluent_kafka.admin import AdminClient
 
+from penstock.abc import Features
 from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, DeliveryError
 from penstock.model import Receipt, milliseconds
-from penstock.streams.encoding import encode_as_json_unless_text, encode_headers
+from penstock.serde.plain import encode_as_json_unless_text, encode_headers
 from penstock.streams.kafka.reading import Reader, Start
 from penstock.streams.kafka.sending import Sender
 from penstock.streams.kafka.settings import client_configuration, producer_configuration
+from penstock.streams.kafka.stream import Closeable, KafkaStream, features_with
 from penstock.streams.kafka.topics import TopicAdministration
 from penstock.streams.options import Options
 
@@ -63,7 +65,8 @@ class Parts:
     attendant: Attendant | None
     sender: Sender | None = None
     administration: TopicAdministration | None = None
-    readers: weakref.WeakSet[Reader] = field(default_factory=weakref.WeakSet)
+    readers: weakref.WeakSet[Closeable] = field(default_factory=weakref.WeakSet)
+    """Readers and feeds."""
 
     def close(self, flush_timeout_s: float) -> None:
         with contextlib.ExitStack() as stack:
@@ -125,7 +128,7 @@ class Connection:
             timestamp_ms = milliseconds(timestamp, "the timestamp")
             if timestamp_ms <= 0:
                 raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
-        return self._sending().send(
+        return self.sender.send(
             topic,
             encode_as_json_unless_text(value, "a value"),
             encode_as_json_unless_text(key, "a key"),
@@ -170,8 +173,18 @@ class Connection:
         """
         topics = self.administration
         reader = Reader(topics, self.bootstrap, self.options, topic, start, follow, limit, timeout, partitions)
-        self._parts.readers.add(reader)
+        self.keep(reader)
         return reader
+
+    def stream(self, topic: str) -> KafkaStream:
+        """A topic as a stream: what consumers and producers are built on. It need not exist yet."""
+        self._check_usable()
+        return KafkaStream(self, topic)
+
+    @property
+    def features(self) -> Features:
+        """What this stream can do for a program."""
+        return features_with(self.options)
 
     def topics(self) -> list[str]:
         """The names of all topics, but for those that the broker keeps for itself."""
@@ -198,6 +211,20 @@ class Connection:
                 self._parts.administration = TopicAdministration(admin)
             return self._parts.administration
 
+    def keep(self, part: Closeable) -> None:
+        """Close it with the connection, unless it has been forgotten by then."""
+        self._check_usable()
+        self._parts.readers.add(part)
+
+    def settle_sent(self) -> None:
+        """Wait until each record that was sent is acknowledged or refused, which happens in `delivery_timeout_s`.
+
+        Who sent them learns from their receipts what became of them.
+        """
+        sender = self._parts.sender
+        if sender is not None and self._is_usable():
+            sender.wait_until_settled(self.options.delivery_timeout_s)
+
     def close(self, timeout: float | None = None) -> None:
         """Flush, end all readers, and let go of the broker.
 
@@ -223,7 +250,9 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection to {self.url}{' (closed)' if self._closed else ''}>"
 
-    def _sending(self) -> Sender:
+    @property
+    def sender(self) -> Sender:
+        """What everything that is sent goes through."""
         sender = self._parts.sender
         if sender is not None and self._is_usable():
             return sender

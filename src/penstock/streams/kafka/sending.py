@@ -87,15 +87,21 @@ class Sender:
 
     def flush(self, timeout: float | None) -> None:
         """Return once every record is acknowledged; see Connection.flush for what is raised."""
+        if not self.wait_until_settled(timeout):
+            raise TimeoutError(
+                f"{self._open} records were not acknowledged within {timeout:g} s; they are still being tried"
+            )
+        self._raise_failures()
+
+    def wait_until_settled(self, timeout: float | None) -> bool:
+        """Whether every record has been acknowledged or refused by the end of `timeout` seconds."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while self._open:
             left_s = _SLICE_S if deadline_s is None else min(_SLICE_S, deadline_s - time.monotonic())
             if left_s <= 0:
-                raise TimeoutError(
-                    f"{self._open} records were not acknowledged within {timeout:g} s; they are still being tried"
-                )
+                return False
             self._producer.flush(left_s)
-        self._raise_failures()
+        return True
 
     def give_up(self, reason: str) -> None:
         """What is under way will not arrive: its receipts say so now, and why."""

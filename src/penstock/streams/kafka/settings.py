@@ -34,6 +34,10 @@ LARGEST_RECORD_BYTES: Final = 100_000_000
 READER_GROUP: Final = "penstock-reader"
 """librdkafka's consumer insists on a group. Readers never join it and commit nothing."""
 
+_AHEAD: Final = 50_000
+"""How many messages of a partition are fetched ahead of the reader. Measured: with fewer, many partitions are slower;
+with more, memory grows, and the processor's caches are of less use."""
+
 
 def client_configuration(bootstrap: str, options: Options) -> Configuration:
     """What all clients share."""
@@ -79,10 +83,30 @@ def reader_configuration(bootstrap: str, options: Options, limit: int | None) ->
         "enable.partition.eof": True,
         # An offset that is gone is an error to tell, not a reason to start somewhere else.
         "auto.offset.reset": "error",
-        "queued.min.messages": 500_000 if limit is None else max(1, min(limit, 500_000)),
-        "queued.max.messages.kbytes": 128 * 1024,
+        "queued.min.messages": _AHEAD if limit is None else max(1, min(limit, _AHEAD)),
+        "queued.max.messages.kbytes": 64 * 1024,
         "fetch.queue.backoff.ms": 5,
         "fetch.wait.max.ms": 100,
+        "isolation.level": "read_committed",
+        **options.librdkafka,
+    }
+
+
+def member_configuration(
+    bootstrap: str, options: Options, group: str, *, member: str, strategy: str, session_timeout_s: float
+) -> Configuration:
+    """A member of a group that is told where to begin, and commits when it is told to."""
+    session_timeout_ms = round(session_timeout_s * 1000)
+    return {
+        **reader_configuration(bootstrap, options, None),
+        "group.id": group,
+        "client.id": member or options.client_id,
+        "partition.assignment.strategy": strategy,
+        "session.timeout.ms": session_timeout_ms,
+        # With its answer a member hears that partitions are shared out anew, so a rebalance takes at least this long.
+        "heartbeat.interval.ms": max(1, min(1_000, session_timeout_ms // 10)),
+        # How long a member may be busy, handing back what is in flight above all, before the group goes on without it.
+        "max.poll.interval.ms": max(300_000, session_timeout_ms),
         **options.librdkafka,
     }
 
@@ -98,5 +122,6 @@ def group_configuration(bootstrap: str, options: Options, group: str, reset: str
         "auto.offset.reset": reset,
         "fetch.wait.max.ms": 100,
         "fetch.queue.backoff.ms": 5,
+        "isolation.level": "read_committed",
         **options.librdkafka,
     }

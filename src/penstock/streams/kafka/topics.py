@@ -83,10 +83,20 @@ class TopicAdministration:
 
     def partitions_of(self, topic: str) -> tuple[int, ...]:
         """The numbers of a topic's partitions. Never creates the topic."""
-        asked = TopicCollection([topic])
         what = f"topic {topic!r} could not be looked up"
-        description = look_up(what, lambda: self.admin.describe_topics(asked)[topic].result(ANSWER_TIMEOUT_S))
+        description = look_up(what, lambda: self.ask_for(topic).result(ANSWER_TIMEOUT_S))
         return tuple(sorted(partition.id for partition in description.partitions))
+
+    def require_partition(self, topic: str, partition: int) -> None:
+        """UnknownTopicError unless it is there. Asked for the offsets of one that is not, librdkafka tries for long."""
+        there = self.partitions_of(topic)
+        if partition not in there:
+            raise UnknownTopicError(f"topic {topic!r} has no partition {partition}: it has {len(there)}")
+
+    def ask_for(self, topic: str) -> concurrent.futures.Future[Any]:
+        """Ask for a topic's description, without waiting for the answer."""
+        answer: concurrent.futures.Future[Any] = self.admin.describe_topics(TopicCollection([topic]))[topic]
+        return answer
 
     def earliest(self, topic: str, partitions: Iterable[int]) -> Offsets:
         """The first offset that can be read in each of the partitions."""

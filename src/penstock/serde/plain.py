@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SerdeError
 from penstock.model import Headers
+
+NewHeaders = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]] | None
+"""Headers as a user gives them."""
+
+
+class PlainSerde:
+    """For topics that are known by name alone: sends bytes and text as they are, anything else as JSON; reads bytes."""
+
+    def encode(self, value: object, topic: str) -> bytes | None:
+        return encode_as_json_unless_text(value, f"topic {topic!r}: a value")
+
+    def decode(self, data: bytes | None, topic: str) -> bytes | None:
+        return data
+
+    def decoder(self, topic: str) -> Callable[[bytes], bytes]:
+        return as_it_is
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlainSerde)
+
+    def __hash__(self) -> int:
+        return hash(PlainSerde)
+
+    def __repr__(self) -> str:
+        return "PlainSerde()"
+
+
+def as_it_is(data: bytes) -> bytes:
+    return data
 
 
 def encode_as_json_unless_text(value: object, what: str) -> bytes | None:
     """The bytes of a key or a value. None stays None, which is not the same as empty."""
     if value is None or isinstance(value, bytes):
         return value
-    if isinstance(value, str):
-        return value.encode()
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     try:
-        return msgspec.json.encode(value)
-    except (TypeError, msgspec.MsgspecError) as error:
-        raise ConfigError(
+        return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise SerdeError(
             f"{what} of type {type(value).__name__} cannot be sent: {error}. "
             "Give bytes, text, or something that JSON can express"
         ) from error
 
 
-def encode_headers(
-    headers: Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]] | None,
-) -> Headers:
+def encode_headers(headers: NewHeaders) -> Headers:
     """Headers from a mapping or from pairs, which may name one header more than once."""
     if not headers:
         return ()

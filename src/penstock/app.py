@@ -1,0 +1,277 @@
+"""`App`: topics and handlers declared in one place, run together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from types import FrameType, TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from penstock.abc import CheckpointStore, Clock, DeadLetters, Streams
+from penstock.consuming.consumer import Consumer
+from penstock.consuming.handlers import Handler, handler_of
+from penstock.consuming.health import Health
+from penstock.consuming.options import ConsumerOptions, choice, idempotency_key, position
+from penstock.consuming.retry import Retry
+from penstock.errors import ConfigError, GroupError, HandlerError
+from penstock.model import Guarantee, Order
+from penstock.serde import Topic
+from penstock.streams.connecting import open_streams
+
+logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_LOOK_S: Final = 0.1
+_PLAIN: Final = frozenset(field.name for field in fields(ConsumerOptions))
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A handler and everything that was said about it."""
+
+    handler: Handler
+    group: str
+    options: ConsumerOptions
+    checkpoints: str | CheckpointStore | None
+    dead_letters: str | DeadLetters | None
+
+
+class App:
+    """Handlers on topics of a system of streams, in a group.
+
+    ```python
+    app = App("log:./data", group="billing")
+
+    @app.handle("orders", order="key", workers=8)
+    def bill(order: Order) -> None: ...
+
+    app.run()
+    ```
+    """
+
+    def __init__(
+        self,
+        streams: str | Streams,
+        *,
+        group: str,
+        checkpoints: str | CheckpointStore | None = None,
+        clock: Clock | None = None,
+        **connection: Any,
+    ) -> None:
+        """`streams` is a URL, or what `connect` gave; `connection` are options of `connect`, for a URL."""
+        if not isinstance(group, str) or not group:
+            raise GroupError("an app needs a group: the name under which the progress of its handlers is kept")
+        if not isinstance(streams, str) and connection:
+            raise ConfigError(
+                f"{', '.join(connection)}: options of the connection go to `connect`, which has been called"
+            )
+        self._url = streams if isinstance(streams, str) else streams.url
+        self._given = None if isinstance(streams, str) else streams
+        self._connection = connection
+        self.group = group
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._declared: list[Declared] = []
+        self._consumers: list[Consumer] = []
+        self._stopping = threading.Event()
+        self._running = False
+
+    def handle(
+        self,
+        topic: str | Topic[Any],
+        *,
+        to: str | Topic[Any] | None = None,
+        guarantee: str | Guarantee = Guarantee.AT_LEAST_ONCE,
+        order: str | Order = Order.PARTITION,
+        workers: int = 1,
+        retry: Retry | int | None = None,
+        dead_letters: str | DeadLetters | bool | None = True,
+        batch: int | None = None,
+        group: str | None = None,
+        checkpoints: str | CheckpointStore | None = None,
+        version: str | None = None,
+        **options: Any,
+    ) -> Callable[[Function], Function]:
+        """Declare the handler of a topic. Returning means done, raising means to try again, `Reject` not to.
+
+        `to` is the topic for what the handler returns. `dead_letters` is a topic, "sqlite:./letters.db",
+        "file:./letters.jsonl", "postgresql://..." or an object of yours; by default the topic `TOPIC.dlq`; False: a
+        record that cannot be handled stops the app. `batch` has the handler called with lists of up to so many values.
+        `group` and `checkpoints` are those of the app unless given. All other options are those of `ConsumerOptions`.
+        """
+        settings = _settings(guarantee, order, workers, retry, options)
+
+        def declare(function: Function) -> Function:
+            handler = handler_of(function, topic, to=to, batch=batch, version=version)
+            self._declare(handler, group or self.group, settings, checkpoints, dead_letters)
+            return function
+
+        return declare
+
+    def _declare(
+        self,
+        handler: Handler,
+        group: str,
+        options: ConsumerOptions,
+        checkpoints: str | CheckpointStore | None,
+        dead_letters: str | DeadLetters | bool | None,
+    ) -> None:
+        if self._running:
+            raise HandlerError(f"{handler.name}: the app is running: declare its handlers before `run`")
+        for other in self._declared:
+            if other.handler.topic.name == handler.topic.name and other.group == group:
+                raise HandlerError(
+                    f"{handler.name} and {other.handler.name} both handle topic {handler.topic.name!r} in group "
+                    f"{group!r}: each would get a part of the records. Give one of them a group of its own: group=..."
+                )
+        if dead_letters is True:
+            dead_letters = f"{handler.topic.name}.dlq"
+        declared = Declared(
+            handler,
+            group,
+            options,
+            checkpoints if checkpoints is not None else self._checkpoints,
+            None if dead_letters is False or dead_letters is None else dead_letters,
+        )
+        self._declared.append(declared)
+
+    def run(self) -> None:
+        """Run all handlers until SIGTERM, Ctrl-C, or `stop`; or until all have come to their `end`.
+
+        Then reading stops, handlers finish what they have in hand, and it is saved. Raises what made it impossible for
+        one of them to go on; the others are stopped first, too.
+        """
+        with self._opened() as streams, self._signals():
+            self._consumers = [self._consumer(each, streams) for each in self._declared]
+            for consumer in self._consumers:
+                consumer.start()
+            self._wait()
+
+    def start(self) -> threading.Thread:
+        """`run`, in a thread of its own, without hearing signals."""
+        thread = threading.Thread(target=self.run, name=f"penstock-app-{self.group}", daemon=True)
+        thread.start()
+        return thread
+
+    def stop(self) -> None:
+        """Have `run` return, when handlers are done with what they have in hand. From any thread."""
+        self._stopping.set()
+
+    def health(self) -> list[Health]:
+        """How each handler stands: whether it gets on, not whether it is alive."""
+        return [consumer.health() for consumer in self._consumers]
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """Those that run, one for each handler."""
+        return list(self._consumers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _consumer(self, declared: Declared, streams: Streams) -> Consumer:
+        return Consumer(
+            streams,
+            declared.handler.topic,
+            declared.handler,
+            group=declared.group,
+            options=declared.options,
+            checkpoints=declared.checkpoints,
+            dead_letters=declared.dead_letters,
+            clock=self._clock,
+        )
+
+    def _wait(self) -> None:
+        waiting = list(self._consumers)
+        failure: BaseException | None = None
+        while waiting:
+            if self._stopping.is_set() or failure is not None:
+                for consumer in waiting:
+                    consumer.stop()
+            for consumer in list(waiting):
+                try:
+                    if consumer.wait(_LOOK_S / len(waiting)):
+                        waiting.remove(consumer)
+                except BaseException as error:
+                    waiting.remove(consumer)
+                    if failure is not None:
+                        logger.error("%s ended, too: %s", consumer.handler.name, error)
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Streams]:
+        if not self._declared:
+            raise HandlerError("the app has no handlers: declare one with @app.handle(TOPIC)")
+        if self._running:
+            raise ConfigError("the app is running already")
+        self._running = True
+        self._stopping.clear()
+        streams = self._given or open_streams(self._url, **self._connection)
+        try:
+            yield streams
+        finally:
+            self._running = False
+            if self._given is None:
+                streams.close()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C stop the app; a second Ctrl-C does not wait."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._stopping.is_set() and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            logger.info("%s: finishing what is in hand", signal.Signals(number).name)
+            self._stopping.set()
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _settings(
+    guarantee: str | Guarantee,
+    order: str | Order,
+    workers: int,
+    retry: Retry | int | None,
+    options: dict[str, Any],
+) -> ConsumerOptions:
+    """The options as users write them, checked."""
+    unknown = sorted(set(options) - _PLAIN)
+    if unknown:
+        raise ConfigError(f"there is no option {unknown[0]!r}; there are {', '.join(sorted(_PLAIN))}")
+    if isinstance(retry, int) and not isinstance(retry, bool):
+        retry = Retry(retry)
+    if retry is not None and not isinstance(retry, Retry):
+        raise ConfigError(f"retry={retry!r}: use Retry(5), or a number of attempts")
+    for name in ("start", "end", "on_expired"):
+        if options.get(name) is not None:
+            options[name] = None if options[name] == "fail" else position(options[name], name)
+    if "idempotency_key" in options:
+        options["idempotency_key"] = idempotency_key(options["idempotency_key"])
+    if retry is not None:
+        options["retry"] = retry
+    return ConsumerOptions(
+        guarantee=choice(Guarantee, guarantee, "guarantee"),
+        order=choice(Order, order, "order"),
+        workers=workers,
+        **options,
+    )

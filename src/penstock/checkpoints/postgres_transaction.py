@@ -1,0 +1,162 @@
+"""A transaction in a PostgreSQL database: the user's effects and the checkpoint, both or neither."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Final, Self
+
+from penstock.checkpoints.fencing import fenced
+from penstock.checkpoints.postgres_connection import GuardedConnection, psycopg, rows_of
+from penstock.checkpoints.postgres_pool import Pool
+from penstock.checkpoints.postgres_saving import statement_for
+from penstock.errors import FencedError, OutcomeUnknownError, StoreUnavailableError, TransactionError
+from penstock.model import Change, CheckpointKey, Lease
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S: Final = 10.0
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+
+
+class PostgresTransaction:
+    """What `PostgresCheckpoints.transaction()` gives. It has a connection of its own."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._connection: GuardedConnection | None = None
+        self._transaction: Any = None
+        self._number: str | None = None
+        """The server's number of the transaction, by which it can be asked later what became of it."""
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """A psycopg connection, inside the transaction: execute, executemany, copy and pipeline are all there."""
+        return self._open()
+
+    def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
+        """Save the checkpoint; it counts when the transaction commits."""
+        connection = self._open()
+        if not connection.is_in_transaction():
+            raise _ended()
+        try:
+            rows = rows_of(connection, *statement_for(lease, key, change))
+            if not rows:
+                raise refusal(connection, lease)
+        except psycopg.Error as error:
+            raise self._pool.translated(error) from error
+        self._number = rows[0][0]
+
+    def savepoint(self) -> AbstractContextManager[None]:
+        """What is done inside is undone, and only that, when the block is left with an error."""
+        return _Savepoint(self._open())
+
+    def __enter__(self) -> Self:
+        connection = self._pool.take()
+        try:
+            self._transaction = connection.transaction()
+            self._transaction.__enter__()
+        except psycopg.Error as error:
+            self._pool.give(connection)
+            raise self._pool.translated(error) from error
+        except BaseException:
+            self._pool.give(connection)
+            raise
+        self._factory = connection.row_factory
+        connection.is_guarded = True
+        self._connection = connection
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection, self._connection = self._connection, None
+        assert connection is not None, "the block was left before it was entered"
+        connection.is_guarded = False
+        connection.row_factory = self._factory
+        is_ended = not connection.closed and not connection.is_in_transaction()
+        try:
+            self._transaction.__exit__(kind, error, trace)
+        except psycopg.Error as failure:
+            if kind is None:
+                self._settle(connection, failure)
+            elif not connection.closed:
+                raise
+        finally:
+            self._pool.give(connection)
+        if is_ended:
+            raise _ended() from error
+        if isinstance(error, psycopg.OperationalError) and connection.closed:
+            raise self._pool.translated(error) from error
+
+    def _settle(self, connection: GuardedConnection, failure: psycopg.Error) -> None:
+        """Find out what became of a commit that was not answered."""
+        if not connection.closed:  # it was answered: by a refusal, such as of a deferred constraint
+            raise failure
+        if self._number is None:
+            raise OutcomeUnknownError(
+                f"{self._pool.where}: the connection was lost in a commit: {failure}"
+            ) from failure
+        outcome = self._ask(self._number)
+        if outcome == "committed":
+            logger.info("%s: the connection was lost in a commit, which counts all the same", self._pool.where)
+        elif outcome == "aborted":
+            raise self._pool.translated(failure) from failure
+        else:
+            raise OutcomeUnknownError(
+                f"{self._pool.where}: the connection was lost in a commit, and what became of it is not known "
+                f"({outcome}): load the checkpoint before anything is done again"
+            ) from failure
+
+    def _ask(self, number: str) -> str:
+        deadline_s = time.monotonic() + ASK_TIMEOUT_S
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                ((outcome,),) = self._pool.execute("SELECT pg_xact_status(%s::xid8)", (number,))
+            except StoreUnavailableError as error:
+                outcome = str(error)
+            if outcome in ("committed", "aborted") or time.monotonic() > deadline_s:
+                return str(outcome)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _open(self) -> GuardedConnection:
+        if self._connection is None:
+            raise TransactionError("this transaction is not open: use it inside its `with` block only")
+        return self._connection
+
+
+class _Savepoint:
+    """A part of a transaction that can fail alone."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, connection: GuardedConnection) -> None:
+        self._inner = connection.transaction()
+
+    def __enter__(self) -> None:
+        self._inner.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # psycopg would silence its own Rollback; here, whoever raises hears of it.
+        self._inner.__exit__(kind, error, trace)
+
+
+def refusal(connection: GuardedConnection, lease: Lease) -> FencedError:
+    """What to tell an owner who is none any more."""
+    sql = 'SELECT owner, epoch, beat FROM penstock_lease WHERE "group" = %s AND name = %s'
+    rows = rows_of(connection, sql, (lease.group, lease.name))
+    return fenced(lease, Lease(lease.group, lease.name, *rows[0]) if rows else None)
+
+
+def _ended() -> TransactionError:
+    return TransactionError(
+        "the transaction was ended from inside, by a COMMIT or ROLLBACK among other statements; what it did so far "
+        "cannot be undone together with the checkpoint. Leave that to the end of the block"
+    )

@@ -1,0 +1,125 @@
+"""Runs of finished pointers in bytes, small and quick whatever their number.
+
+Three forms, told apart by the first byte; no runs at all are no bytes. Distances (gap, length, gap, length ...) as
+msgpack, which gives small numbers one byte; the same with gaps and lengths apart, compressed, where there are many; and
+a bitmap, compressed, where finished and unfinished records are mixed so thoroughly that this is smaller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import cramjam
+import msgspec
+
+from penstock.model import Pointer, Runs
+
+PLAIN: Final = b"\x00"
+COMPRESSED: Final = b"\x01"
+BITMAP: Final = b"\x02"
+
+MANY: Final = 64
+"""From so many runs on, compression is worth its time."""
+BITMAP_GAIN: Final = 0.9
+"""A bitmap takes longer to make and to read, so it has to be smaller by this factor."""
+LARGEST_NUMBER: Final = (1 << 64) - 1
+"""What msgpack can hold as a number."""
+
+Distances = list[int | bytes]
+
+
+def encode_runs(runs: Runs, base: Pointer = 0) -> bytes:
+    """The runs, as distances from `base`, which must not lie behind the first of them."""
+    if not runs:
+        return b""
+    edges = list(itertools.chain.from_iterable(runs))
+    distances = list(map(operator.sub, edges, itertools.chain((base,), edges)))
+    if max(distances) > LARGEST_NUMBER:
+        return _compress(COMPRESSED, _packed_wide(distances))
+    if len(runs) < MANY:
+        return PLAIN + msgspec.msgpack.encode(distances)
+    apart = _compress(COMPRESSED, msgspec.msgpack.encode((distances[::2], distances[1::2])))
+    span = edges[-1] - edges[0]
+    if span // 8 < len(apart) * BITMAP_GAIN:
+        bitmap = BITMAP + msgspec.msgpack.encode(edges[0] - base) + _bitmap(distances, span)
+        return min(apart, bitmap, key=len)
+    return apart
+
+
+def decode_runs(data: bytes, base: Pointer = 0) -> Runs:
+    """What `encode_runs` was given. ValueError when these bytes do not come from it."""
+    if not data:
+        return ()
+    form, payload = data[:1], data[1:]
+    try:
+        if form == PLAIN:
+            distances: Sequence[int] = _PLAIN.decode(payload)
+        elif form == COMPRESSED:
+            distances = _interleaved(*_APART.decode(bytes(cramjam.zstd.decompress(payload))))
+        elif form == BITMAP:
+            return _runs_in_bitmap(payload, base)
+        else:
+            raise ValueError(f"runs have no form {form!r}")
+    except (msgspec.MsgspecError, cramjam.DecompressionError) as error:
+        raise ValueError(f"the runs cannot be read: {error}") from error
+    if len(distances) % 2:
+        raise ValueError("the last run has no end")
+    edges = itertools.islice(itertools.accumulate(distances, initial=base), 1, None)
+    return tuple(zip(edges, edges, strict=True))
+
+
+_PLAIN: Final = msgspec.msgpack.Decoder(list[int])
+_APART: Final = msgspec.msgpack.Decoder(tuple[Distances, Distances])
+_ONES: Final = re.compile(rb"1+")
+
+
+def _packed_wide(distances: list[int]) -> bytes:
+    """Distances of which some are too large to be numbers: those are bytes."""
+    mixed: Distances = [each if each <= LARGEST_NUMBER else _bytes_of(each) for each in distances]
+    return msgspec.msgpack.encode((mixed[::2], mixed[1::2]))
+
+
+def _interleaved(gaps: Distances, lengths: Distances) -> list[int]:
+    if len(gaps) != len(lengths):
+        raise ValueError(f"there are {len(gaps)} gaps and {len(lengths)} lengths")
+    return _numbers(itertools.chain.from_iterable(zip(gaps, lengths, strict=True)))
+
+
+def _numbers(mixed: Iterable[int | bytes]) -> list[int]:
+    return [int.from_bytes(each, "big") if isinstance(each, bytes) else each for each in mixed]
+
+
+def _bytes_of(number: int) -> bytes:
+    return number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+def _compress(form: bytes, payload: bytes) -> bytes:
+    return form + bytes(cramjam.zstd.compress(payload, 1))
+
+
+def _bitmap(distances: list[int], span: int) -> bytes:
+    """The bits from the first run to the last, as many zeros in front as fill the first byte."""
+    signs = itertools.cycle(("1", "0"))
+    text = "".join(map(operator.mul, signs, distances[1:]))
+    assert len(text) == span, "the runs do not add up"
+    return bytes(cramjam.zstd.compress(int(text, 2).to_bytes((span + 7) // 8, "big"), 1))
+
+
+def _runs_in_bitmap(payload: bytes, base: Pointer) -> Runs:
+    gap_bytes = _size_of_number(payload)
+    gap = msgspec.msgpack.decode(payload[:gap_bytes], type=int)
+    bits = bytes(cramjam.zstd.decompress(payload[gap_bytes:]))
+    # Zeros in front are not written, so the text begins with the first finished record.
+    text = format(int.from_bytes(bits, "big"), "b").encode()
+    first = base + gap
+    return tuple((first + match.start(), first + match.end()) for match in _ONES.finditer(text))
+
+
+def _size_of_number(payload: bytes) -> int:
+    """How many bytes the msgpack number at the beginning takes."""
+    sizes = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+    return sizes.get(payload[0], 1) if payload else 1

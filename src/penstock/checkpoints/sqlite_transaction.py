@@ -1,0 +1,94 @@
+"""A transaction in a SQLite database: the user's effects and the checkpoint, both or neither."""
+
+from __future__ import annotations
+
+import sqlite3
+from types import TracebackType
+from typing import Self
+
+from penstock.checkpoints.sqlite_connection import NOT_YOURS, GuardedConnection
+from penstock.checkpoints.sqlite_database import SqliteDatabase
+from penstock.checkpoints.sqlite_saving import checkpoint_values, save_change
+from penstock.errors import TransactionError
+from penstock.model import Change, CheckpointKey, Lease
+
+
+class SqliteTransaction:
+    """What `SqliteCheckpoints.transaction()` gives. One thread uses it; all others that write wait until it ends."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self._connection: GuardedConnection | None = None
+        self._depth = 0
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The database, inside the transaction. The user's own tables are in it."""
+        if self._connection is None:
+            raise TransactionError("this transaction is not open: use it inside its `with` block only")
+        return self._connection
+
+    def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
+        """Save the checkpoint; it counts when the transaction commits."""
+        if not self.connection.in_transaction:
+            raise _ended()
+        save_change(self._database, lease, key, change, checkpoint_values(lease, key, change))
+
+    def savepoint(self) -> Savepoint:
+        """What is done inside is undone, and only that, when the block is left with an error."""
+        return Savepoint(self)
+
+    def __enter__(self) -> Self:
+        self._connection = self._database.begin()
+        self._connection.was_refused = False
+        self._connection.is_guarded = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection, self._connection = self._connection, None
+        assert connection is not None, "the block was left before it was entered"
+        connection.is_guarded = False
+        if kind is None and connection.in_transaction:
+            self._database.commit()
+            return
+        self._database.roll_back()
+        if kind is None:
+            raise _ended()
+        if connection.was_refused and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+            raise TransactionError(NOT_YOURS) from error
+
+
+class Savepoint:
+    """A part of a transaction that can fail alone."""
+
+    __slots__ = ("_name", "_transaction")
+
+    def __init__(self, transaction: SqliteTransaction) -> None:
+        self._transaction = transaction
+        self._name = ""
+
+    def __enter__(self) -> None:
+        transaction = self._transaction
+        transaction._depth += 1
+        self._name = f"penstock_{transaction._depth}"
+        transaction.connection.execute(f"SAVEPOINT {self._name}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        transaction = self._transaction
+        transaction._depth -= 1
+        if not transaction.connection.in_transaction:  # a conflict clause has rolled back everything
+            raise _ended() from error
+        if kind is not None:
+            transaction.connection.execute(f"ROLLBACK TO {self._name}")
+        transaction.connection.execute(f"RELEASE {self._name}")
+
+
+def _ended() -> TransactionError:
+    return TransactionError(
+        "the transaction was rolled back from inside, by a statement such as INSERT OR ROLLBACK; what was done before "
+        "it is undone, and what was done after it is not. Use OR ABORT, which is the default, and savepoint()"
+    )

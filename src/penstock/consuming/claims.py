@@ -1,0 +1,197 @@
+"""Who has which records of a shared partition in hand: the rules, without a store and without a clock."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from penstock.consuming.runs import RunSet
+from penstock.model import Checkpoint, Claim, Failing, Pointer, Runs
+
+Run = tuple[Pointer, Pointer]
+
+
+class ClaimBook:
+    """A checkpoint that several members write in turns.
+
+    Each record of the partition from `start` on is finished, or part of exactly one claim, or lies at `next` or behind
+    it and was never handed out. A claim may hold finished records; they are no longer meant by it. Each change either
+    happens as a whole or is refused, with False or None, and then changes nothing.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._before = checkpoint
+        self.start = checkpoint.start
+        self.next = checkpoint.next
+        self._finished = RunSet(checkpoint.finished)
+        self._claims = list(checkpoint.claims)
+        self._failing = {each.pointer: each for each in checkpoint.failing}
+        self.processed = checkpoint.processed
+        self.delivered = checkpoint.delivered
+        self.changed = False
+
+    def checkpoint(self, now_ms: int) -> Checkpoint:
+        return replace(
+            self._before,
+            start=self.start,
+            next=self.next,
+            finished=self._finished.as_runs(),
+            failing=tuple(sorted(self._failing.values(), key=lambda each: each.pointer)),
+            restarts=0,
+            processed=self.processed,
+            delivered=self.delivered,
+            saved_ms=now_ms,
+            claims=tuple(self._claims),
+        )
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        return self._claims
+
+    def take_new(self, start: Pointer, next: Pointer, owner: str, number: int, lasts_ms: int) -> Run | None:
+        """Claim what was read from `start` to `next`, as far as nobody has had it. Gives what of it is ours.
+
+        None when all of it was taken by others, or when it does not follow what was handed out before.
+        """
+        if start > self.next or next <= self.next:
+            return None
+        run = (self.next, next)
+        self._claims.append(Claim(*run, owner, number, 1, lasts_ms))
+        self.next = next
+        self.changed = True
+        return run
+
+    def waiting(self, is_over: Callable[[Claim], bool]) -> Iterator[Claim]:
+        """What may be handed out again, in order: parts of claims that are nobody's or over, without what is finished.
+
+        To be used up before anything is changed."""
+        finished = self._finished.as_runs()
+        for claim in self._claims:
+            if is_over(claim):
+                for first, end in missing(claim.first, claim.end, finished):
+                    yield replace(claim, first=first, end=end)
+
+    def take_again(self, part: Claim, owner: str, number: int, lasts_ms: int) -> int | None:
+        """Claim a part of what `waiting` gave, unless it has changed since. Gives which attempt that makes."""
+        taken = Claim(part.first, part.end, owner, number, part.attempt + 1, lasts_ms)
+        return taken.attempt if self._exchange(part.first, part.end, part.owner, part.number, taken) else None
+
+    def finish(self, first: Pointer, end: Pointer, owner: str, number: int) -> bool:
+        """This part of a claim is finished. False when the claim does not stand any more."""
+        index = self._standing(first, end, owner, number)
+        if index is None:
+            return False
+        claim = self._claims[index]
+        self._finish(first, end)
+        if claim.end <= self.start or not any(missing(claim.first, claim.end, self._finished.as_runs())):
+            del self._claims[index]
+        return True
+
+    def hand_back(
+        self, first: Pointer, end: Pointer, owner: str, number: int, *, after_ms: int, as_number: int
+    ) -> bool:
+        """This part of a claim is to be handed out again, to anybody, once it has waited for so long."""
+        index = self._standing(first, end, owner, number)
+        if index is None:
+            return False
+        waiting = Claim(first, end, "", as_number, self._claims[index].attempt, after_ms)
+        return self._exchange(first, end, owner, number, waiting)
+
+    def hand_back_all(self, owner: str) -> None:
+        """Everything that this owner has in hand waits for others."""
+        for index, claim in enumerate(self._claims):
+            if claim.owner == owner:
+                self._claims[index] = replace(claim, owner="", lasts_ms=0)
+                self.changed = True
+
+    def extend(self, first: Pointer, end: Pointer, owner: str, number: int, *, as_number: int, lasts_ms: int) -> bool:
+        """This part of a claim begins to last anew, under another number."""
+        index = self._standing(first, end, owner, number)
+        if index is None:
+            return False
+        again = Claim(first, end, owner, as_number, self._claims[index].attempt, lasts_ms)
+        return self._exchange(first, end, owner, number, again)
+
+    def failed(self, pointer: Pointer, error: str, now_ms: int) -> None:
+        """An attempt at a record has failed, and it is not finished."""
+        before = self._failing.get(pointer, Failing(pointer, 0, "", now_ms, now_ms))
+        self._failing[pointer] = replace(before, attempts=before.attempts + 1, error=error, last_ms=now_ms)
+
+    def skip_to(self, pointer: Pointer) -> bool:
+        """Everything before this pointer is finished, whoever has it in hand."""
+        if pointer <= self.start:
+            return False
+        self.next = max(self.next, pointer)
+        self._finish(self.start, pointer)
+        self._claims = [claim for claim in self._claims if claim.end > self.start]
+        return True
+
+    def is_finished(self, pointer: Pointer) -> bool:
+        return pointer < self.start or pointer in self._finished
+
+    def _standing(self, first: Pointer, end: Pointer, owner: str, number: int) -> int | None:
+        """Where the claim of this owner and number stands that holds this part, if nothing of it is finished."""
+        index = bisect.bisect_right(self._claims, first, key=lambda claim: claim.first) - 1
+        if index < 0 or first < self.start:
+            return None
+        claim = self._claims[index]
+        if (claim.owner, claim.number) != (owner, number) or claim.end < end or first in self._finished:
+            return None
+        return index
+
+    def _exchange(self, first: Pointer, end: Pointer, owner: str, number: int, by: Claim) -> bool:
+        index = self._standing(first, end, owner, number)
+        if index is None:
+            return False
+        claim = self._claims[index]
+        before = [replace(claim, end=first)] if claim.first < first else []
+        behind = [replace(claim, first=end)] if end < claim.end else []
+        self._claims[index : index + 1] = [*before, by, *behind]
+        self.changed = True
+        return True
+
+    def _finish(self, first: Pointer, end: Pointer) -> None:
+        self._finished.add(first, end)
+        self.start = self._finished.pop_from(self.start)
+        for pointer in [each for each in self._failing if first <= each < end]:
+            del self._failing[pointer]
+        self.changed = True
+
+
+def missing(first: Pointer, end: Pointer, finished: Runs) -> Iterator[Run]:
+    """The parts of an interval that are in none of the runs."""
+    index = bisect.bisect_right(finished, first, key=lambda run: run[1])
+    while first < end:
+        if index == len(finished) or finished[index][0] >= end:
+            yield first, end
+            return
+        if finished[index][0] > first:
+            yield first, finished[index][0]
+        first = finished[index][1]
+        index += 1
+
+
+class ClaimWatch:
+    """How long claims have stood still, by the clock of the one who watches; see `membership.Watch` for the times."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], float] = {}
+        self._began_s = float("-inf")
+
+    def saw(self, claims: Sequence[Claim], began_s: float, ended_s: float) -> None:
+        names = {(claim.owner, claim.number) for claim in claims}
+        self._seen = {name: self._seen.get(name, ended_s) for name in names}
+        self._began_s = began_s
+
+    def is_over(self, claim: Claim) -> bool:
+        """Whether what is not finished of it may be taken."""
+        if not claim.owner and not claim.lasts_ms:
+            return True
+        since_s = self._seen.get((claim.owner, claim.number))
+        return since_s is not None and self._began_s - since_s >= claim.lasts_ms / 1000
+
+    def next_end_s(self, claims: Sequence[Claim]) -> float | None:
+        """When the first of those that are not over will be."""
+        ends = (self._seen.get((c.owner, c.number), self._began_s) + c.lasts_ms / 1000 for c in claims)
+        return min((end_s for end_s in ends if end_s > self._began_s), default=None)

@@ -1,0 +1,233 @@
+"""The consumer: one handler on one topic, as a member of a group."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, GroupFeed, Grouping, Stream, Streams
+from penstock.consuming.dead_letters.opening import open_dead_letters
+from penstock.consuming.dedup import Deduplication
+from penstock.consuming.defaults import Opened, open_checkpoints
+from penstock.consuming.giving_up import GivingUp
+from penstock.consuming.guarantees import Means, check_order, means_of
+from penstock.consuming.handlers import Handler, Wants, handler_of
+from penstock.consuming.health import Health, health_of
+from penstock.consuming.lanes import Lanes
+from penstock.consuming.lease_groups import LeaseGroupFeed
+from penstock.consuming.loop import Loop
+from penstock.consuming.options import ConsumerOptions
+from penstock.consuming.owning import Owning
+from penstock.consuming.processes import ProcessRunner, check_can_be_sent
+from penstock.consuming.runners import BatchRunner, Caller, FullRunner, Gather, Report, Runner, ValueRunner
+from penstock.consuming.saving import Saving
+from penstock.consuming.transactions import TransactionRunner
+from penstock.consuming.workers import AsyncRunner, AsyncWorkers, ThreadWorkers, Workers
+from penstock.errors import ConfigError, GroupError
+from penstock.model import CheckpointKey, Happening, NewRecord, Order, Pointer
+from penstock.model.clock import SystemClock
+from penstock.serde import Topic
+
+
+class Consumer:
+    """Calls a handler for each record of a topic, as a member of a group.
+
+    `run` does it in this thread until it is stopped, or has come to `end`; `start` does it in a thread of its own.
+    Every option is explained at `ConsumerOptions`; `App` is the way to have several.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        topic: str | Topic[Any],
+        handler: Callable[..., Any] | Handler,
+        *,
+        group: str,
+        options: ConsumerOptions | None = None,
+        checkpoints: str | CheckpointStore | None = None,
+        dead_letters: str | DeadLetters | None = None,
+        member: str | None = None,
+        clock: Clock | None = None,
+        keep_checkpoints_open: bool = False,
+    ) -> None:
+        if not group or not isinstance(group, str):
+            raise GroupError("a consumer needs a group: the name under which its progress is kept")
+        self.options = options or ConsumerOptions()
+        self.handler = handler if isinstance(handler, Handler) else handler_of(handler, topic)
+        self.group = group
+        self.member = member or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._clock = clock or SystemClock()
+        check_order(self.handler, self.options)
+        self._streams = streams
+        self.stream: Stream = streams.stream(self.handler.topic.name)
+        self._opened: Opened = open_checkpoints(
+            checkpoints, streams, self.handler, self.options, keep_open=keep_checkpoints_open
+        )
+        self.store: CheckpointStore = self._opened.store
+        try:
+            self._means = means_of(self.handler, self.options, self.store, self.stream)
+            if self.options.processes:
+                check_can_be_sent(self.handler)
+            self.dead_letters = None if dead_letters is None else open_dead_letters(dead_letters, streams)
+        except BaseException:
+            self._opened.close()
+            raise
+        self._loop: Loop | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Consume until `stop` is called, or `end` is reached. Raises what made it impossible to go on."""
+        self.stream.partitions()  # UnknownTopicError now rather than later
+        with self._lock:
+            if self._loop is not None:
+                raise ConfigError(f"the consumer of {self.handler.topic.name!r} has been run already: make another")
+            self._loop = self._assembled()
+            if self._stopped:
+                return
+        try:
+            self._loop.run()
+        finally:
+            self._opened.close()
+
+    def start(self) -> None:
+        """Run in a thread of its own; `wait` for it."""
+
+        def run() -> None:
+            try:
+                self.run()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name=f"penstock-{self.handler.name}", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a consumer that was started. Raises what ended it; False when it still runs after `timeout`."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                return False
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return True
+
+    def stop(self) -> None:
+        """Stop reading, let handlers finish, save, leave the group. From any thread; it does not wait."""
+        with self._lock:
+            self._stopped = True
+            loop = self._loop
+        if loop is not None:
+            loop.stop()
+
+    def seek(self, partition: int, pointer: Pointer) -> None:
+        """Go on elsewhere in a partition that is ours. What was known of it from there on is forgotten."""
+        if self._loop is None:
+            raise ConfigError("seek needs a consumer that runs: start it first, or choose its start")
+        self._loop.seek(partition, pointer)
+
+    def health(self) -> Health:
+        """Whether it gets on, and if not, why."""
+        return health_of(self._loop, self.stream, self.handler, self.group, self._clock)
+
+    def history(self, partition: int, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[Happening]:
+        """What happened to a record, or in a partition, oldest first."""
+        if Feature.HISTORY not in self.store.features:
+            raise ConfigError(f"{type(self.store).__name__} has no {Feature.HISTORY}")
+        return self.store.history(CheckpointKey(self.group, self.handler.topic.name, partition), pointer, limit)
+
+    def _assembled(self) -> Loop:
+        options, clock, handler = self.options, self._clock, self.handler
+        lanes = Lanes(options.order, handler.batch or options.chunk, clock)
+        saving = Saving(
+            self.store,
+            clock,
+            lambda: self._loop is None or not self._loop.is_stopping,
+            with_effects=self._means is Means.SQL,
+            with_outputs=self._means is Means.STREAM,
+        )
+        owning = Owning(
+            self.stream,
+            self.store,
+            saving,
+            options,
+            handler,
+            self.group,
+            self.member,
+            clock,
+            dedup_window_s=options.idempotency_window_s,
+        )
+        return Loop(
+            self.stream,
+            options,
+            self._join,
+            lanes,
+            lambda tell: self._workers(lanes, tell),
+            GivingUp(handler, self.group, options, self.dead_letters, lanes, clock),
+            saving,
+            owning,
+            Deduplication(self.store, self.group, handler.topic.name, options.idempotency_key),
+            clock,
+            outputs_in_transaction=self._means is Means.STREAM,
+        )
+
+    def _join(self, listener: Loop) -> GroupFeed:
+        """The group of the stream, or one by leases in the checkpoint store."""
+        if Feature.GROUPS in self.stream.features and isinstance(self.stream, Grouping):
+            return self.stream.group_feed(
+                self.group,
+                listener,
+                member=self.member,
+                assignor=self.options.assignor,
+                session_timeout_s=self.options.session_timeout_s,
+            )
+        return LeaseGroupFeed(
+            self.stream,
+            self.store,
+            self.group,
+            listener,
+            member=self.member,
+            ttl_s=self.options.session_timeout_s,
+            clock=self._clock,
+        )
+
+    def _workers(self, lanes: Lanes, tell: Callable[[Report], None]) -> Workers:
+        handler, options = self.handler, self.options
+        gather = Gather(handler, None if self._means is Means.STREAM else self._deliver)
+        with_state = options.order is not Order.NONE and Feature.STATE in self.store.features
+        caller = Caller(handler, self.group, with_state, options.idempotency_key)
+        name = handler.name
+        if handler.is_async:
+            return AsyncWorkers(options.workers, AsyncRunner(handler, gather, caller), lanes, tell, name)
+
+        def make_runner() -> Runner:
+            if self._means is Means.SQL:
+                return TransactionRunner(handler, gather, caller, self.store, clock=self._clock)  # type: ignore[arg-type]
+            if options.processes:
+                return ProcessRunner(handler, gather)
+            if handler.batch is not None:
+                return BatchRunner(handler, gather, caller)
+            if handler.wants == (Wants.VALUE,):
+                return ValueRunner(handler, gather)
+            return FullRunner(handler, gather, caller)
+
+        return ThreadWorkers(options.workers, make_runner, lanes, tell, name)
+
+    def _deliver(self, records: Sequence[NewRecord]) -> None:
+        """Send outputs, and return when they are all stored."""
+        by_topic: dict[str, list[NewRecord]] = {}
+        for record in records:
+            by_topic.setdefault(record.topic, []).append(record)
+        receipts = [receipt for topic, each in by_topic.items() for receipt in self._streams.stream(topic).append(each)]
+        for receipt in receipts:
+            receipt.result(_DELIVERY_S)
+
+
+_DELIVERY_S = 120.0

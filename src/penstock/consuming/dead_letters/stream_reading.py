@@ -1,0 +1,194 @@
+"""Reading the topic of dead letters: what is new since last time, and single letters again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock import abc
+from penstock.consuming.dead_letters.ledger import Event, Ledger
+from penstock.consuming.dead_letters.stream_encoding import NotALetter, Noted, join, read_record
+from penstock.errors import OffsetOutOfRangeError, StoreUnavailableError, UnknownTopicError
+from penstock.model import Batch, DeadLetter, Pointer, Record
+
+logger = logging.getLogger(__name__)
+
+_READ_RECORDS: Final = 5_000
+_NEAR_RECORDS: Final = 500
+"""Letters that stand at most so far apart are read again with one read."""
+_WAIT_S: Final = 1.0
+_EMPTY_READS: Final = 30
+"""After so many reads that bring nothing, although there must be something, the stream is taken to be away."""
+_BEGINNINGS: Final = 3
+"""How often it is begun again because records expire while they are read."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a partition has been read."""
+
+    start: Pointer
+    next: Pointer
+    order: int = 0
+    """The highest order of a letter so far: it merges partitions into one, the same for everybody who reads them."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """A letter of which not all parts have been read."""
+
+    event: Event
+    pointers: list[Pointer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the records of one letter stand."""
+
+    partition: int
+    pointers: tuple[Pointer, ...]
+
+
+class TopicReading:
+    """The ledger of a topic, brought up to date from where the last reading ended. Not for several threads at once."""
+
+    def __init__(self, stream: abc.Stream, held_bytes: int) -> None:
+        self._stream = stream
+        self._budget_bytes = held_bytes
+        self._effects: dict[str, int] = {}
+        self._begin()
+
+    def catch_up(self) -> Ledger:
+        """The ledger with everything that is in the topic now. One that does not exist yet has no letters."""
+        for _ in range(_BEGINNINGS):
+            try:
+                partitions = self._stream.partitions()
+            except UnknownTopicError:
+                self._begin()
+                return self._ledger
+            try:
+                spans = {partition: self._stream.span(partition) for partition in partitions}
+                if any(self._has_lost(partition, *span) for partition, span in spans.items()):
+                    self._begin()
+                for partition, (start, end) in spans.items():
+                    progress = self._progress.setdefault(partition, _Progress(start, start))
+                    self._read_on(partition, progress, end)
+                return self._ledger
+            except OffsetOutOfRangeError as error:
+                logger.info("reading the dead letters in %r again from their start: %s", self._stream.topic, error)
+                self._begin()
+        raise StoreUnavailableError(
+            f"the dead letters in topic {self._stream.topic!r} expire faster than they can be read: give the topic a "
+            "longer retention"
+        )
+
+    def letters(self, ids: Sequence[str]) -> list[DeadLetter]:
+        """These letters, whole."""
+        return self._ledger.letters(ids, self._fetch)
+
+    def expect(self, operation: str) -> None:
+        """Count what this operation will have changed."""
+        self._effects[operation] = 0
+
+    def effect(self, operation: str) -> int:
+        return self._effects.pop(operation)
+
+    def _begin(self) -> None:
+        self._ledger = Ledger(self._budget_bytes)
+        self._progress: dict[int, _Progress] = {}
+        self._open: dict[tuple[str, str], _Parts] = {}
+        self._effects = dict.fromkeys(self._effects, 0)
+
+    def _has_lost(self, partition: int, start: Pointer, end: Pointer) -> bool:
+        """Whether records that have been read are not there any more: then the letters in them are not, either."""
+        progress = self._progress.get(partition)
+        return progress is not None and (start > progress.start or end < progress.next)
+
+    def _read_on(self, partition: int, progress: _Progress, end: Pointer) -> None:
+        empty_reads = 0
+        while progress.next < end:
+            batch = self._stream.read(partition, progress.next, _READ_RECORDS, _WAIT_S)
+            for record in batch:
+                self._note(record, progress)
+            empty_reads = empty_reads + 1 if batch.next <= progress.next else 0
+            if empty_reads >= _EMPTY_READS:
+                raise self._silent(partition, progress.next)
+            progress.next = max(progress.next, batch.next)
+
+    def _note(self, record: Record, progress: _Progress) -> None:
+        try:
+            noted = read_record(record)
+        except NotALetter as error:
+            logger.warning("%s is no dead letter: %s", record.place, error)
+            return
+        progress.order = max(progress.order, noted.order)
+        rank = (progress.order, record.partition, record.offset)
+        if noted.parts > 1:
+            self._note_part(noted, record, rank)
+            return
+        event = noted.event
+        if event is None:
+            return
+        is_effective = self._ledger.apply(event, rank, _Source(record.partition, (record.offset,)))
+        if is_effective and noted.operation in self._effects:
+            self._effects[noted.operation] += 1
+
+    def _note_part(self, noted: Noted, record: Record, rank: tuple[int, ...]) -> None:
+        """A letter in parts is there when its last part is. One whose writer died before that never was."""
+        name = (noted.id, noted.operation)
+        if noted.event is not None:
+            self._open[name] = _Parts(noted.event)
+        parts = self._open.get(name)
+        if parts is None or noted.part != len(parts.pointers) + 1:  # stored twice, or after a gap
+            return
+        parts.pointers.append(record.offset)
+        if noted.part == noted.parts:
+            del self._open[name]
+            source = _Source(record.partition, tuple(parts.pointers))
+            self._ledger.apply(parts.event, rank, source, is_whole=False)
+
+    def _fetch(self, sources: Sequence[_Source]) -> list[DeadLetter]:
+        found: dict[tuple[int, Pointer], Record] = {}
+        for partition in {source.partition for source in sources}:
+            pointers = sorted({p for source in sources if source.partition == partition for p in source.pointers})
+            for record in self._read_at(partition, pointers):
+                found[partition, record.offset] = record
+        letters = []
+        for source in sources:
+            noted = [read_record(found[source.partition, pointer]) for pointer in source.pointers]
+            event = noted[0].event
+            assert event is not None
+            assert event.letter is not None
+            letter = event.letter
+            letters.append(letter if len(noted) == 1 else join(letter, [part.payload for part in noted]))
+        return letters
+
+    def _read_at(self, partition: int, pointers: Sequence[Pointer]) -> Iterator[Record]:
+        """The records at these pointers, those that stand close to each other with one read."""
+        left = list(reversed(pointers))
+        empty_reads = 0
+        while left:
+            first = left[-1]
+            near = next(pointer for pointer in left if pointer < first + _NEAR_RECORDS)
+            batch = self._stream.read(partition, first, near - first + 1, _WAIT_S)
+            if batch.next > first and not _holds(batch, first):
+                raise OffsetOutOfRangeError(f"{self._stream.topic}-{partition}", first, batch.next, batch.next)
+            empty_reads = 0 if len(batch) else empty_reads + 1
+            if empty_reads >= _EMPTY_READS:
+                raise self._silent(partition, first)
+            for record in batch:
+                if left and record.offset == left[-1]:
+                    left.pop()
+                    yield record
+
+    def _silent(self, partition: int, pointer: Pointer) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"the dead letters in {self._stream.topic}-{partition} could not be read from {pointer} on: the stream "
+            f"gave nothing for {_EMPTY_READS * _WAIT_S:g} s; see that it runs"
+        )
+
+
+def _holds(batch: Batch, pointer: Pointer) -> bool:
+    return len(batch) > 0 and batch[0].offset == pointer

@@ -1,0 +1,267 @@
+"""Deadlines: analysers run in parallel, and what is there when time is up is the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import inspect
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, Final, Self
+
+from penstock.abc import Clock
+from penstock.consuming.analysing.analyser import Analyser, LoopAnalyser, OnLate, Surroundings, ThreadAnalyser
+from penstock.consuming.analysing.call import Call, Result, Why
+from penstock.consuming.analysing.process import ProcessFunction
+from penstock.consuming.analysing.statistics import AnalyserStatistics, Counting, DeadlineStatistics, Percentiles
+from penstock.errors import ClosedError, ConfigError, HandlerError
+from penstock.model.clock import SystemClock
+
+__all__ = [
+    "AnalyserStatistics",
+    "Deadline",
+    "DeadlineStatistics",
+    "OnLate",
+    "Percentiles",
+    "Result",
+    "Why",
+    "within",
+]
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S: Final = 5.0
+_THREADS_EACH: Final = 4
+
+
+def within(
+    deadline: float | datetime.timedelta,
+    *analysers: Callable[[Any], Any],
+    on_late: OnLate | None = None,
+    workers: int | None = None,
+    queue_size: int = 64,
+    processes: bool | Collection[str] = False,
+    clock: Clock | None = None,
+    **named: Callable[[Any], Any],
+) -> Deadline:
+    """Analysers to be run in parallel, for at most `deadline` (seconds, or a timedelta) per call.
+
+        fraud = ps.within(0.020, velocity, geo, amount)
+        result = fraud(transaction)
+        if result.complete: ...
+
+    Each analyser takes the argument and gives an answer; it is `def` or `async def`, and is called by its function's
+    name, or by the keyword it is given as. Each has `workers` of its own (4 threads unless given; of processes, its
+    share of the cores), and at most `queue_size` calls wait for them: one that hangs costs the others nothing.
+
+    Functions that compute for long hold up all threads, callers too: those named in `processes` (True: all) run in
+    processes. They stand at the top of a module, and what goes in and out can be pickled.
+    `async def` analysers run on an event loop of their own, not on the caller's.
+
+    `on_late(name, argument, answer, late_by_s)` is called, on a worker, with answers that come too late.
+    """
+    allowed_s = _seconds(deadline)
+    functions = _named(analysers, named)
+    for option, number in (("workers", 1 if workers is None else workers), ("queue_size", queue_size)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ConfigError(f"within: {option}={number!r} is not a number of at least 1")
+    if on_late is not None and not callable(on_late):
+        raise ConfigError(f"within: on_late={on_late!r} is no function")
+    in_processes = _in_processes(processes, functions)
+    return Deadline(allowed_s, functions, in_processes, workers, queue_size, on_late, clock or SystemClock())
+
+
+class Deadline:
+    """Analysers with a deadline, to be called from any thread. Made by `within`; closed with `close` or `with`."""
+
+    def __init__(
+        self,
+        allowed_s: float,
+        functions: dict[str, Callable[[Any], Any]],
+        in_processes: frozenset[str],
+        workers: int | None,
+        queue_size: int,
+        on_late: OnLate | None,
+        clock: Clock,
+    ) -> None:
+        self.allowed_s = allowed_s
+        self.names = tuple(functions)
+        self._clock = clock
+        self._counting = Counting(self.names, allowed_s)
+        self._closed = False
+        self._analysers: list[Analyser] = []
+        self._processes: list[ProcessFunction] = []
+        around = Surroundings(clock, self._counting, on_late)
+        try:
+            for name, function in functions.items():
+                count = workers or (_processes_each(len(in_processes)) if name in in_processes else _THREADS_EACH)
+                if name in in_processes:
+                    function = ProcessFunction(name, function, count)
+                    self._processes.append(function)
+                kind = LoopAnalyser if _is_async(function) else ThreadAnalyser
+                self._analysers.append(kind(name, function, count, queue_size, around))
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def __call__(self, argument: Any) -> Result:
+        """Ask all analysers, and return what has been answered when all are done, or when time is up."""
+        call = Call(argument, self.names, self._clock.monotonic_s(), self.allowed_s)
+        self._submit(call)
+        call.wait(self._clock)
+        return self._result(call)
+
+    async def call_async(self, argument: Any) -> Result:
+        """The same, without holding up the event loop. Time is the loop's."""
+        loop = asyncio.get_running_loop()
+        settled = asyncio.Event()
+        call = Call(
+            argument,
+            self.names,
+            self._clock.monotonic_s(),
+            self.allowed_s,
+            lambda: _tell(loop, settled),
+        )
+        self._submit(call)
+        try:
+            async with asyncio.timeout(max(0.0, call.deadline_s - self._clock.monotonic_s())):
+                await settled.wait()
+        except TimeoutError:
+            logger.debug("the deadline of %g s has passed", self.allowed_s)
+        finally:
+            result = self._result(call)
+        return result
+
+    @property
+    def statistics(self) -> DeadlineStatistics:
+        """What has been counted since the beginning."""
+        return self._counting.snapshot()
+
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """End all workers. Those at work have so long, all together; who needs longer is named in the log, and is left
+        to itself or, in a process, killed."""
+        self._closed = True
+        until_s = time.monotonic() + timeout_s
+        analysers, self._analysers = self._analysers, []
+        for analyser in analysers:
+            analyser.stop()
+        hanging = [each.name for each in analysers if not each.join(max(0.0, until_s - time.monotonic()))]
+        for function in self._processes:
+            function.close()
+        if hanging:
+            logger.warning("analysers still at work %g s after they were closed: %s", timeout_s, ", ".join(hanging))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<within {self.allowed_s:g} s: {', '.join(self.names)}{' (closed)' if self._closed else ''}>"
+
+    def _submit(self, call: Call) -> None:
+        if self._closed:
+            raise ClosedError(f"{self!r} was called: make another with within()")
+        for analyser in self._analysers:
+            if not analyser.submit(call):
+                call.turn_away(analyser.name)
+
+    def _result(self, call: Call) -> Result:
+        result = call.take_result(self.names, self._clock.monotonic_s())
+        if self._counting.called(result):
+            logger.warning(
+                "%r returned after %.1f ms: if its analysers compute, name them in processes=...; otherwise the "
+                "machine has too much to do. This is said once; statistics.overdue counts on",
+                self,
+                result.took_s * 1000,
+            )
+        return result
+
+
+def _processes_each(analysers: int) -> int:
+    """As many as keep all cores busy, if all analysers that run in processes compute at once."""
+    return min(_THREADS_EACH, max(1, (os.cpu_count() or 1) // analysers))
+
+
+def _tell(loop: asyncio.AbstractEventLoop, settled: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(settled.set)
+    except RuntimeError:  # the loop was closed meanwhile, so nobody waits
+        logger.debug("an event loop was closed before the analysers it asked had answered")
+
+
+def _seconds(deadline: object) -> float:
+    if isinstance(deadline, datetime.timedelta):
+        deadline = deadline.total_seconds()
+    if callable(deadline):
+        raise ConfigError("within: the deadline is missing: give it first, in seconds: within(0.020, ...)")
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float):
+        raise ConfigError(f"within: the deadline {deadline!r} is neither a number of seconds nor a timedelta")
+    if not math.isfinite(deadline) or deadline <= 0:
+        raise ConfigError(f"within: the deadline {deadline!r} is not above 0 seconds")
+    return float(deadline)
+
+
+def _named(analysers: Collection[object], named: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
+    functions: dict[str, Callable[[Any], Any]] = {}
+    for function in analysers:
+        if not callable(function):
+            raise HandlerError(f"within: {function!r} is no analyser: give functions")
+        name = getattr(function, "__name__", "")
+        if not name.isidentifier():
+            raise HandlerError(f"within: {function!r} has no name: give it as a keyword, name=function")
+        if name in functions:
+            raise HandlerError(f"within: two analysers are called {name}: give one as a keyword, other_name={name}")
+        functions[name] = function
+    for name, function in named.items():
+        if not callable(function):
+            raise HandlerError(f"within: {name}={function!r} is neither an analyser nor an option")
+        if name in functions:
+            raise HandlerError(f"within: two analysers are called {name}: give one of them another name")
+        functions[name] = function
+    if not functions:
+        raise HandlerError("within: there are no analysers: give functions behind the deadline")
+    for name, function in functions.items():
+        _check_takes_one_argument(name, function)
+    return functions
+
+
+def _check_takes_one_argument(name: str, function: Callable[[Any], Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # functions of C do not always tell
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise HandlerError(
+            f"within: the analyser {name}{signature} cannot be called with one argument: {error}"
+        ) from error
+
+
+def _in_processes(processes: object, functions: dict[str, Callable[[Any], Any]]) -> frozenset[str]:
+    if isinstance(processes, str):
+        processes = (processes,)
+    if not isinstance(processes, bool | Collection):
+        raise ConfigError(f"within: processes={processes!r} is neither True nor the names of analysers")
+    chosen = frozenset((functions if processes else ()) if isinstance(processes, bool) else processes)
+    if unknown := sorted(map(repr, chosen - functions.keys())):
+        raise ConfigError(f"within: processes names {', '.join(unknown)}; the analysers are {', '.join(functions)}")
+    for name in chosen:
+        if _is_async(functions[name]):
+            raise HandlerError(f"within: the analyser {name} is async def, and cannot run in a process: make it def")
+    return chosen
+
+
+def _is_async(function: Callable[[Any], Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -1,0 +1,77 @@
+"""Guarantees: what each rests on, and whether the parts that were chosen can give it together."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from penstock.abc import CheckpointStore, Feature, Stream, TransactionalStore
+from penstock.consuming.handlers import Handler, Wants
+from penstock.consuming.options import ConsumerOptions
+from penstock.errors import GuaranteeError
+from penstock.model import Guarantee, Order
+
+
+class Means(Enum):
+    """How effects and checkpoint are kept together."""
+
+    CHECKPOINT = "the checkpoint alone"
+    SQL = "effect and checkpoint in one SQL transaction"
+    STREAM = "outputs and checkpoint in one transaction of the stream"
+    KEY = "an idempotency key"
+
+
+def means_of(handler: Handler, options: ConsumerOptions, store: CheckpointStore, stream: Stream) -> Means:
+    """How the guarantee is kept. GuaranteeError says what is missing."""
+    if options.idempotency_key is not None and Feature.DEDUPLICATION not in store.features:
+        raise GuaranteeError(
+            f"{handler.name}: an idempotency key needs a store that remembers it; {type(store).__name__} has no "
+            f"{Feature.DEDUPLICATION}"
+        )
+    if options.guarantee is not Guarantee.EXACTLY_ONCE:
+        return Means.CHECKPOINT
+    if options.processes:
+        raise GuaranteeError(f"{handler.name}: exactly-once does not go with processes=True: use threads")
+    if handler.to is not None:
+        return _by_stream(handler, store, stream)
+    if options.idempotency_key is not None:
+        return Means.KEY
+    if isinstance(store, TransactionalStore) and Feature.TRANSACTIONS in store.features:
+        if Wants.CONTEXT not in handler.wants:
+            raise GuaranteeError(
+                f"{handler.name}: for exactly-once its effect must be in the transaction of its checkpoint: take a "
+                "Context, and do it in `with ctx.transaction() as db`; or declare idempotency_key, or to=TOPIC"
+            )
+        if handler.is_async:
+            raise GuaranteeError(
+                f"{handler.name} is async: exactly-once in an SQL transaction needs a plain def, as its database "
+                "connection belongs to one thread"
+            )
+        return Means.SQL
+    raise GuaranteeError(
+        f"{handler.name}: exactly-once needs one of: checkpoints in the database of the effect "
+        "(checkpoints='sqlite:./orders.db' or 'postgresql://...', and `with ctx.transaction() as db`); to=TOPIC on a "
+        f"stream with transactions; or idempotency_key=... It has none: {type(store).__name__} has no "
+        f"{Feature.TRANSACTIONS}, and no key is declared"
+    )
+
+
+def _by_stream(handler: Handler, store: CheckpointStore, stream: Stream) -> Means:
+    if Feature.TRANSACTIONS not in stream.features:
+        raise GuaranteeError(
+            f"{handler.name}: exactly-once from topic to topic needs transactions, and the stream of {stream.topic!r} "
+            f"has no {Feature.TRANSACTIONS}"
+        )
+    if not hasattr(store, "begin"):
+        raise GuaranteeError(
+            f"{handler.name}: exactly-once from topic to topic keeps its checkpoints in the stream itself, in the "
+            "transaction of the outputs: leave `checkpoints` away for this handler, or say checkpoints='kafka:'"
+        )
+    return Means.STREAM
+
+
+def check_order(handler: Handler, options: ConsumerOptions) -> None:
+    """GuaranteeError or ConfigError for combinations that cannot work."""
+    if options.workers > 1 and options.order is Order.PARTITION and handler.batch is None:
+        return  # more workers than one serve several partitions
+    if handler.is_async and handler.batch is not None:
+        raise GuaranteeError(f"{handler.name} is async and takes batches: that is not supported; take one value")

@@ -1,0 +1,319 @@
+"""Lanes: what may be handled now, given the order that was asked for.
+
+A lane holds records that must be handled one after the other: those of a partition, those of a key, or a single one.
+At most one worker is in a lane. A record that failed holds its lane, and only that, until it is tried again.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock.abc import Clock
+from penstock.model import Batch, Order
+from penstock.model.clock import wait_on
+
+if TYPE_CHECKING:
+    from penstock.consuming.share import Share
+
+Span = tuple[Batch, int, int]
+"""Records of a batch, from one index up to, not including, another."""
+
+_RESERVED: Final = 16
+_PUT_AT_ONCE: Final = 200
+
+
+class Lane:
+    """Records that wait for each other."""
+
+    __slots__ = ("busy", "key", "share", "spans")
+
+    def __init__(self, share: Share, key: bytes | None) -> None:
+        self.share = share
+        self.key = key
+        self.spans: collections.deque[Span] = collections.deque()
+        self.busy = False
+        """A worker is in it, or it is held, or it waits in the queue of those that are ready."""
+
+
+class Task:
+    """Some records of a lane, in the hands of a worker."""
+
+    __slots__ = ("abandoned", "batch", "begun_ms", "begun_s", "high", "lane", "low", "share")
+
+    def __init__(self, lane: Lane, batch: Batch, low: int, high: int, clock: Clock) -> None:
+        self.lane = lane
+        self.share = lane.share
+        self.batch = batch
+        self.low = low
+        self.high = high
+        self.begun_s = clock.monotonic_s()
+        self.begun_ms = clock.wall_ms()
+        self.abandoned = False
+        """It took longer than it may be invisible, and was given to somebody else."""
+
+
+Hand = collections.deque[Lane]
+"""Lanes that a worker has reserved for itself. Others may take them from its far end when they have nothing to do."""
+
+
+class Lanes:
+    """All lanes of a consumer. The loop puts records in, workers take them out; any thread may call anything.
+
+    Workers that are quick would spend their time waiting for each other's turn at one lock. So a worker reserves some
+    lanes at a time, and works through them without it; one that is stuck is relieved of them by the others.
+    """
+
+    def __init__(self, order: Order, chunk: int, clock: Clock) -> None:
+        self._order = order
+        self._chunk = chunk
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting = 0
+        self._hands: list[Hand] = []
+        self._ready: collections.deque[Lane] = collections.deque()
+        self._held: list[tuple[float, int, Lane]] = []
+        self._number = itertools.count()
+        self._by_key: dict[tuple[int, bytes], Lane] = {}
+        self._running: set[Task] = set()
+        self._closed = False
+        self._allowed: int | None = None
+        self.on_ready: Callable[[], None] | None = None
+        """Called when something is ready, for workers that do not wait in `take`."""
+
+    def hand(self) -> Hand:
+        """For a new worker, to give to `take`."""
+        hand: Hand = collections.deque()
+        with self._changed:
+            self._hands.append(hand)
+        return hand
+
+    def put(self, share: Share, batch: Batch, spans: Sequence[tuple[int, int]], keys: Sequence[bytes | None]) -> None:
+        """Records have come. `keys` are those of the whole batch, and needed only for the order of keys."""
+        if self._order is Order.PARTITION:
+            with self._changed:
+                share.lane.spans.extend((batch, low, high) for low, high in spans)
+                self._make_ready(share.lane)
+                self._changed.notify()
+        elif self._order is Order.NONE:
+            for low, high in spans:
+                self._put_apart(share, batch, range(low, high))
+        else:
+            for low, high in spans:
+                for begin in range(low, high, _PUT_AT_ONCE):
+                    self._put_by_key(share, batch, range(begin, min(high, begin + _PUT_AT_ONCE)), keys)
+        self._tell()
+
+    def _put_apart(self, share: Share, batch: Batch, indexes: range) -> None:
+        """Each in a lane of its own."""
+        lanes = []
+        for index in indexes:
+            lane = Lane(share, None)
+            lane.spans.append((batch, index, index + 1))
+            lane.busy = True
+            lanes.append(lane)
+        with self._changed:
+            self._ready.extend(lanes)
+            self._changed.notify(min(len(lanes), self._waiting))
+
+    def _put_by_key(self, share: Share, batch: Batch, indexes: range, keys: Sequence[bytes | None]) -> None:
+        with self._changed:
+            for index in indexes:
+                key = keys[index]
+                if key is None:  # no order among records without a key
+                    lane = Lane(share, None)
+                else:
+                    place = (id(share), key)
+                    found = self._by_key.get(place)
+                    lane = found if found is not None else self._by_key.setdefault(place, Lane(share, key))
+                lane.spans.append((batch, index, index + 1))
+                self._make_ready(lane)
+            self._changed.notify(min(len(indexes), self._waiting))
+
+    def take(self, timeout_s: float, hand: Hand) -> Task | None:
+        """The next records to handle; None when there are none in time, or never will be."""
+        while hand and self._allowed is None and not self._closed:
+            try:
+                return self._task(hand.popleft())
+            except IndexError:  # somebody else took it, or it was cleared
+                continue
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        with self._changed:
+            while True:
+                task = self._next(hand)
+                if task is not None or self._closed:
+                    return task
+                left_s = deadline_s - self._clock.monotonic_s()
+                if self._held:
+                    left_s = min(left_s, self._held[0][0] - self._clock.monotonic_s())
+                elif left_s <= 0:
+                    return None
+                if left_s > 0:
+                    self._waiting += 1
+                    try:
+                        wait_on(self._clock, self._changed, left_s)
+                    finally:
+                        self._waiting -= 1
+                if self._clock.monotonic_s() >= deadline_s:
+                    return self._next(hand)
+
+    def done(self, task: Task) -> None:
+        """All records of the task are finished: the lane goes on."""
+        lane = task.lane
+        if task not in self._running:
+            return
+        self._running.discard(task)
+        if self._order is Order.NONE:
+            return  # nothing else was in it, and nothing comes
+        with self._changed:
+            lane.busy = False
+            if lane.spans:
+                self._make_ready(lane)
+                self._changed.notify()
+            else:
+                self._forget(lane)
+        self._tell()
+
+    def hold(self, task: Task) -> None:
+        """A record of the task failed. The worker leaves, but nobody else may enter the lane until `release`."""
+        self._running.discard(task)
+
+    def release(self, lane: Lane, spans: Sequence[Span] = (), delay_s: float = 0.0) -> None:
+        """The lane goes on after a delay, with these records before all others in it."""
+        with self._changed:
+            lane.spans.extendleft(reversed(spans))
+            lane.busy = False
+            if not lane.spans:
+                self._forget(lane)
+                return
+            if delay_s <= 0:
+                self._make_ready(lane)
+            else:
+                lane.busy = True
+                heapq.heappush(self._held, (self._clock.monotonic_s() + delay_s, next(self._number), lane))
+            self._changed.notify_all()
+        self._tell()
+
+    def abandon_overdue(self, visibility_s: float) -> list[Task]:
+        """Tasks that have taken longer than this. Their lanes stay closed until they are released."""
+        now_s = self._clock.monotonic_s()
+        with self._changed:
+            overdue = [task for task in list(self._running) if now_s - task.begun_s >= visibility_s]
+            for task in overdue:
+                task.abandoned = True
+                self._running.discard(task)
+            return overdue
+
+    def clear(self, share: Share) -> int:
+        """Drop what no worker has begun. Gives how many records that were."""
+        dropped = 0
+        with self._changed:
+            lanes = {lane for lane in self._ready if lane.share is share}
+            lanes.update(lane for hand in self._hands for lane in list(hand) if lane.share is share)
+            lanes.update(lane for _, _, lane in self._held if lane.share is share)
+            lanes.update(lane for lane in self._by_key.values() if lane.share is share)
+            lanes.add(share.lane)
+            for lane in lanes:
+                dropped += sum(high - low for _, low, high in lane.spans)
+                lane.spans.clear()
+            self._ready = collections.deque(lane for lane in self._ready if lane.share is not share)
+            self._held = [entry for entry in self._held if entry[2].share is not share]
+            heapq.heapify(self._held)
+            for place in [place for place, lane in self._by_key.items() if lane.share is share]:
+                if not any(task.lane is self._by_key[place] for task in self._running):
+                    del self._by_key[place]
+            return dropped
+
+    def allow(self, tasks: int | None) -> None:
+        """Let so many tasks begin from now on; None: any number. For a circuit breaker."""
+        with self._changed:
+            if self._allowed == tasks:
+                return
+            self._allowed = tasks
+            self._changed.notify_all()
+        self._tell()
+
+    def running(self, share: Share | None = None) -> int:
+        """How many tasks workers have in hand."""
+        return sum(1 for task in list(self._running) if share is None or task.share is share)
+
+    def longest_running_s(self) -> float:
+        """For how long the oldest task has been in hand."""
+        begun_s = min((task.begun_s for task in list(self._running)), default=None)
+        return 0.0 if begun_s is None else self._clock.monotonic_s() - begun_s
+
+    def next_due_s(self) -> float | None:
+        """When the next lane that is held may go on."""
+        with self._changed:
+            return self._held[0][0] if self._held else None
+
+    def now_s(self) -> float:
+        return self._clock.monotonic_s()
+
+    def close(self) -> None:
+        """Workers that wait get nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._tell()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def _next(self, hand: Hand) -> Task | None:
+        if self._held:
+            now_s = self._clock.monotonic_s()
+            while self._held and self._held[0][0] <= now_s:
+                lane = heapq.heappop(self._held)[2]
+                lane.busy = False
+                self._make_ready(lane)
+        if self._closed or self._allowed == 0:
+            return None
+        while True:
+            lanes = self._ready or self._longest_hand()
+            if not lanes:
+                return None
+            try:
+                task = self._task(lanes.popleft() if lanes is self._ready else lanes.pop())
+            except IndexError:
+                continue
+            break
+        if self._allowed is not None:
+            self._allowed -= 1
+        else:
+            for _ in range(min(_RESERVED, len(self._ready) // (2 * len(self._hands)))):
+                hand.append(self._ready.popleft())
+        return task
+
+    def _longest_hand(self) -> Hand:
+        """Of the lanes that others have reserved: those of who has most to do."""
+        return max(self._hands, key=len)
+
+    def _task(self, lane: Lane) -> Task:
+        """Enter a lane. IndexError when there is nothing in it any more."""
+        batch, low, high = lane.spans.popleft()
+        chunk = 1 if self._allowed is not None else self._chunk
+        if high - low > chunk:
+            lane.spans.appendleft((batch, low + chunk, high))
+            high = low + chunk
+        task = Task(lane, batch, low, high, self._clock)
+        self._running.add(task)
+        return task
+
+    def _make_ready(self, lane: Lane) -> None:
+        if not lane.busy and lane.spans:
+            lane.busy = True
+            self._ready.append(lane)
+
+    def _forget(self, lane: Lane) -> None:
+        if lane.key is not None:
+            self._by_key.pop((id(lane.share), lane.key), None)
+
+    def _tell(self) -> None:
+        if self.on_ready is not None:
+            self.on_ready()

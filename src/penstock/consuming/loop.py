@@ -1,0 +1,516 @@
+"""The loop of a consumer: read, track, hand out, hear what became of it, save.
+
+One thread runs it and owns all of it but the lanes, which workers share. Each turn is short, whatever handlers do.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from penstock.abc import Clock, GroupFeed, Stream
+from penstock.consuming.dedup import Deduplication
+from penstock.consuming.giving_up import GivingUp
+from penstock.consuming.lanes import Lanes
+from penstock.consuming.options import ConsumerOptions
+from penstock.consuming.owning import Owning
+from penstock.consuming.retry import Retry
+from penstock.consuming.runners import Report
+from penstock.consuming.saving import Saving
+from penstock.consuming.share import Share, Uncommitted
+from penstock.consuming.workers import Workers
+from penstock.errors import (
+    BrokerUnavailableError,
+    FencedError,
+    OffsetOutOfRangeError,
+    StoreUnavailableError,
+    StreamError,
+)
+from penstock.model import Batch, Guarantee, Lease, Order, Pointer
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S: Final = 0.1
+"""How long a turn waits for records: the most by which other duties are late."""
+_SHOW_PROGRESS_S: Final = 1.0
+_POLL_AT_LEAST_S: Final = 0.1
+_MOST_AT_ONCE: Final = 10_000
+DEADLY: Final = 3
+"""A record whose handling has killed so many processes is given up."""
+_REPORTS_AT_ONCE: Final = 100
+_READ_AGAIN: Final = Retry(first_delay_s=0.1, max_delay_s=10.0)
+
+
+class Open(Protocol):
+    """Joins the group, once the loop is there to listen."""
+
+    def __call__(self, listener: Loop) -> GroupFeed: ...
+
+
+class Loop:
+    """The parts of a consumer at work. `run` returns when it was stopped, has come to its end, or cannot go on."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        options: ConsumerOptions,
+        open_feed: Open,
+        lanes: Lanes,
+        make_workers: Callable[[Callable[[Report], None]], Workers],
+        giving_up: GivingUp,
+        saving: Saving,
+        owning: Owning,
+        dedup: Deduplication,
+        clock: Clock,
+        *,
+        outputs_in_transaction: bool,
+    ) -> None:
+        self._stream = stream
+        self._options = options
+        self._open_feed = open_feed
+        self._lanes = lanes
+        self._giving_up = giving_up
+        self._saving = saving
+        self._owning = owning
+        self._dedup = dedup
+        self._clock = clock
+        self._outputs_in_transaction = outputs_in_transaction
+        self._reports: collections.deque[Report] = collections.deque()
+        self._reported = threading.Event()
+        self._workers = make_workers(self._hear)
+        self._feed: GroupFeed | None = None
+        self._has_keys = options.order is Order.KEY
+        self._stopping = threading.Event()
+        self._waits_for_room = False
+        self._was_assigned = False
+        self._polled_s = 0.0
+        self._shown_s = 0.0
+        self._shown: dict[int, Pointer] = {}
+        self._overdue_s = 0.0
+        self._failures = 0
+        self._read_again_s = 0.0
+        self._chance = random.Random(options.seed)
+        self.read_problem = ""
+        """Why nothing can be read, while that is so."""
+        self.shares: dict[int, Share] = {}
+        self.seeks: collections.deque[tuple[int, Pointer]] = collections.deque()
+
+    def run(self) -> None:
+        """Consume until stopped. What this raises says why it could not go on."""
+        self._workers.start()
+        try:
+            self._feed = self._open_feed(self)
+            while not self._stopping.is_set() and not self._has_ended():
+                self._turn()
+        finally:
+            self._finish()
+
+    def stop(self) -> None:
+        """Stop reading, finish what handlers have in hand, save, and return from `run`. From any thread."""
+        self._stopping.set()
+        self._reported.set()
+        feed = self._feed
+        if feed is not None:
+            feed.wake()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def seek(self, partition: int, pointer: Pointer) -> None:
+        """Go on elsewhere, with the next turn. From any thread."""
+        self.seeks.append((partition, pointer))
+        if self._feed is not None:
+            self._feed.wake()
+
+    def problems(self) -> list[str]:
+        """What keeps it from getting on."""
+        breaker = self._giving_up.breaker
+        return [
+            self.read_problem,
+            self._saving.problem,
+            self._giving_up.put_problem,
+            f"the circuit is {breaker.circuit}: {breaker.reason}" if breaker.reason else "",
+        ]
+
+    def _has_ended(self) -> bool:
+        """Whether a run that ends by itself is done."""
+        return self._was_assigned and bool(self.shares) and all(share.is_at_end for share in self.shares.values())
+
+    def _turn(self) -> None:
+        self._settle()
+        self._giving_up.gate()
+        self._give_overdue_away()
+        while self.seeks:
+            self._seek(*self.seeks.popleft())
+        self._save_what_is_due()
+        room = self._room()
+        if room < self._options.in_flight // 4:
+            room = self._wait_for_room()
+            if room <= 0:
+                return
+        if self._clock.monotonic_s() < self._read_again_s:
+            self._reported.wait(_WAIT_S / 2)
+            self._reported.clear()
+            return
+        self._begin(self._poll(min(room, _MOST_AT_ONCE), 0.0 if self._reports else _WAIT_S))
+
+    def _room(self) -> int:
+        in_flight, in_flight_bytes = 0, 0.0
+        for share in self.shares.values():
+            in_flight += share.in_flight
+            in_flight_bytes += share.in_flight * share.record_bytes
+            self._pause_or_resume(share)
+        if in_flight_bytes >= self._options.in_flight_bytes:
+            return 0
+        return self._options.in_flight - in_flight
+
+    def _pause_or_resume(self, share: Share) -> None:
+        """A partition that is stuck must not take the room of the others."""
+        assert self._feed is not None
+        if share.paused:
+            if share.in_flight <= self._options.partition_in_flight // 2:
+                share.paused = False
+                self._feed.resume(share.partition)
+        elif share.in_flight >= self._options.partition_in_flight and len(self.shares) > 1:
+            share.paused = True
+            self._feed.pause(share.partition)
+
+    def _wait_for_room(self) -> int:
+        """Wait until there is room for many records, for a while: to read them one by one would cost a save for each."""
+        until_s = self._clock.monotonic_s() + _WAIT_S / 2
+        room = 0
+        self._waits_for_room = True
+        while not self._stopping.is_set():
+            self._reported.wait(_WAIT_S / 10)
+            self._reported.clear()
+            self._settle()
+            room = self._room()
+            if room >= self._options.in_flight // 4 or self._clock.monotonic_s() >= until_s:
+                break
+        self._waits_for_room = False
+        if room <= 0 and self._clock.monotonic_s() - self._polled_s >= _POLL_AT_LEAST_S:
+            self._begin(self._poll(1, 0.0))  # the group wants to be heard of, room or not
+        return room
+
+    def _poll(self, limit: int, wait_s: float) -> Sequence[Batch]:
+        assert self._feed is not None
+        self._polled_s = self._clock.monotonic_s()
+        try:
+            batches = self._feed.poll(limit, wait_s)
+        except OffsetOutOfRangeError as error:
+            self._expired(error)
+            return ()
+        except (StreamError, BrokerUnavailableError, StoreUnavailableError) as error:
+            self._failures += 1
+            if not self.read_problem:
+                logger.warning("topic %r cannot be read, and is tried again: %s", self._stream.topic, error)
+            self.read_problem = str(error)
+            self._read_again_s = self._clock.monotonic_s() + _READ_AGAIN.backoff_s(self._failures, self._chance)
+            return ()
+        if batches:
+            self._failures = 0
+            self.read_problem = ""
+        return batches
+
+    def _begin(self, batches: Sequence[Batch]) -> None:
+        """Track what has come, save where it ends, and only then hand it out."""
+        begun: list[tuple[Share, Batch, list[tuple[int, int]]]] = []
+        for batch in batches:
+            share = self.shares.get(batch.partition)
+            if share is None:
+                continue
+            if share.end is not None and batch.next > share.end:
+                if batch.start >= share.end:
+                    continue
+                batch = _cut(batch, share.end)
+            with share.tracker.lock:
+                spans = share.tracker.read(batch)
+                count = sum(high - low for low, high in spans)
+                share.in_flight += count
+                spans = self._dedup.admit(share, batch, spans)
+            if count:
+                self._count_bytes(share, batch)
+            begun.append((share, batch, spans))
+        for share in {id(share): share for share, _, _ in begun}.values():
+            if self._options.guarantee is Guarantee.AT_MOST_ONCE:
+                self._commit_first(share, begun)
+            self._save(share)
+        for share, batch, spans in begun:
+            if share.closed or not spans:
+                continue
+            if batch.start < share.suspects_end:
+                share.suspects.extend((batch, index) for low, high in spans for index in range(low, high))
+                self._try_suspect(share)
+            else:
+                self._lanes.put(share, batch, spans, batch.keys() if self._has_keys else ())
+
+    def _count_bytes(self, share: Share, batch: Batch) -> None:
+        record_bytes = sum(map(len, filter(None, batch.values()))) / len(batch)
+        share.record_bytes = max(record_bytes, (share.record_bytes + record_bytes) / 2)
+
+    def _commit_first(self, share: Share, begun: Sequence[tuple[Share, Batch, list[tuple[int, int]]]]) -> None:
+        """At most once: everything counts as finished before any of it is handled."""
+        for of, batch, spans in begun:
+            if of is share:
+                for low, high in spans:
+                    share.tracker.succeeded(batch.edge(low), batch.edge(high), 0, self._clock.wall_ms())
+
+    def _try_suspect(self, share: Share) -> None:
+        """One of these records may have killed those who handled it: one at a time, and noted before it is tried."""
+        while share.suspects and share.in_flight == len(share.suspects):
+            batch, index = share.suspects.popleft()
+            pointer = batch.pointer(index)
+            with share.tracker.lock:
+                deaths = share.tracker.begin_carefully(pointer)
+            self._save(share)
+            if share.closed:
+                return
+            if deaths > DEADLY:
+                self._giving_up.killer(share, batch, index)
+                return
+            self._lanes.put(share, batch, [(index, index + 1)], batch.keys() if self._has_keys else ())
+
+    def _hear(self, report: Report) -> None:
+        """Called by workers."""
+        self._reports.append(report)
+        if report.error is not None and self._feed is not None:
+            self._reported.set()
+            self._feed.wake()
+        elif self._waits_for_room and len(self._reports) >= _REPORTS_AT_ONCE:
+            self._reported.set()
+
+    def _settle(self) -> None:
+        """Take in what workers have reported, and bring to the dead letters what is given up."""
+        while self._reports:
+            report = self._reports.popleft()
+            task, share = report.task, report.task.share
+            if share.closed or task.abandoned:
+                continue
+            with share.tracker.lock:
+                self._settle_one(report)
+            if share.suspects:
+                self._try_suspect(share)
+        for given_up in self._giving_up.put():
+            share, batch, index = given_up.share, given_up.batch, given_up.index
+            with share.tracker.lock:
+                if self._options.guarantee is not Guarantee.AT_MOST_ONCE:
+                    first, end = batch.edge(index), batch.edge(index + 1)
+                    share.tracker.gave_up(batch.pointer(index), first, end, given_up.letter.error)
+                share.in_flight -= 1
+                self._put_freed(self._dedup.finished(share, batch, index, index + 1, succeeded=False))
+            self._lanes.release(given_up.lane, given_up.rest)
+            if share.suspects:
+                self._try_suspect(share)
+
+    def _settle_one(self, report: Report) -> None:
+        task, share = report.task, report.task.share
+        tracker = share.tracker
+        tracker.processed += report.calls
+        if report.done > task.low:
+            self._giving_up.succeeded()
+            share.moved_s = self._clock.monotonic_s()
+            self._put_freed(self._dedup.finished(share, task.batch, task.low, report.done, succeeded=True))
+            self._finish_records(report)
+        if isinstance(report.error, FencedError):
+            self.lose(share, str(report.error))
+        elif isinstance(report.error, StoreUnavailableError):
+            # The database of the effects is away: that says nothing about the record.
+            self._lanes.release(task.lane, [(task.batch, report.done, task.high)], 0.5)
+        elif report.error is not None:
+            self._giving_up.failed(report)
+        elif report.done < task.high:
+            self._lanes.release(task.lane, [(task.batch, report.done, task.high)])
+
+    def _finish_records(self, report: Report) -> None:
+        task, share = report.task, report.task.share
+        count = report.done - task.low
+        if self._outputs_in_transaction:
+            share.uncommitted.append(
+                Uncommitted(task.batch, task.low, report.done, task.begun_ms, tuple(report.outputs), report.state)
+            )
+            share.uncommitted_count += count
+            return  # they are in flight until their transaction is committed
+        share.in_flight -= count
+        if report.is_saved:
+            return
+        if self._options.guarantee is Guarantee.AT_MOST_ONCE:
+            share.tracker.delivered += count
+        else:
+            share.finish(task.batch, task.low, report.done, task.begun_ms)
+        share.tracker.keep(report.state)
+
+    def _put_freed(self, freed: Sequence[tuple[Share, Batch, int]]) -> None:
+        for share, batch, index in freed:
+            if not share.closed:
+                self._lanes.put(share, batch, [(index, index + 1)], batch.keys() if self._has_keys else ())
+
+    def _give_overdue_away(self) -> None:
+        """A record whose handler takes too long is given to another worker. Whoever is first counts."""
+        visibility_s = self._options.visibility_s
+        now_s = self._clock.monotonic_s()
+        if visibility_s is None or now_s < self._overdue_s:
+            return
+        self._overdue_s = now_s + min(_WAIT_S, visibility_s / 4)
+        for task in self._lanes.abandon_overdue(visibility_s):
+            share = task.share
+            if share.closed:
+                continue
+            error = TimeoutError(f"its handler did not return within {visibility_s:g} s")
+            logger.warning("%s: %s; it is given to another worker", task.batch[task.low].place, error)
+            self._workers.replace_one()
+            with share.tracker.lock:
+                self._giving_up.failed(Report(task, task.low, error))
+
+    def _seek(self, partition: int, pointer: Pointer) -> None:
+        share = self.shares.get(partition)
+        if share is None:
+            logger.warning("partition %d is not ours: it stays where it is", partition)
+            return
+        assert self._feed is not None
+        share.closed = True
+        self._lanes.clear(share)
+        self._giving_up.forget(share)
+        self._put_freed(self._dedup.forget(share))
+        self.shares[partition] = self._owning.restarted(share, pointer)
+        self._save(self.shares[partition])
+        self._feed.seek(partition, pointer)
+
+    def _save_what_is_due(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for share in list(self.shares.values()):
+            pending = share.tracker.dirty or share.uncommitted
+            idle = share.in_flight == share.uncommitted_count
+            if pending and (idle or now_s - share.saved_s >= self._options.commit_interval_s):
+                self._save(share)
+        if now_s - self._shown_s >= _SHOW_PROGRESS_S:
+            self._show_progress(wait=False)
+
+    def _show_progress(self, *, wait: bool) -> None:
+        """Where the group stands, for those who ask the stream about it."""
+        self._shown_s = self._clock.monotonic_s()
+        if self._feed is None:
+            return
+        starts = {partition: share.tracker.start for partition, share in self.shares.items()}
+        moved = {partition: start for partition, start in starts.items() if self._shown.get(partition) != start}
+        if moved:
+            self._shown.update(moved)
+            try:
+                self._feed.commit(moved, wait)
+            except (StreamError, BrokerUnavailableError, FencedError) as error:
+                logger.info("progress was not shown to the stream: %s", error)
+
+    def _save(self, share: Share, *, last: bool = False) -> None:
+        if share.closed:
+            return
+        try:
+            self._saving.save(share, last=last)
+        except FencedError as error:
+            self.lose(share, str(error))
+
+    def _expired(self, error: OffsetOutOfRangeError) -> None:
+        """Records are gone before they were read: go on where the policy says, or not at all."""
+        share = self.shares.get(error.partition)
+        if share is None:
+            return
+        if self._options.on_expired is None:
+            raise error
+        pointer = max(self._stream.locate(error.partition, self._options.on_expired), error.start)
+        logger.error("%s; going on at %d", error, pointer)
+        with share.tracker.lock:
+            if pointer > share.tracker.position:
+                share.tracker.skipped(share.tracker.position, pointer, "deleted by retention before it was read")
+            else:
+                share.tracker.position = pointer
+        assert self._feed is not None
+        self._feed.seek(error.partition, pointer)
+
+    # What the group tells, from inside `poll` and `close`.
+
+    def assigned(self, partitions: Mapping[int, Lease | None]) -> Mapping[int, Pointer]:
+        starts = {}
+        for partition, lease in partitions.items():
+            share = self._owning.take(partition, lease)
+            self.shares[partition] = share
+            starts[partition] = share.tracker.position
+        self._was_assigned = True
+        return starts
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        shares = [self.shares[partition] for partition in partitions if partition in self.shares]
+        self._hand_back(shares, self._options.drain_s if self._stopping.is_set() else self._options.revoke_s)
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        for partition in partitions:
+            if partition in self.shares:
+                self.lose(self.shares[partition], "the group has given it to another member")
+
+    def lose(self, share: Share, why: str) -> None:
+        """Somebody else owns the partition: stop, and write nothing."""
+        if share.closed:
+            return
+        logger.warning("%s is no longer ours: %s", share.key, why)
+        share.closed = True
+        self._lanes.clear(share)
+        self._giving_up.forget(share)
+        self._put_freed(self._dedup.forget(share))
+        self.shares.pop(share.partition, None)
+
+    def _hand_back(self, shares: Sequence[Share], budget_s: float) -> None:
+        """Finish what handlers have in hand, within the budget, save, and let go."""
+        for share in shares:
+            self._drop_unbegun(share)
+        deadline_s = self._clock.monotonic_s() + budget_s
+        while any(self._lanes.running(share) for share in shares) or self._reports:
+            self._settle()
+            for share in shares:
+                self._drop_unbegun(share)
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                break
+            self._waits_for_room = True
+            self._reported.wait(min(left_s, _WAIT_S / 4))
+            self._reported.clear()
+            self._waits_for_room = False
+        for share in shares:
+            if share.closed:
+                continue
+            unfinished = self._lanes.running(share)
+            if unfinished:
+                logger.warning("%s: %d handlers did not finish within %g s", share.key, unfinished, budget_s)
+            self._save(share, last=True)
+        self._show_progress(wait=True)
+        for share in shares:
+            if not share.closed:
+                share.closed = True
+                self._owning.give_back(share)
+                self._giving_up.forget(share)
+                self._put_freed(self._dedup.forget(share))
+                self.shares.pop(share.partition, None)
+                self._shown.pop(share.partition, None)
+
+    def _drop_unbegun(self, share: Share) -> None:
+        share.in_flight -= self._lanes.clear(share) + len(share.suspects)
+        share.suspects.clear()
+
+    def _finish(self) -> None:
+        self._stopping.set()
+        try:
+            if self._feed is not None:
+                self._feed.close()  # hands everything back
+            self._hand_back(list(self.shares.values()), self._options.drain_s)
+        finally:
+            self._lanes.close()
+            hanging = self._workers.stop(self._options.drain_s if not self.shares else 0.0)
+            if hanging:
+                logger.error("%d workers still hang in their handlers; they are left behind", hanging)
+
+
+def _cut(batch: Batch, end: Pointer) -> Batch:
+    """The part of a batch that lies before the end of a run that ends by itself."""
+    records = [record for record in batch if record.offset < end]
+    return Batch(batch.topic, batch.partition, batch.start, end, records)

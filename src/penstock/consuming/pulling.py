@@ -1,0 +1,282 @@
+"""A feed for streams that can only be asked for one partition at a time."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.abc import Clock, Feed, Feeding, Stream
+from penstock.consuming.retry import Retry
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConnectionClosedError,
+    OffsetOutOfRangeError,
+    StorageError,
+    StreamError,
+    UnknownTopicError,
+)
+from penstock.model import Batch, Pointer
+from penstock.model.clock import wait_on
+
+logger = logging.getLogger(__name__)
+
+RETRIABLE: Final = (StreamError, BrokerUnavailableError, StorageError, UnknownTopicError, OSError)
+"""What a read may fail with and be tried again: the stream is away, refuses for now, or the topic is not there yet."""
+
+BACKOFF: Final = Retry(first_delay_s=0.1, factor=2.0, max_delay_s=10.0, jitter=0.5)
+_THREADS: Final = 16
+"""How many partitions are waited for at once."""
+_READ_S: Final = 0.5
+"""How long one read waits. A read cannot be called off, so this is also how long `close` may take."""
+_ROUND_S: Final = 0.25
+"""With more partitions than threads: how long it takes until each has been asked, when all of them are silent."""
+_SHORTEST_READ_S: Final = 0.005
+_AHEAD: Final = 2
+"""How many batches of a partition may lie here before it is read on."""
+_LIMIT: Final = 500
+"""How many records a read asks for until `poll` has said what is wanted."""
+
+
+class _Partition:
+    """What is known about one partition. An object of its own each time it is added, so that late answers are told."""
+
+    __slots__ = ("ahead", "due_s", "error", "failures", "number", "paused", "position", "reading")
+
+    def __init__(self, number: int, position: Pointer) -> None:
+        self.number = number
+        self.position = position
+        """Where the next read begins."""
+        self.ahead: deque[Batch] = deque()
+        self.paused = False
+        self.reading = False
+        self.due_s = float("-inf")
+        """Not to be read before this time."""
+        self.failures = 0
+        self.error: Exception | None = None
+        """Why it cannot be read on. It is raised when what was read before has been fetched."""
+
+    @property
+    def wanted(self) -> bool:
+        return not self.paused and self.error is None and len(self.ahead) < _AHEAD
+
+
+class PullingFeed:
+    """`abc.Feed` by calling `Stream.read` in threads of its own, of which there are as many as partitions, up to 16.
+
+    Each partition has up to two batches read ahead, and none more before they are fetched with `poll`: what is not
+    wanted is not read. With more partitions than threads, the silent ones are asked in turn, each waiting shorter, so
+    that all of them are seen several times a second. A partition whose read fails is left alone for a while, longer
+    each time and at most 10 s, and the others go on. What no further attempt can mend is raised by `poll`, and that
+    partition is removed.
+    """
+
+    def __init__(self, stream: Stream, clock: Clock, *, threads: int = _THREADS, backoff: Retry = BACKOFF) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._most_threads = threads
+        self._backoff = backoff
+        self._chance = random.Random()
+        lock = threading.RLock()
+        self._arrived = threading.Condition(lock)
+        """What `poll` waits for."""
+        self._wanted = threading.Condition(lock)
+        """What the reading threads wait for."""
+        self._turns: deque[_Partition] = deque()
+        """In the order in which they are to be read."""
+        self._partitions: dict[int, _Partition] = {}
+        """In the order in which `poll` looks at them."""
+        self._threads: list[threading.Thread] = []
+        self._limit = _LIMIT
+        self._woken = False
+        self._closed = False
+
+    def add(self, partition: int, start: Pointer) -> None:
+        with self._wanted:
+            self._check_open()
+            paused = partition in self._partitions and self._partitions[partition].paused
+            self._drop(partition)
+            added = _Partition(partition, start)
+            added.paused = paused
+            self._partitions[partition] = added
+            self._turns.append(added)
+            if len(self._threads) < min(self._most_threads, len(self._partitions)):
+                name = f"penstock-pull-{self._stream.topic}-{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._wanted.notify()
+
+    def remove(self, partition: int) -> None:
+        with self._wanted:
+            self._drop(partition)
+
+    def pause(self, partition: int) -> None:
+        with self._wanted:
+            if partition in self._partitions:
+                self._partitions[partition].paused = True
+
+    def resume(self, partition: int) -> None:
+        with self._wanted:
+            if partition in self._partitions:
+                self._partitions[partition].paused = False
+                self._wanted.notify()
+                self._arrived.notify()
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Batch]:
+        deadline_s = self._clock.monotonic_s() + wait_s
+        with self._arrived:
+            self._limit = max(1, limit)
+            while True:
+                self._check_open()
+                self._raise_what_failed()
+                batches = self._take(limit)
+                left_s = deadline_s - self._clock.monotonic_s()
+                if batches or self._woken or left_s <= 0:
+                    self._woken = False
+                    return batches
+                wait_on(self._clock, self._arrived, left_s)
+
+    def wake(self) -> None:
+        with self._arrived:
+            self._woken = True
+            self._arrived.notify_all()
+
+    def close(self) -> None:
+        """Returns when no thread reads any more, which takes as long as a read that has begun."""
+        with self._arrived:
+            self._closed = True
+            self._partitions.clear()
+            self._turns.clear()
+            self._arrived.notify_all()
+            self._wanted.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionClosedError(f"the feed of {self._stream.topic!r} is closed")
+
+    def _drop(self, partition: int) -> None:
+        dropped = self._partitions.pop(partition, None)
+        if dropped is not None:
+            self._turns.remove(dropped)
+
+    def _raise_what_failed(self) -> None:
+        for partition in self._partitions.values():
+            if partition.error is not None and not partition.ahead and not partition.paused:
+                self._drop(partition.number)
+                raise partition.error
+
+    def _take(self, limit: int) -> list[Batch]:
+        """What lies here, at most `limit` records. Who gave something is looked at last the next time."""
+        batches: list[Batch] = []
+        left = limit
+        for partition in list(self._partitions.values()):
+            if partition.paused:
+                continue
+            while left > 0 and partition.ahead:
+                batch = partition.ahead.popleft()
+                if len(batch) > left:
+                    batch, rest = _split(batch, left)
+                    partition.ahead.appendleft(rest)
+                left -= len(batch)
+                batches.append(batch)
+                self._partitions[partition.number] = self._partitions.pop(partition.number)
+            if left <= 0:
+                break
+        if batches:
+            self._wanted.notify(len(batches))
+        return batches
+
+    def _work(self) -> None:
+        while True:
+            with self._wanted:
+                turn = self._next_turn()
+                if turn is None:
+                    return
+                partition, limit, wait_s = turn
+                began_s = self._clock.monotonic_s()
+            try:
+                batch = self._stream.read(partition.number, partition.position, limit, wait_s)
+            except Exception as error:
+                self._failed(partition, error)
+            else:
+                self._came(partition, batch, began_s + wait_s)
+
+    def _next_turn(self) -> tuple[_Partition, int, float] | None:
+        """Whom to read now, how much, and how long to wait; None when the feed is closed."""
+        while not self._closed:
+            now_s = self._clock.monotonic_s()
+            wanted = [partition for partition in self._turns if partition.wanted]
+            due = [partition for partition in wanted if not partition.reading and partition.due_s <= now_s]
+            if due:
+                partition = due[0]
+                partition.reading = True
+                self._turns.remove(partition)
+                self._turns.append(partition)
+                return partition, self._limit, self._patience_s(len(wanted))
+            later = [partition.due_s - now_s for partition in wanted if not partition.reading]
+            wait_on(self._clock, self._wanted, min(later, default=None))
+        return None
+
+    def _patience_s(self, wanted: int) -> float:
+        threads = len(self._threads)
+        if wanted <= threads:
+            return _READ_S
+        return max(_SHORTEST_READ_S, _ROUND_S * threads / wanted)
+
+    def _came(self, partition: _Partition, batch: Batch, waited_until_s: float) -> None:
+        with self._wanted:
+            partition.reading = False
+            if self._partitions.get(partition.number) is not partition:
+                return
+            if partition.failures:
+                logger.info("%s-%d can be read again", self._stream.topic, partition.number)
+                partition.failures = 0
+            if len(batch) or batch.next != batch.start:
+                partition.position = batch.next
+                partition.ahead.append(batch)
+                self._arrived.notify()
+            else:
+                # A read that gives nothing sooner than it was asked to is not repeated at once: nothing would spin.
+                partition.due_s = waited_until_s
+
+    def _failed(self, partition: _Partition, error: Exception) -> None:
+        with self._wanted:
+            partition.reading = False
+            if self._partitions.get(partition.number) is not partition:
+                logger.debug("a read of %s-%d failed that nobody waits for", self._stream.topic, partition.number)
+                return
+            if isinstance(error, OffsetOutOfRangeError) or not isinstance(error, RETRIABLE):
+                partition.error = error
+                self._arrived.notify()
+                return
+            partition.failures += 1
+            pause_s = self._backoff.backoff_s(partition.failures, self._chance)
+            partition.due_s = self._clock.monotonic_s() + pause_s
+            level = logging.WARNING if partition.failures == 1 else logging.DEBUG
+            place = f"{self._stream.topic}-{partition.number}"
+            logger.log(
+                level, "%s could not be read (%s); tried again in %.1f s, and on until it can", place, error, pause_s
+            )
+
+
+def feed_of(stream: Stream, clock: Clock) -> Feed:
+    """The stream's own feed, if it has one and can give it before the topic is there."""
+    if isinstance(stream, Feeding):
+        try:
+            return stream.feed()
+        except UnknownTopicError:
+            logger.info("%s is not there yet; it is asked for until it is", stream.topic)
+    return PullingFeed(stream, clock)
+
+
+def _split(batch: Batch, count: int) -> tuple[Batch, Batch]:
+    """The first `count` records, and the rest."""
+    middle = batch[count].offset
+    first = Batch(batch.topic, batch.partition, batch.start, middle, batch[:count])
+    return first, Batch(batch.topic, batch.partition, middle, batch.next, batch[count:])

@@ -1,0 +1,265 @@
+"""Runners: from records in hand to what became of them, by calling the handler."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.consuming.context import Context
+from penstock.consuming.handlers import Handler, Wants
+from penstock.consuming.lanes import Task
+from penstock.consuming.options import IdOf
+from penstock.consuming.share import Share
+from penstock.model import NewRecord
+from penstock.serde import BytesSerde, PlainSerde
+
+Outputs = list[NewRecord]
+Deliver = Callable[[Sequence[NewRecord]], None]
+"""Sends records, and returns when all are stored."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of a task: its records up to `done` succeeded, and the one there failed if there is an error."""
+
+    task: Task
+    done: int
+    error: BaseException | None = None
+    trace: str = ""
+    calls: int = 0
+    """How often the handler was called."""
+    outputs: Outputs = field(default_factory=list)
+    """What the records up to `done` gave, where the loop is to send it."""
+    state: dict[bytes, bytes | None] = field(default_factory=dict)
+    """Keyed state that they changed."""
+    before: dict[bytes, bytes | None] = field(default_factory=dict)
+    """What it was before, in case that they are all undone."""
+    is_saved: bool = False
+    """They are finished and saved already, in the transaction of their effects."""
+    is_whole: bool = False
+    """A batch handler failed: the error is about all records from `done` on, and nobody knows which."""
+
+
+class Runner(Protocol):
+    """Handles the records of a task. Never raises, but for what ends the thread."""
+
+    def run(self, task: Task) -> Report: ...
+
+    def close(self) -> None: ...
+
+
+def failed(report: Report, error: BaseException) -> Report:
+    report.error = error
+    report.trace = "".join(traceback.format_exception(error))
+    return report
+
+
+def decoder_of(handler: Handler) -> Callable[[bytes | None], Any] | None:
+    """How a value is decoded; None when the handler takes the bytes as they are."""
+    topic = handler.topic
+    if isinstance(topic.serde, BytesSerde | PlainSerde):
+        return None
+    return topic.decode
+
+
+class ValueRunner:
+    """For a handler that takes the value and nothing else: nothing is made that it does not need."""
+
+    def __init__(self, handler: Handler, gather: Gather) -> None:
+        self._function = handler.function
+        self._decode = decoder_of(handler)
+        self._gather = gather
+
+    def run(self, task: Task) -> Report:
+        function, decode = self._function, self._decode
+        report = Report(task, task.low)
+        values = task.batch.values()
+        index = task.low
+        try:
+            if decode is None:
+                for index in range(task.low, task.high):
+                    result = function(values[index])
+                    if result is not None:
+                        self._gather.take(report, result)
+            else:
+                for index in range(task.low, task.high):
+                    result = function(decode(values[index]))
+                    if result is not None:
+                        self._gather.take(report, result)
+        except Exception as error:
+            report.done = index
+            report.calls = index - task.low + 1
+            return self._gather.deliver(failed(report, error))
+        report.done = task.high
+        report.calls = task.high - task.low
+        return self._gather.deliver(report)
+
+    def close(self) -> None:
+        pass
+
+
+class FullRunner:
+    """For a handler that takes the record or the context, one record after the other."""
+
+    def __init__(self, handler: Handler, gather: Gather, caller: Caller) -> None:
+        self._function = handler.function
+        self._gather = gather
+        self._caller = caller
+
+    def run(self, task: Task) -> Report:
+        report = Report(task, task.low)
+        for index in range(task.low, task.high):
+            try:
+                arguments, context = self._caller.arguments(task.share, task.batch, index)
+                report.calls += 1
+                result = self._function(*arguments)
+                self._gather.finish(report, task.share, context, result)
+            except Exception as error:
+                return self._gather.deliver(failed(report, error))
+            report.done = index + 1
+        return self._gather.deliver(report)
+
+    def close(self) -> None:
+        pass
+
+
+class BatchRunner:
+    """For a handler that takes many values at once. They succeed or fail together."""
+
+    def __init__(self, handler: Handler, gather: Gather, caller: Caller) -> None:
+        self._function = handler.function
+        self._decode = decoder_of(handler)
+        self._with_context = Wants.CONTEXT in handler.wants
+        self._gather = gather
+        self._caller = caller
+
+    def run(self, task: Task) -> Report:
+        report = Report(task, task.low)
+        values = list(task.batch.values()[task.low : task.high])
+        if self._decode is not None:
+            for index, value in enumerate(values):
+                try:
+                    values[index] = self._decode(value)
+                except Exception as error:
+                    if index == 0:
+                        return failed(report, error)
+                    values = values[:index]  # those before it are handled now, and it is the first of the next task
+                    break
+        high = task.low + len(values)
+        try:
+            context = self._caller.context(task.share, task.batch, task.low) if self._with_context else None
+            report.calls = len(values)
+            result = self._function(values) if context is None else self._function(values, context)
+            self._gather.finish(report, task.share, context, result)
+        except Exception as error:
+            report.is_whole = len(values) > 1
+            return failed(report, error)
+        report.done = high
+        return self._gather.deliver(report)
+
+    def close(self) -> None:
+        pass
+
+
+class Caller:
+    """Makes what a handler is called with."""
+
+    def __init__(self, handler: Handler, group: str, with_state: bool, id_of: IdOf | None) -> None:
+        self._handler = handler
+        self._decode = decoder_of(handler)
+        self._group = group
+        self._with_state = with_state
+        self._id_of = id_of
+
+    def arguments(self, share: Share, batch: Any, index: int) -> tuple[list[Any], Context | None]:
+        record = None
+        context = None
+        arguments: list[Any] = []
+        for wanted in self._handler.wants:
+            if wanted is Wants.VALUE:
+                value = batch.values()[index]
+                arguments.append(value if self._decode is None else self._decode(value))
+                continue
+            record = record or batch[index]
+            if wanted is Wants.RECORD:
+                arguments.append(record)
+            else:
+                context = self.context(share, batch, index)
+                arguments.append(context)
+        return arguments, context
+
+    def context(self, share: Share, batch: Any, index: int) -> Context:
+        record = batch[index]
+        return Context(
+            record,
+            share.tracker.attempts(record.offset) + 1,
+            self._group,
+            share.state if self._with_state else None,
+            None,
+            self._id_of(record) if self._id_of is not None else None,
+        )
+
+
+class Gather:
+    """Takes what handlers give: records to send on, and state to keep."""
+
+    def __init__(self, handler: Handler, deliver: Deliver | None) -> None:
+        self._handler = handler
+        self._deliver = deliver
+
+    def take(self, report: Report, result: object) -> None:
+        """Outputs of a handler: values for the topic it feeds, or records."""
+        to = self._handler.to
+        if isinstance(result, NewRecord):
+            report.outputs.append(result)
+        elif isinstance(result, list | tuple) and not hasattr(result, "_fields"):
+            for each in result:
+                self.take(report, each)
+        elif to is not None:
+            report.outputs.append(to.new_record(result))
+
+    def finish(self, report: Report, share: Share, context: Context | None, result: object) -> None:
+        """The handler returned: its outputs, and the state as it left it."""
+        if result is not None:
+            self.take(report, result)
+        if context is None:
+            return
+        report.outputs.extend(context.outputs)
+        changed = context.changed_state()
+        if changed is not None:
+            key, encoded = changed
+            report.before.setdefault(key, share.state.get(key))
+            report.state[key] = encoded
+            put_state(share, key, encoded)
+
+    def deliver(self, report: Report) -> Report:
+        """Send the outputs of what succeeded, unless the loop does it in a transaction."""
+        if not report.outputs or self._deliver is None:
+            return report
+        try:
+            self._deliver(report.outputs)
+        except Exception as error:
+            # Nobody knows which records' outputs are stored: none of the task counts as done, and all is done again.
+            undo(report)
+            failed(report, error)
+        report.outputs = []
+        return report
+
+
+def put_state(share: Share, key: bytes, encoded: bytes | None) -> None:
+    if encoded is None:
+        share.state.pop(key, None)
+    else:
+        share.state[key] = encoded
+
+
+def undo(report: Report) -> None:
+    """None of the task's records counts as done: their state is what it was before."""
+    for key, encoded in report.before.items():
+        put_state(report.task.share, key, encoded)
+    report.done = report.task.low
+    report.state = {}
+    report.before = {}
+    report.outputs = []

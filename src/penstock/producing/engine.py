@@ -1,0 +1,193 @@
+"""What a producer is made of, kept apart from it, so that it can be let go of when the producer is forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from penstock.abc import Buffer, Feature, Streams
+from penstock.errors import BufferFullError, DeliveryError
+from penstock.log.disk import Disk
+from penstock.model import NewRecord, Receipt
+from penstock.producing.choosing import Chosen
+from penstock.producing.counts import Counts, ProducerStats
+from penstock.producing.kept import Held
+from penstock.producing.ledger import Ledger
+from penstock.producing.pump import Pump
+from penstock.producing.refused import keep_refused
+from penstock.producing.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
+
+_SLICE_S: Final = 0.05
+_TELL_DROPS_EVERY_S: Final = 10.0
+
+
+class Engine:
+    """Buffer, pump and receipts. Any thread may use it."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        chosen: Chosen,
+        settings: ProducerSettings,
+        owned_buffer: Buffer | None,
+        owned_streams: Streams | None,
+    ) -> None:
+        """What is owned is closed with it."""
+        self.buffer = buffer
+        self.settings = settings
+        self.durable = Feature.DURABLE in buffer.features
+        self.is_whole = chosen.delivery.is_whole
+        self.ledger = Ledger(_end_of(buffer), has_older=len(buffer) > 0)
+        self.counts = Counts()
+        self._owned_buffer = owned_buffer
+        self._owned_streams = owned_streams
+        self._told_drops_s = 0.0
+        self._counting = threading.Lock()
+        folder: Path | None = getattr(buffer, "folder", None) if self.durable else None
+        refuse = _refuser(folder) if folder is not None else None
+        self.pump = Pump(buffer, chosen.delivery, settings, self.ledger, self.counts, chosen.in_flight, refuse)
+        self.hurry: Callable[[], None] = self.pump.hurry
+        self.last = _end_of(buffer) - 1 if len(buffer) else -1
+        """The number of the last record that was put."""
+        self.pump.start()
+
+    def try_put(self, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> bool:
+        """Take them into the buffer; False when there is no room."""
+        if self.pump.failure is not None:
+            raise DeliveryError(f"this producer can send no more: {self.pump.failure}") from self.pump.failure
+        try:
+            sequence = self.buffer.put(records)
+        except BufferFullError:
+            return False
+        ledger = self.ledger
+        for number, receipt in enumerate(receipts, sequence):
+            ledger.enter(number, receipt)
+        ledger.mark(sequence, time.monotonic())
+        last = sequence + len(records) - 1
+        with self._counting:
+            self.counts.sent += len(records)
+            self.last = max(self.last, last)
+        pump = self.pump
+        if pump.idle:
+            pump.wake.set()
+        if not pump.is_alive:  # it ended between the check above and the put
+            self.fail_left()
+        return True
+
+    def make_room(self) -> bool:
+        """Drop the oldest record that is not under way. Whether there was one."""
+        with self.pump.taking:
+            dropped = self.buffer.drop(1, self.pump.taken)
+        for each in dropped:
+            error = DeliveryError(f"a record for topic {each.record.topic!r} was dropped: the buffer was full")
+            self.ledger.drop(each.sequence, error)
+        self._count_drops(len(dropped))
+        return bool(dropped)
+
+    def drop_newest(self, receipts: Sequence[Receipt]) -> None:
+        for receipt in receipts:
+            receipt.seen = True
+            receipt.settle(-1, -1, DeliveryError(f"a record for topic {receipt.topic!r} was dropped: no room for it"))
+        self._count_drops(len(receipts))
+
+    def _count_drops(self, count: int) -> None:
+        if not count:
+            return
+        with self._counting:
+            self.counts.dropped += count
+            now_s = time.monotonic()
+            if now_s - self._told_drops_s < _TELL_DROPS_EVERY_S and self._told_drops_s:
+                return
+            self._told_drops_s = now_s
+        logger.warning(
+            "the buffer is full, and records are dropped (%s): %d so far",
+            self.settings.when_full,
+            self.counts.dropped,
+            extra={"dropped": self.counts.dropped},
+        )
+
+    def no_room(self) -> BufferFullError:
+        limits = f"{self.settings.buffer_records} records or {self.settings.buffer_bytes} bytes"
+        waited = f" for {self.settings.max_block_s:g} s" if self.settings.when_full != "error" else ""
+        return BufferFullError(
+            f"the buffer has had no room{waited}: {len(self.buffer)} records, {self.buffer.size_bytes} bytes, wait for "
+            f"the stream, of at most {limits}. See that the stream can be reached and keeps up; send less, allow more "
+            "with buffer_records and buffer_bytes, or choose another when_full"
+        )
+
+    def wait_for(self, through: int, timeout: float | None) -> None:
+        """Return once records up to this number are done. TimeoutError; DeliveryError when they never will be."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while self.pump.committed < through and len(self.buffer):
+            if not self.pump.is_alive:
+                raise DeliveryError(f"{len(self.buffer)} records are not delivered: {self.pump.failure}")
+            left_s = _SLICE_S if deadline_s is None else min(_SLICE_S, deadline_s - time.monotonic())
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"{len(self.buffer)} records were not acknowledged within {timeout:g} s; they are still being tried"
+                )
+            self.pump.nudge()
+            self.pump.wait_for_news(left_s)
+
+    def stats(self) -> ProducerStats:
+        counts, waiting = self.counts, len(self.buffer)
+        return ProducerStats(
+            sent=counts.sent,
+            delivered=counts.delivered,
+            refused=counts.refused,
+            dropped=counts.dropped,
+            failed=counts.failed,
+            retried=counts.retried,
+            buffered=waiting,
+            buffered_bytes=self.buffer.size_bytes,
+            oldest_age_s=self.ledger.oldest_age_s(is_empty=not waiting),
+        )
+
+    def fail_left(self) -> None:
+        """Settle the receipts of what this producer will not deliver."""
+        if self.durable:
+            folder = getattr(self.buffer, "folder", "its buffer")
+            self.ledger.fail_all(f"is not delivered yet: it is kept in {folder} until that is opened again", seen=True)
+        else:
+            failure = f": {self.pump.failure}" if self.pump.failure is not None else ""
+            why = f"was not delivered: the producer ended before it was acknowledged{failure}; it may be stored or not"
+            self.counts.failed += self.ledger.fail_all(why, seen=False)
+
+    def close(self, timeout_s: float) -> None:
+        """Deliver until the time is over, then settle every receipt, and let go of everything."""
+        with contextlib.ExitStack() as stack:
+            if self._owned_streams is not None:
+                stack.callback(self._owned_streams.close)
+            if self._owned_buffer is not None:
+                stack.callback(self._owned_buffer.close)
+            stack.callback(self.ledger.raise_failures)
+            stack.callback(self.fail_left)
+            self.pump.stop(time.monotonic() + timeout_s)
+
+
+def _end_of(buffer: Buffer) -> int:
+    """The number that the next record gets."""
+    known: int | None = getattr(buffer, "end", None)
+    if known is not None:
+        return known
+    end = 0
+    while found := buffer.peek(end - 1, 1000, 1 << 20):  # ends: nobody puts yet
+        end = found[-1].sequence + 1
+    return end
+
+
+def _refuser(folder: Path) -> Callable[[Sequence[Held], str], None]:
+    disk = Disk()
+
+    def refuse(held: Sequence[Held], reason: str) -> None:
+        keep_refused(folder, held, reason, disk)
+        logger.error("the stream refused %d records, which are kept in %s: %s", len(held), folder, reason)
+
+    return refuse

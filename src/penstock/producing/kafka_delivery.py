@@ -1,0 +1,152 @@
+"""Delivering to Kafka's streams without transactions: librdkafka gathers, orders and tries again by itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from penstock.errors import ConfigError, DeliveryError
+from penstock.model import NewRecord
+from penstock.producing.delivering import Outcome
+from penstock.producing.kafka_client import PartitionCounts, configuration, make_producer, undelivered
+from penstock.producing.kept import Held
+from penstock.producing.partitioners import BatchPartitioner
+from penstock.producing.settings import ProducerSettings
+from penstock.streams.kafka.connection import Connection
+from penstock.streams.kafka.failures import reason_of
+
+_ROOM_S: Final = 0.01
+
+
+class Handover:
+    """Hands records to librdkafka, and collects what it reports about them. For one producer after the other."""
+
+    def __init__(self, partitioner: BatchPartitioner | None) -> None:
+        self._partitioner = partitioner
+        self._counts = PartitionCounts()
+        self._news: list[Outcome] = []
+        self.fatal: KafkaError | None = None
+        """Why the producer can send no more, if it said so."""
+        self.given_up: str | None = None
+        """Why we let go of what was under way, if we did."""
+
+    def produce(self, producer: Producer, held: Held) -> None:
+        """What goes wrong is an outcome."""
+        record = held.record
+        try:
+            partition = record.partition
+            if partition is None and self._partitioner is not None:
+                partition = self._partitioner(record.topic, record.key, self._counts.of(record.topic, producer))
+            self._produce(producer, record, partition, functools.partial(self._heard, record.topic, held.sequence))
+        except ConfigError as error:
+            self.report(held, DeliveryError(f"a record for topic {record.topic!r} was not delivered: {error}"))
+        except KafkaException as error:
+            reason = reason_of(error)
+            self.report(held, undelivered(record.topic, reason) if reason else DeliveryError(str(error)))
+
+    def _produce(
+        self, producer: Producer, record: NewRecord, partition: int | None, heard: functools.partial[None]
+    ) -> None:
+        more: dict[str, Any] = {}
+        if partition is not None:
+            more["partition"] = partition
+        if record.timestamp_ms is not None:
+            more["timestamp"] = record.timestamp_ms
+        if record.headers:
+            more["headers"] = list(record.headers)
+        while True:  # ends: librdkafka's buffer empties, by acknowledgements or by timeouts
+            try:
+                producer.produce(record.topic, record.value, record.key, on_delivery=heard, **more)
+                return
+            except BufferError:
+                producer.poll(_ROOM_S)
+
+    def new_batch(self) -> None:
+        if self._partitioner is not None:
+            self._partitioner.new_batch()
+
+    def report(self, held: Held, error: DeliveryError) -> None:
+        self._news.append(Outcome(held.sequence, -1, -1, error))
+
+    def take_news(self) -> list[Outcome]:
+        news, self._news = self._news, []
+        return news
+
+    def _heard(self, topic: str, sequence: int, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self._news.append(Outcome(sequence, message.partition(), message.offset(), None))  # type: ignore[arg-type]
+            return
+        if error.fatal():
+            self.fatal = error
+        self._news.append(Outcome(sequence, -1, -1, undelivered(topic, error, self.given_up)))
+
+
+class KafkaDelivery:
+    """In order for each partition, and each record once while this process lives, where the producer is idempotent."""
+
+    gathers = True
+    is_whole = False
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: ProducerSettings,
+        partitioner: BatchPartitioner | None,
+        *,
+        durable: bool,
+    ) -> None:
+        self._configuration = configuration(connection, settings, durable=durable)
+        self._durable = durable
+        self._producer: Producer | None = make_producer(self._configuration)
+        self._handover = Handover(partitioner)
+        self._hurried = False
+
+    def start(self) -> None:
+        """librdkafka connects by itself."""
+
+    def delivered_through(self, first: Held) -> int | None:
+        return None
+
+    def send(self, batch: Sequence[Held]) -> None:
+        if self._handover.fatal is not None:
+            self._handover.fatal = None
+            self._producer = make_producer(self._configuration)
+        assert self._producer is not None
+        self._handover.new_batch()
+        for held in batch:
+            self._handover.produce(self._producer, held)
+
+    def outcomes(self, wait_s: float) -> Sequence[Outcome]:
+        assert self._producer is not None
+        news = self._handover.take_news()
+        if not news:
+            if self._hurried:
+                self._hurried = False
+                self._producer.flush(wait_s)
+            else:
+                self._producer.poll(wait_s)
+            news = self._handover.take_news()
+        else:
+            self._producer.poll(0)
+        if self._durable:
+            return news
+        # librdkafka has tried for as long as a record in memory may be tried.
+        for outcome in news:
+            if outcome.error is not None:
+                outcome.error.retriable = False
+        return news
+
+    def hurry(self) -> None:
+        self._hurried = True
+
+    def abandon(self) -> None:
+        assert self._producer is not None
+        self._handover.given_up = "the producer was closed before it was acknowledged; it may be stored or not"
+        self._producer.purge()
+        self._producer.flush(_ROOM_S)
+
+    def close(self) -> None:
+        self._producer = None  # with the last reference go librdkafka's threads and sockets

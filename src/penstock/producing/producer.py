@@ -1,0 +1,399 @@
+"""The producer that users hold."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import logging
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+from penstock.abc import Buffer, Feature, Streams
+from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, RecordTooLargeError
+from penstock.log.store import check_topic_name
+from penstock.model import NewRecord, Place, Receipt, milliseconds
+from penstock.producing.backoff import Backoff
+from penstock.producing.choosing import SPOOL_PREFIX, check_guarantees, choose_delivery, kafka_of, open_buffer
+from penstock.producing.counts import ProducerStats
+from penstock.producing.engine import Engine
+from penstock.producing.kept import RECORD_OVERHEAD_BYTES, size_of
+from penstock.producing.partitioners import Partitioner, choose_partitioner
+from penstock.producing.settings import ProducerSettings, SpoolFlush, WhenFull
+from penstock.producing.transaction import OpenTransactions
+from penstock.serde import Topic
+from penstock.serde.plain import NewHeaders, encode_as_json_unless_text, encode_headers
+from penstock.streams.connecting import open_streams
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS: Final = ProducerSettings()
+_EXIT_FLUSH_S: Final = 10.0
+"""How long a program that forgets to close its producer is held up for what is in its memory."""
+_SPOOL_CLOSE_S: Final = 10.0
+"""How long `close` delivers from a spool unless it is told. The rest is safe, and delivered by the next start."""
+_ROOM_SLICE_S: Final = 0.05
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Producer:
+    """Sends records to a stream. Made once, used by any thread, closed with `close` or by a `with` block.
+
+    `streams` is a URL, or streams that are connected already and stay so. `buffer` is "memory", or "spool:FOLDER" to
+    have every record survive this process from the moment when `send` returns. What the other settings mean stands at
+    `penstock.producing.settings.ProducerSettings`; what cannot be had together is refused here.
+    """
+
+    def __init__(
+        self,
+        streams: str | Streams,
+        *,
+        buffer: str | Buffer = "memory",
+        linger_ms: float = _DEFAULTS.linger_ms,
+        batch_records: int = _DEFAULTS.batch_records,
+        batch_bytes: int = _DEFAULTS.batch_bytes,
+        compression: str | None = _DEFAULTS.compression,
+        max_request_bytes: int = _DEFAULTS.max_request_bytes,
+        in_flight: int | None = _DEFAULTS.in_flight,
+        when_full: WhenFull = _DEFAULTS.when_full,
+        max_block_s: float = _DEFAULTS.max_block_s,
+        buffer_records: int = _DEFAULTS.buffer_records,
+        buffer_bytes: int = _DEFAULTS.buffer_bytes,
+        delivery_timeout_s: float = _DEFAULTS.delivery_timeout_s,
+        partitioner: str | Partitioner | None = None,
+        retry: Backoff = _DEFAULTS.retry,
+        on_delivery: Callable[[Receipt], object] | None = None,
+        idempotent: bool | None = _DEFAULTS.idempotent,
+        transactional_id: str | None = _DEFAULTS.transactional_id,
+        spool_flush: SpoolFlush | None = _DEFAULTS.spool_flush,
+    ) -> None:
+        settings = ProducerSettings(
+            linger_ms=linger_ms,
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            compression=compression,
+            max_request_bytes=max_request_bytes,
+            in_flight=in_flight,
+            when_full=when_full,
+            max_block_s=max_block_s,
+            buffer_records=buffer_records,
+            buffer_bytes=buffer_bytes,
+            delivery_timeout_s=delivery_timeout_s,
+            retry=retry,
+            idempotent=idempotent,
+            transactional_id=transactional_id,
+            spool_flush=spool_flush,
+        )
+        if on_delivery is not None and not callable(on_delivery):
+            raise ConfigError(f"on_delivery={on_delivery!r} is no function")
+        chosen_partitioner = choose_partitioner(partitioner)
+        owned_streams = open_streams(streams) if isinstance(streams, str) else None
+        system: Streams = owned_streams if owned_streams is not None else streams  # type: ignore[assignment]
+        owned_buffer: Buffer | None = None
+        try:
+            check_guarantees(system, settings, durable=_is_durable(buffer))
+            kept = open_buffer(buffer, settings)
+            owned_buffer = kept if isinstance(buffer, str) else None
+            chosen = choose_delivery(system, settings, kept, chosen_partitioner)
+            self._engine = Engine(kept, chosen, settings, owned_buffer, owned_streams)
+        except BaseException:
+            if owned_buffer is not None:
+                owned_buffer.close()
+            if owned_streams is not None:
+                owned_streams.close()
+            raise
+        self.settings = settings
+        self.streams = system
+        self._on_delivery = on_delivery
+        self._transactions = OpenTransactions()
+        self._checks_names = kafka_of(system) is not None
+        self._names: set[str] = set()
+        self._hurry = self._engine.hurry
+        self._largest = max_request_bytes + RECORD_OVERHEAD_BYTES
+        self._pid = os.getpid()
+        self._forks = _forks
+        self._closed = False
+        self._forgotten = weakref.finalize(self, _let_go, self._engine, system.url, self._pid)
+
+    def send(
+        self,
+        topic: str | Topic[Any],
+        value: object,
+        key: object = None,
+        headers: NewHeaders = None,
+        timestamp: datetime.datetime | int | None = None,
+        partition: int | None = None,
+    ) -> Receipt:
+        """Send a record. It is in the buffer when this returns, and stored when its receipt says so.
+
+        A topic by name takes bytes and text as they are, and anything else as JSON; a `Topic` takes values of its type.
+        The timestamp is now unless it is given. While the buffer is full, `when_full` says what happens.
+
+        Raises SerdeError, InvalidTopicError, RecordTooLargeError or ConfigError for a record that could never be sent;
+        BufferFullError; StorageError when the disk of a spool has no room; DeliveryError when this producer has failed.
+        """
+        self._check_usable()
+        record = self._new_record(topic, value, key, headers, timestamp, partition)
+        receipt = self._new_receipt(record.topic)
+        staged = self._transactions.current
+        if staged is not None:
+            staged.records.append(record)
+            staged.receipts.append(receipt)
+        else:
+            self._put((record,), (receipt,))
+        return receipt
+
+    async def send_async(
+        self,
+        topic: str | Topic[Any],
+        value: object,
+        key: object = None,
+        headers: NewHeaders = None,
+        timestamp: datetime.datetime | int | None = None,
+        partition: int | None = None,
+    ) -> Place:
+        """Send a record, and give its place once it is acknowledged. Waits, for room too, without holding up others.
+
+        A task that is cancelled while it waits does not take its record back. Raises what `send` and `Receipt.result`
+        raise.
+        """
+        self._check_usable()
+        if self._transactions.current is not None:
+            raise ConfigError("send_async waits for the record, and a transaction for the end of its block: use send")
+        record = self._new_record(topic, value, key, headers, timestamp, partition)
+        receipt = self._new_receipt(record.topic)
+        await self._put_async(record, receipt)
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+        receipt.add_done_callback(lambda _: _call_in(loop, done.set))
+        self._engine.pump.nudge()
+        await done.wait()
+        return receipt.result(0)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What this thread, or task, sends inside is delivered together or not at all.
+
+        It is sent when the block ends, and not at all when it ends with an error. From memory, it is committed by the
+        stream when the block has been left; in a spool, it is kept there. Needs `transactional_id`, or a spool on a
+        stream with transactions.
+        """
+        self._check_usable()
+        engine = self._engine
+        if not engine.is_whole:
+            raise ConfigError("this producer has no transactions: give it a transactional_id")
+        with self._transactions.open() as staged:
+            yield
+            if staged.records:
+                self._put(staged.records, staged.receipts)
+        if not engine.durable:
+            for receipt in staged.receipts:
+                receipt.result()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that is in the buffer now is acknowledged, what an earlier process left included.
+
+        Raises DeliveryError when a record could not be delivered and nobody has learnt it from its receipt, and
+        TimeoutError when some are still waiting after `timeout` seconds.
+        """
+        self._check_usable()
+        engine = self._engine
+        engine.wait_for(engine.last, timeout)
+        engine.ledger.raise_failures()
+
+    @property
+    def stats(self) -> ProducerStats:
+        return self._engine.stats()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Deliver what is in the buffer, and let go of everything, at most `timeout` seconds later.
+
+        Without `timeout` it is `delivery_timeout_s`, or 10 s with a spool. What memory holds then has failed: its
+        receipts say so, and so does a DeliveryError raised here, unless each was looked at. What a spool holds stays
+        there, and is delivered when it is opened again.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._forgotten.detach()
+        if self._forks != _forks:
+            return  # a forked process has none of the threads that would be waited for
+        if timeout is None:
+            timeout = _SPOOL_CLOSE_S if self._engine.durable else self.settings.delivery_timeout_s
+        self._engine.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __repr__(self) -> str:
+        return f"<Producer to {self.streams.url}{' (closed)' if self._closed else ''}>"
+
+    def _new_record(
+        self,
+        topic: str | Topic[Any],
+        value: object,
+        key: object,
+        headers: NewHeaders,
+        timestamp: datetime.datetime | int | None,
+        partition: int | None,
+    ) -> NewRecord:
+        if timestamp is None:
+            timestamp_ms = time.time_ns() // 1_000_000
+        else:
+            timestamp_ms = milliseconds(timestamp, "the timestamp")
+            if timestamp_ms <= 0:
+                raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
+        if isinstance(topic, Topic):
+            record = topic.new_record(value, key, headers, timestamp_ms, partition)
+        else:
+            if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
+                raise ConfigError(f"the partition {partition!r} is no number")
+            if partition is not None and partition < 0:
+                raise ConfigError(f"the partition {partition} is negative: they are numbered from 0")
+            record = NewRecord(
+                topic,
+                encode_as_json_unless_text(value, "a value"),
+                None if key is None else encode_as_json_unless_text(key, "a key"),
+                encode_headers(headers) if headers is not None else (),
+                timestamp_ms,
+                partition,
+            )
+        if record.topic not in self._names:
+            self._check_name(record.topic)
+        size = size_of(record)
+        if size > self._largest:
+            raise RecordTooLargeError(
+                f"a record of {size - RECORD_OVERHEAD_BYTES} bytes for topic {record.topic!r} is larger than "
+                f"max_request_bytes={self.settings.max_request_bytes}: send less, or raise it, and "
+                "max.message.bytes of the topic"
+            )
+        return record
+
+    def _check_name(self, name: object) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{name!r} is no topic: give its name, or a Topic")
+        if self._checks_names:
+            check_topic_name(name)
+        if len(self._names) < 10_000:
+            self._names.add(name)
+
+    def _new_receipt(self, topic: str) -> Receipt:
+        receipt = Receipt(topic, self._hurry)
+        if self._on_delivery is not None:
+            receipt.add_done_callback(self._on_delivery)
+        return receipt
+
+    def _put(self, records: tuple[NewRecord, ...] | list[NewRecord], receipts: Any) -> None:
+        engine = self._engine
+        if engine.try_put(records, receipts):
+            return
+        deadline_s = time.monotonic() + self.settings.max_block_s
+        while not self._is_settled_when_full(records, receipts):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise engine.no_room()
+            engine.pump.wait_for_news(min(left_s, _ROOM_SLICE_S))
+            self._check_usable()
+
+    def _is_settled_when_full(self, records: Any, receipts: Any) -> bool:
+        """Do what `when_full` says. False: wait for room, and try again."""
+        engine = self._engine
+        match self.settings.when_full:
+            case "error":
+                raise engine.no_room()
+            case "drop_newest":
+                engine.drop_newest(receipts)
+                return True
+            case "drop_oldest":
+                while not engine.try_put(records, receipts):
+                    if not engine.make_room():
+                        return False
+                return True
+            case "block":
+                return engine.try_put(records, receipts)
+
+    async def _put_async(self, record: NewRecord, receipt: Receipt) -> None:
+        engine, records, receipts = self._engine, (record,), (receipt,)
+        waits_for_disk = self.settings.spool_flush == "fsync"
+        if (
+            await asyncio.to_thread(engine.try_put, records, receipts)
+            if waits_for_disk
+            else engine.try_put(records, receipts)
+        ):
+            return
+        deadline_s = time.monotonic() + self.settings.max_block_s
+        loop = asyncio.get_running_loop()
+        while True:  # ends at the deadline
+            room = asyncio.Event()
+            engine.pump.call_on_room(functools.partial(_call_in, loop, room.set))
+            is_settled = functools.partial(self._is_settled_when_full, records, receipts)
+            if await asyncio.to_thread(is_settled) if waits_for_disk else is_settled():
+                return
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise engine.no_room()
+            try:
+                await asyncio.wait_for(room.wait(), left_s)
+            except TimeoutError:
+                continue
+            self._check_usable()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ConnectionClosedError(f"the producer to {self.streams.url} is closed: make another")
+        if self._forks != _forks:
+            raise ConnectionClosedError(
+                f"the producer to {self.streams.url} belongs to process {self._pid}, which made it: make one in this "
+                "process, too"
+            )
+
+
+def _is_durable(buffer: str | Buffer) -> bool:
+    return buffer.startswith(SPOOL_PREFIX) if isinstance(buffer, str) else Feature.DURABLE in buffer.features
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """In the thread of the loop, unless that has ended."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        logger.debug("an event loop was closed before it heard of a record")
+
+
+def _let_go(engine: Engine, url: str, pid: int) -> None:
+    """The producer was forgotten, or the program ends, without `close`: save what is in memory, if that can be done."""
+    if pid != os.getpid():
+        return
+    warnings.warn(f"the producer to {url} was not closed: use it in a with block", ResourceWarning, stacklevel=2)
+    try:
+        engine.close(_EXIT_FLUSH_S)
+    except PenstockError as error:
+        logger.error("the producer to %s was not closed, and %s", url, error)

@@ -1,0 +1,145 @@
+"""Opening what an earlier process left behind: every batch is checked, torn ends are cut, damage is told and kept.
+
+An end that is not a whole batch is the trace of a process that was killed while it wrote: the write had not returned,
+so nobody was told that its record is kept. Damage with sound batches behind it is another matter: records that were
+kept are lost there. It is logged, and the records around it are delivered.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import CorruptBatchError, CorruptSegmentError, StorageError
+from penstock.log.disk import Disk
+from penstock.log.scan import Bad, Found, scan
+from penstock.log.segment import LOG_SUFFIX
+from penstock.model import NewRecord
+from penstock.producing.kept import size_of
+from penstock.producing.spooling.batches import records_in
+from penstock.producing.spooling.folder import Holes
+
+logger = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"\d{20}" + re.escape(LOG_SUFFIX), re.ASCII)
+
+
+@dataclass(slots=True)
+class Sealed:
+    """A segment that is not written to any more."""
+
+    path: Path
+    base: int
+    size: int
+    end: int
+    """Behind the number of its last record."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found in a spool's folder."""
+
+    segments: list[Sealed] = field(default_factory=list)
+    records: int = 0
+    """Those that are to be delivered."""
+    size_bytes: int = 0
+    damaged: list[CorruptSegmentError] = field(default_factory=list)
+
+
+def recover(folder: Path, committed: int, dropped: Holes, disk: Disk) -> Recovered:
+    """Look through all segments. What is left are segments without a torn end, none of them empty."""
+    found = Recovered()
+    paths = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    for path in paths:
+        segment = Sealed(path, int(path.stem), path.stat().st_size, int(path.stem))
+        good_end = 0
+        for step in batches_of(segment, 0, segment.base, disk):
+            if isinstance(step, Bad):
+                torn = path is paths[-1] and step.end == segment.size
+                if not torn and not _is_empty(segment, step, disk):
+                    _report(found, segment, step)
+                continue
+            good_end = step.end
+            segment.end = step.header.next_offset
+            if segment.end - 1 > committed:
+                _count(found, segment, step, committed, dropped)
+        if good_end < segment.size:
+            _cut(segment, good_end, disk)
+        if segment.size:
+            found.segments.append(segment)
+        else:
+            path.unlink()
+    return found
+
+
+def batches_of(segment: Sealed, position: int, sequence: int, disk: Disk) -> Iterator[Found | Bad]:
+    """Its batches from a position on, at which the record with this number is expected."""
+    try:
+        fd = disk.open(segment.path)
+    except OSError as error:
+        raise StorageError(f"{segment.path} cannot be opened: {error.strerror}") from error
+
+    def read_at(where: int, length: int) -> bytes:
+        return disk.read(fd, length, where)
+
+    try:
+        yield from scan(read_at, position, segment.size, sequence)
+    except OSError as error:
+        raise StorageError(f"{segment.path} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def records_of(found: Found) -> list[NewRecord]:
+    """The records of a sound batch; none where it is sound, but not a spool's: `recover` has told so."""
+    try:
+        return records_in(found.batch)
+    except CorruptBatchError:
+        return []
+
+
+def is_dropped(sequence: int, dropped: Holes) -> bool:
+    return any(first <= sequence < end for first, end in dropped)
+
+
+def _count(found: Recovered, segment: Sealed, step: Found, committed: int, dropped: Holes) -> None:
+    try:
+        records = records_in(step.batch)
+    except CorruptBatchError as error:
+        _report(found, segment, Bad(step.position, step.end, str(error)))
+        return
+    for sequence, record in enumerate(records, step.header.base_offset):
+        if sequence > committed and not is_dropped(sequence, dropped):
+            found.records += 1
+            found.size_bytes += size_of(record)
+
+
+def _is_empty(segment: Sealed, step: Bad, disk: Disk) -> bool:
+    """Whether nothing was ever written there: the unused end of a segment."""
+    fd = disk.open(segment.path)
+    try:
+        return step.end == segment.size and not any(disk.read(fd, step.end - step.position, step.position))
+    finally:
+        os.close(fd)
+
+
+def _report(found: Recovered, segment: Sealed, step: Bad) -> None:
+    error = CorruptSegmentError(str(segment.path), step.position, segment.end, step.reason)
+    logger.error("%s", error, extra={"segment": str(segment.path), "position": step.position})
+    found.damaged.append(error)
+
+
+def _cut(segment: Sealed, end: int, disk: Disk) -> None:
+    fd = disk.open(segment.path, create=True)
+    try:
+        disk.truncate(fd, end)
+    except OSError as error:
+        raise StorageError(f"{segment.path} could not be cut behind its last record: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    segment.size = end

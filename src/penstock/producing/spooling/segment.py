@@ -1,0 +1,98 @@
+"""A segment that is being written: a file of its full size from the start, mapped into memory.
+
+Writing through the map costs no system call, so a record is in the operating system's hands, and safe from the death of
+this process, for the price of a copy. The file is filled with zeros first: a disk without room says so then, as an
+error, and not in the middle of a copy, as a signal that ends the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import StorageError
+from penstock.log.disk import Disk
+from penstock.log.segment import LOG_SUFFIX, segment_name
+
+_ZEROS: Final = bytes(1 << 20)
+
+
+def segment_path(folder: Path, base: int) -> Path:
+    return folder / (segment_name(base) + LOG_SUFFIX)
+
+
+class WrittenSegment:
+    """The last segment of a spool. One thread at a time writes; `sync` may run beside it."""
+
+    def __init__(self, folder: Path, base: int, size_bytes: int, disk: Disk) -> None:
+        self.path = segment_path(folder, base)
+        self.base = base
+        self.used = 0
+        self._disk = disk
+        self._size = size_bytes
+        self._syncing = threading.Lock()
+        try:
+            self._fd = disk.open(self.path, create=True)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+        try:
+            for position in range(0, size_bytes, len(_ZEROS)):
+                disk.write_all(self._fd, [_ZEROS[: size_bytes - position]], position)
+            self._map = mmap.mmap(self._fd, size_bytes)
+        except OSError as error:
+            os.close(self._fd)
+            self.path.unlink()
+            raise _refused(self.path, error) from error
+
+    def has_room(self, size: int) -> bool:
+        return self.used + size <= self._size
+
+    def write(self, batch: bytes) -> None:
+        end = self.used + len(batch)
+        self._map[self.used : end] = batch
+        self.used = end
+
+    def sync(self) -> None:
+        """What was written before survives a power cut. Raises OSError."""
+        with self._syncing:
+            if self._fd >= 0:  # else it was sealed meanwhile, and synced with that
+                self._sync()
+
+    def _sync(self) -> None:
+        if sys.platform != "linux":  # elsewhere the map's pages may be unknown to the file's sync
+            self._map.flush()
+        self._disk.sync(self._fd)
+
+    def seal(self, *, durable: bool) -> None:
+        """Nothing follows: the file ends behind its last batch."""
+        with self._syncing:
+            try:
+                if durable:
+                    self._sync()
+                self._map.close()
+                self._disk.truncate(self._fd, self.used)
+            finally:
+                self._close()
+
+    def abandon(self) -> None:
+        """Let go of the file as it is."""
+        self._map.close()
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+
+def _refused(path: Path, error: OSError) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(
+            f"the disk is full: {path} could not be begun. Nothing was taken, and what the spool holds is safe; make "
+            "room, and send again"
+        )
+    return StorageError(f"{path} could not be begun: {error.strerror}. What the spool holds is safe")

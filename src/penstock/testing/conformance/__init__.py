@@ -1,0 +1,16 @@
+"""Suites that every backend of one kind passes, ours and yours.
+
+    from penstock.testing import conformance
+    TestMyStream = conformance.stream(open_my_streams)     # in a module of tests: pytest finds the cases in it
+
+In comes a function that opens the backend; out comes a class of test cases. They check what the docstrings in
+`penstock.abc` promise, as far as the backend's features go, and kill processes that use it, to see what is left. How to
+write a suite stands in `suite`.
+"""
+
+from __future__ import annotations
+
+from penstock.testing.conformance.queue import queue
+from penstock.testing.conformance.stream import stream
+
+__all__ = ["queue", "stream"]

@@ -1,0 +1,338 @@
+"""The suite for queues."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import unittest
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from penstock.abc import Delivery, Feature, Features, Outcome, Queue
+from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError
+from penstock.model import Headers, NewRecord
+from penstock.testing.conformance.child import Parent
+from penstock.testing.conformance.suite import Factory, Suite, collect, lacks, needs
+
+COME_S: Final = 60.0
+"""How long a record may take to come, besides the visibility time."""
+BRIEF_S: Final = 0.3
+"""How long is waited for a record that does not come."""
+DELAY_S: Final = 1.0
+LARGE_BYTES: Final = 100_000
+
+
+class QueueSuite(Suite[Queue]):
+    """The base of all cases for queues. Records carry a mark, so that what other cases left behind is told apart."""
+
+    visibility_s: ClassVar[float | None] = None
+    ordered: ClassVar[bool] = True
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.mark = self.fresh_name("case").encode()
+
+    def put(self, queue: Queue, numbers: Sequence[int]) -> None:
+        queue.send([NewRecord("queue", self.value(number)) for number in numbers])
+
+    def value(self, number: int, payload: bytes = b"") -> bytes:
+        return b"%b %d %b" % (self.mark, number, payload)
+
+    def number_of(self, delivery: Delivery) -> int | None:
+        """Which of this case's records it is, if it is one."""
+        return number_marked(self.mark, delivery)
+
+    def receive(self, queue: Queue, limit: int = 1, wait_s: float = COME_S) -> list[Delivery]:
+        """As soon as there are deliveries of this case. What is left of other cases is settled."""
+        deadline_s = time.monotonic() + wait_s
+        while True:  # ends: at the latest with the deadline
+            deliveries = queue.receive(limit, max(0.0, deadline_s - time.monotonic()))
+            assert len(deliveries) <= limit, f"at most {limit} deliveries were asked for, and {len(deliveries)} came"
+            ours = [delivery for delivery in deliveries if self.number_of(delivery) is not None]
+            for delivery in deliveries:
+                if delivery not in ours:
+                    queue.settle(delivery, Outcome.DONE)
+            if ours or time.monotonic() >= deadline_s:
+                return ours
+
+    def receive_one(self, queue: Queue, number: int, why: str) -> Delivery:
+        deliveries = self.receive(queue)
+        assert deliveries, f"{why}: nothing came within {COME_S:g} s"
+        found = self.number_of(deliveries[0])
+        assert found == number, f"{why}: record {found} came instead of {number}"
+        return deliveries[0]
+
+    def receive_all(self, queue: Queue, count: int) -> list[Delivery]:
+        """Receive so many, and settle each as done. Gives them in the order in which they came."""
+        received: list[Delivery] = []
+        while len(received) < count:  # ends: nothing for so long is an error
+            deliveries = self.receive(queue, 10)
+            assert deliveries, f"{len(received)} of {count} records came, {self.numbers_of(received)}, and then none"
+            for delivery in deliveries:
+                queue.settle(delivery, Outcome.DONE)
+            received += deliveries
+        return received
+
+    def finish(self, queue: Queue, count: int) -> list[int]:
+        """As `receive_all`, but gives which they were."""
+        return self.numbers_of(self.receive_all(queue, count))
+
+    def numbers_of(self, deliveries: Sequence[Delivery]) -> list[int]:
+        return [number for number in map(self.number_of, deliveries) if number is not None]
+
+    def check_empty(self, queue: Queue, why: str, wait_s: float = BRIEF_S) -> None:
+        left = self.numbers_of(self.receive(queue, 10, wait_s))
+        assert not left, f"{why}, and yet the queue handed out {left}"
+
+
+class QueueCases(QueueSuite):
+    """What every queue promises: each record is handed out until it is settled, and not any more then."""
+
+    def test_what_is_sent_is_received_once(self) -> None:
+        queue = self.open()
+        self.put(queue, range(25))
+        numbers = self.finish(queue, 25)
+        assert sorted(numbers) == list(range(25)), f"records 0 to 24 were sent, and {sorted(numbers)} came"
+        self.check_empty(queue, "everything was settled as done", (self.visibility_s or 0.0) + BRIEF_S)
+
+    def test_records_come_in_the_order_in_which_they_were_sent(self) -> None:
+        if not self.ordered:
+            raise unittest.SkipTest("the queue does not keep the order")
+        queue = self.open()
+        for first in range(0, 50, 10):
+            self.put(queue, range(first, first + 10))
+        numbers = self.finish(queue, 50)
+        assert numbers == list(range(50)), f"records 0 to 49 came as {numbers}"
+
+    def test_values_come_back_as_they_were(self) -> None:
+        queue = self.open()
+        payloads = [b"plain", b"", bytes(range(256)), "ü€😀".encode(), self.rng.randbytes(LARGE_BYTES)]
+        values = {number: self.value(number, payload) for number, payload in enumerate(payloads)}
+        queue.send([NewRecord("queue", value) for value in values.values()])
+        for delivery in self.receive_all(queue, len(values)):
+            number = self.number_of(delivery)
+            assert number is not None
+            same = delivery.record.value == values[number]
+            assert same, f"a value of {len(values[number])} bytes, number {number}, came back as another"
+
+    @needs(Feature.KEYS)
+    def test_keys_come_back_as_they_were(self) -> None:
+        queue = self.open()
+        keys = [b"key", b"", None, bytes(range(256))]
+        queue.send([NewRecord("queue", self.value(number), key) for number, key in enumerate(keys)])
+        found = {self.number_of(delivery): delivery.record.key for delivery in self.receive_all(queue, len(keys))}
+        assert found == dict(enumerate(keys)), f"the keys {keys} came back as {found}"
+
+    @needs(Feature.HEADERS)
+    def test_headers_come_back_as_they_were(self) -> None:
+        queue = self.open()
+        headers: Headers = (("one", b"1"), ("bytes", bytes(range(256))), ("empty", b""))
+        queue.send([NewRecord("queue", self.value(0), headers=headers)])
+        delivery = self.receive_one(queue, 0, "a record with headers")
+        queue.settle(delivery, Outcome.DONE)
+        found = delivery.record.headers
+        assert sorted(found) == sorted(headers), f"the headers {headers} came back as {found}"
+
+    def test_a_receive_that_waits_returns_as_soon_as_there_is_a_record(self) -> None:
+        queue = self.open()
+        waiting = self.in_background(self.receive, queue, 1, COME_S * 4)
+        self.put(queue, [0])
+        deliveries = waiting.result(COME_S)
+        assert [self.number_of(delivery) for delivery in deliveries] == [0], f"{deliveries} came instead of record 0"
+        queue.settle(deliveries[0], Outcome.DONE)
+
+    def test_a_receive_without_records_ends_once_the_wait_is_over(self) -> None:
+        queue = self.open()
+        self.check_empty(queue, "nothing was sent")
+        began_s = time.monotonic()
+        self.check_empty(queue, "nothing was sent")
+        waited_s = time.monotonic() - began_s
+        assert waited_s >= BRIEF_S / 2, f"a receive that was to wait {BRIEF_S} s gave up after {waited_s:.3f} s"
+
+    def test_what_somebody_has_is_not_handed_to_another(self) -> None:
+        queue = self.open()
+        self.put(queue, range(2))
+        first = self.receive(queue, 1)
+        second = self.receive(queue, 1)
+        numbers = sorted(self.numbers_of([*first, *second]))
+        assert numbers == [0, 1], f"two receivers got {numbers}"
+        for delivery in [*first, *second]:
+            queue.settle(delivery, Outcome.DONE)
+
+    def test_competing_receivers_get_each_record_once(self) -> None:
+        queue = self.open()
+        self.put(queue, range(200))
+        receivers = [self.in_background(self._receive_until_empty, queue) for _ in range(4)]
+        counts = Counter(number for receiver in receivers for number in receiver.result(COME_S * 2))
+        missing = set(range(200)) - set(counts)
+        repeated = [number for number, count in counts.items() if count > 1]
+        assert not missing, f"four receivers did not get {sorted(missing)}"
+        assert not repeated, f"several of four receivers got {sorted(repeated)}"
+
+    def _receive_until_empty(self, queue: Queue) -> list[int]:
+        numbers: list[int] = []
+        while deliveries := self.receive(queue, 5, DELAY_S):  # ends: what is settled does not come again
+            for delivery in deliveries:
+                queue.settle(delivery, Outcome.DONE)
+            numbers += self.numbers_of(deliveries)
+        return numbers
+
+    @needs(Feature.REDELIVERY)
+    def test_what_is_settled_with_retry_is_handed_out_again(self) -> None:
+        queue = self.open()
+        self.put(queue, [0])
+        last = 1
+        for time_number in range(3):
+            delivery = self.receive_one(queue, 0, f"settled with RETRY {time_number} times")
+            assert delivery.attempt >= last, f"attempt {delivery.attempt} follows attempt {last}"
+            assert delivery.attempt == 1 or time_number, f"the first delivery says that it is number {delivery.attempt}"
+            last = delivery.attempt
+            queue.settle(delivery, Outcome.RETRY)
+        queue.settle(self.receive_one(queue, 0, "settled with RETRY 3 times"), Outcome.DONE)
+        self.check_empty(queue, "it was settled as done")
+
+    @needs(Feature.DELAYED_REDELIVERY)
+    def test_a_retry_with_a_delay_comes_after_the_delay_and_lets_others_pass(self) -> None:
+        queue = self.open()
+        self.put(queue, [0])
+        delivery = self.receive_one(queue, 0, "a record")
+        settled_s = time.monotonic()
+        queue.settle(delivery, Outcome.RETRY, delay_s=DELAY_S)
+        self.put(queue, [1])
+        queue.settle(self.receive_one(queue, 1, "sent while another one is delayed"), Outcome.DONE)
+        again = self.receive_one(queue, 0, "after its delay")
+        waited_s = time.monotonic() - settled_s
+        assert waited_s >= DELAY_S * 0.8, f"a delay of {DELAY_S} s was over after {waited_s:.3f} s"
+        queue.settle(again, Outcome.DONE)
+
+    @lacks(Feature.DELAYED_REDELIVERY)
+    def test_a_retry_with_a_delay_is_refused(self) -> None:
+        queue = self.open()
+        self.put(queue, [0])
+        delivery = self.receive_one(queue, 0, "a record")
+        with self.expect(ConfigError, "a delay, without Feature.DELAYED_REDELIVERY"):
+            queue.settle(delivery, Outcome.RETRY, delay_s=DELAY_S)
+        queue.settle(delivery, Outcome.DONE)
+
+    def test_what_is_rejected_is_never_handed_out_again(self) -> None:
+        queue = self.open()
+        self.put(queue, range(2))
+        for delivery in [*self.receive(queue, 1), *self.receive(queue, 1)]:
+            rejected = self.number_of(delivery) == 0
+            queue.settle(delivery, Outcome.REJECT if rejected else Outcome.DONE)
+        self.check_empty(queue, "it was rejected", (self.visibility_s or 0.0) + BRIEF_S)
+
+    @needs(Feature.REDELIVERY)
+    def test_settling_a_delivery_that_was_handed_out_again_is_stale(self) -> None:
+        queue = self.open()
+        self.put(queue, [0])
+        first = self.receive_one(queue, 0, "a record")
+        queue.settle(first, Outcome.RETRY)
+        second = self.receive_one(queue, 0, "settled with RETRY")
+        with self.expect(StaleDeliveryError, "settling a delivery whose record somebody else has"):
+            queue.settle(first, Outcome.DONE)
+        queue.settle(second, Outcome.DONE)
+        self.check_empty(queue, "the one who had it settled it as done")
+
+    @needs(Feature.REDELIVERY)
+    def test_what_is_not_settled_in_time_is_handed_out_again_and_the_late_one_is_stale(self) -> None:
+        if self.visibility_s is None:
+            raise unittest.SkipTest("the queue has no visibility time: give conformance.queue(..., visibility_s=...)")
+        queue = self.open()
+        self.put(queue, [0])
+        received_s = time.monotonic()
+        first = self.receive_one(queue, 0, "a record")
+        second = self.receive_one(queue, 0, "not settled in time")
+        waited_s = time.monotonic() - received_s
+        assert waited_s >= self.visibility_s * 0.8, (
+            f"a delivery is its receiver's for {self.visibility_s} s, but was handed out again after {waited_s:.3f} s"
+        )
+        with self.expect(StaleDeliveryError, "settling too late"):
+            queue.settle(first, Outcome.DONE)
+        queue.settle(second, Outcome.DONE)
+        self.check_empty(queue, "the second receiver settled it as done")
+
+    def test_a_queue_that_was_closed_is_not_used(self) -> None:
+        queue = self.open()
+        queue.close()
+        with self.expect(ConnectionClosedError, "sending to a queue that was closed"):
+            self.put(queue, [0])
+        with self.expect(ConnectionClosedError, "receiving from a queue that was closed"):
+            queue.receive(1, 0.0)
+
+    @needs(Feature.DURABLE)
+    def test_what_was_sent_is_there_when_the_sender_was_killed(self) -> None:
+        with self.child(send_and_tell, self.mark) as child:
+            said = [child.hear() for _ in range(self.rng.randint(1, 40))]
+            said += child.kill()
+        queue = self.open()
+        numbers = set(self.finish(queue, len(said)))
+        while more := self.receive(queue, 10, BRIEF_S):  # what was under way may be there, too
+            numbers |= set(self.numbers_of(more))
+            for delivery in more:
+                queue.settle(delivery, Outcome.DONE)
+        lost = set(said) - numbers
+        assert not lost, f"send returned for {len(said)} records, and {sorted(lost)} are gone after a kill"
+
+    @needs(Feature.DURABLE, Feature.REDELIVERY)
+    def test_what_a_killed_receiver_had_is_handed_out_again_and_what_it_settled_is_not(self) -> None:
+        queue = self.open()
+        self.put(queue, range(20))
+        with self.child(receive_and_tell, self.mark) as child:
+            said = [child.hear() for _ in range(self.rng.randint(5, 15))]
+            said += child.kill()
+        settled = {number for step, number in said if step == "settled"}
+        numbers = self.finish(queue, 20 - len(settled) - 1)
+        numbers += self.numbers_of(self.receive(queue, 10, (self.visibility_s or 0.0) + DELAY_S))
+        again = settled & set(numbers)
+        assert not again, f"a killed receiver had settled {sorted(settled)}, but {sorted(again)} came again"
+        # The very last settle may have counted without the receiver living to tell.
+        missing = set(range(20)) - settled - set(numbers)
+        assert len(missing) <= 1, f"records {sorted(missing)} were not settled, and did not come again after a kill"
+
+
+def number_marked(mark: bytes, delivery: Delivery) -> int | None:
+    found, number, _ = [*(delivery.record.value or b"").split(b" ", 2), b"", b""][:3]
+    return int(number) if found == mark else None
+
+
+def send_and_tell(queue: Queue, parent: Parent, mark: bytes) -> None:
+    """Send until it is killed, and say of each record that the queue has it."""
+    for number in itertools.count():
+        queue.send([NewRecord("queue", b"%b %d " % (mark, number))])
+        parent.say(number)
+
+
+def receive_and_tell(queue: Queue, parent: Parent, mark: bytes) -> None:
+    """Receive two at a time, settle one of them, and say so, until it is killed or nothing comes any more."""
+    while deliveries := queue.receive(2, COME_S):
+        for index, delivery in enumerate(deliveries):
+            number = number_marked(mark, delivery)
+            if number is None:
+                queue.settle(delivery, Outcome.DONE)
+                continue
+            parent.say(("received", number))
+            if index == 0:
+                queue.settle(delivery, Outcome.DONE)
+                parent.say(("settled", number))
+    parent.hear(COME_S)
+
+
+def queue(
+    factory: Factory[Queue],
+    features: Features | None = None,
+    *,
+    visibility_s: float | None = None,
+    ordered: bool = True,
+) -> type[QueueCases]:
+    """The cases for a queue. `factory` opens it; with a parameter it gets a folder, whose name can name the queue.
+
+    `visibility_s` is after how long an unsettled delivery is handed out again, where that is so: choose a short one for
+    these tests, but one that a busy machine can keep, such as 2. `ordered`: a single receiver gets records in the order
+    in which a single sender sent them.
+    """
+    cases = collect(QueueCases, factory, features)
+    cases.visibility_s = visibility_s
+    cases.ordered = ordered
+    return cases

@@ -1,0 +1,229 @@
+"""What all conformance suites share: how a case opens the backend, what it needs, and how a child process is killed.
+
+A suite is a class of test cases for one kind of backend, a `unittest.TestCase`, so that pytest and unittest both run
+it and neither is needed to import it. A kind `thing` has a module `conformance/thing.py` with
+
+    class ThingCases(Suite[Thing]):
+        def test_what_is_put_can_be_got(self) -> None:
+            thing = self.open()                           # closed when the case ends
+            ...
+        @needs(Feature.DURABLE)                           # else the case is skipped, with the feature's name
+        def test_what_was_acknowledged_survives_a_kill(self) -> None:
+            with self.child(put_many, "x") as child:      # put_many(thing, parent, "x") in a process of its own,
+                said = [child.hear() for _ in range(20)]  # which tells with `parent.say` what was acknowledged
+                said += child.kill()                      # SIGKILL; also what it had said by then
+            thing = self.open()                           # the same storage again
+            ...
+
+    def thing(factory: Factory[Thing], features: Features | None = None) -> type[ThingCases]:
+        return collect(ThingCases, factory, features)
+
+and who writes a backend has `TestMine = thing(open_mine)`.
+
+**The factory** opens the backend; each call opens the same storage, as a second process would. If it has a parameter,
+it gets a folder: a new one for each case, the same one for all calls within a case and for its children. Cases must not
+mind what other cases left in a storage that is shared: they use names from `self.fresh_name()`. For the cases that kill
+a child process the factory must be importable (see `child`).
+
+**Random choices** come from `self.rng`. Its seed is logged as a warning, which pytest shows when the case fails; run
+again with the environment variable PENSTOCK_SEED set to it.
+
+**Messages.** The asserts in here are in an installed package, which pytest does not rewrite: give each a message that
+says which promise is broken and what was seen instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import random
+import shutil
+import tempfile
+import threading
+import unittest
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+
+from penstock.abc import Feature, Features
+from penstock.testing.conformance.child import Child, Work
+
+logger = logging.getLogger(__name__)
+
+SEED_VARIABLE = "PENSTOCK_SEED"
+
+
+class Backend(Protocol):
+    """What all kinds of backends have."""
+
+    @property
+    def features(self) -> Features: ...
+
+    def close(self) -> None: ...
+
+
+B = TypeVar("B", bound=Backend)
+R = TypeVar("R")
+E = TypeVar("E", bound=Exception)
+Case = TypeVar("Case", bound=Callable[..., None])
+
+Factory = Callable[..., B]
+"""Opens a backend; takes nothing, or a folder. See the module's docstring."""
+
+
+class Caught(Generic[E]):
+    """What `Suite.expect` has caught, once its block is left."""
+
+    error: E
+
+
+@dataclass(frozen=True, slots=True)
+class Opener(Generic[B]):
+    """The factory, with the folder of the case if it wants one. A child process can have it if it can have both."""
+
+    factory: Factory[B]
+    folder: Path | None
+
+    def __call__(self) -> B:
+        return self.factory() if self.folder is None else self.factory(self.folder)
+
+
+class Suite(unittest.TestCase, Generic[B]):
+    """The base of all suites. Subclasses add cases; `collect` adds the factory."""
+
+    factory: ClassVar[Any] = None
+    declared: ClassVar[Features | None] = None
+    """The features that the author gave, or else what the backend itself says, once it was opened."""
+
+    opener: Opener[B]
+
+    def setUp(self) -> None:
+        if self.factory is None:
+            raise unittest.SkipTest("these cases need a backend: use the function of penstock.testing.conformance")
+        folder = None
+        if _takes_a_folder(self.factory):
+            folder = Path(tempfile.mkdtemp(prefix="penstock-conformance-"))
+            self.addCleanup(shutil.rmtree, folder)
+        self.opener = Opener(self.factory, folder)
+
+    @property
+    def features(self) -> Features:
+        """What the backend can do. It is opened for that if no case has done so yet."""
+        if self.declared is None:
+            backend = self.opener()
+            type(self).declared = backend.features
+            backend.close()
+        assert self.declared is not None
+        return self.declared
+
+    def open(self) -> B:
+        """The backend, opened (again). It is closed when the case ends, so a backend must not mind a second `close`."""
+        backend = self.opener()
+        self.addCleanup(backend.close)
+        if self.declared is None:
+            type(self).declared = backend.features
+        return backend
+
+    def child(self, work: Work, *arguments: Any, wrap: Callable[[B], Any] | None = None) -> Child:
+        """A process of its own that opens the backend and runs `work(backend, parent, *arguments)`, a function of a
+        module. `wrap` may put something around the backend first, such as what kills the process at the third call."""
+        opener = self.opener if wrap is None else _Wrapped(self.opener, wrap)
+        return Child(opener, work, *arguments)
+
+    @functools.cached_property
+    def rng(self) -> random.Random:
+        given = os.environ.get(SEED_VARIABLE)
+        seed = int(given) if given else random.SystemRandom().randrange(1 << 32)
+        logger.warning("%s=%d", SEED_VARIABLE, seed)
+        return random.Random(seed)
+
+    def fresh_name(self, kind: str = "topic") -> str:
+        """A name that nobody has used in this storage."""
+        return f"{kind}-{uuid.uuid4().hex[:12]}"
+
+    def in_background(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
+        """Call it in a thread of its own. Ask the future for its result with a timeout."""
+        future: Future[R] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=call, name=f"background of {self.id()}", daemon=True).start()
+        return future
+
+    @contextmanager
+    def expect(self, error: type[E], why: str) -> Iterator[Caught[E]]:
+        """The block must raise this; `why` says which promise is broken when it does not. Gives what was raised."""
+        caught: Caught[E] = Caught()
+        try:
+            yield caught
+        except error as raised:
+            caught.error = raised
+        else:
+            raise AssertionError(f"{why}: {error.__name__} was to be raised, and nothing was")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapped:
+    opener: Callable[[], Any]
+    wrap: Callable[[Any], Any]
+
+    def __call__(self) -> Any:
+        return self.wrap(self.opener())
+
+
+def needs(*features: Feature) -> Callable[[Case], Case]:
+    """The case applies to backends with these features; for others it is skipped, saying which one is missing."""
+
+    def decorate(case: Case) -> Case:
+        @functools.wraps(case)
+        def checked(self: Suite[Any]) -> None:
+            for feature in features:
+                if feature not in self.features:
+                    raise unittest.SkipTest(f"the backend has no {feature.value} (Feature.{feature.name})")
+            case(self)
+
+        return cast(Case, checked)
+
+    return decorate
+
+
+def lacks(feature: Feature) -> Callable[[Case], Case]:
+    """The case applies to backends without this feature: they must refuse what needs it."""
+
+    def decorate(case: Case) -> Case:
+        @functools.wraps(case)
+        def checked(self: Suite[Any]) -> None:
+            if feature in self.features:
+                raise unittest.SkipTest(f"the backend has Feature.{feature.name}, and nothing to refuse")
+            case(self)
+
+        return cast(Case, checked)
+
+    return decorate
+
+
+S = TypeVar("S", bound=Suite[Any])
+
+
+def collect(cases: type[S], factory: Callable[..., Any], features: Features | None = None) -> type[S]:
+    """The class of test cases for one backend. Give it a name that begins with Test in a module of tests."""
+    if not callable(factory):
+        raise TypeError(f"{factory!r} is no factory: give a function that opens the backend, not the backend")
+    body = {"factory": staticmethod(factory), "declared": features, "__doc__": cases.__doc__}
+    return cast(type[S], type(cases.__name__, (cases,), body))
+
+
+def _takes_a_folder(factory: Callable[..., Any]) -> bool:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(factory).parameters.values()
+    return any(parameter.kind in kinds and parameter.default is parameter.empty for parameter in parameters)

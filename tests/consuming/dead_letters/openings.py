@@ -1,0 +1,83 @@
+"""Dead letters on each storage, opened in the way of the conformance suite: by a function, with a folder for a case."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import penstock
+from penstock.abc import Feature, Features
+from penstock.consuming.dead_letters.file import FileDeadLetters
+from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
+from penstock.consuming.dead_letters.stream import StreamDeadLetters
+from penstock.model import NewRecord, Receipt
+from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory.stream import MemoryStream
+
+URL_VARIABLE: Final = "PENSTOCK_TEST_LETTERS_URL"
+"""Where the stream is that the tests have started; child processes inherit it."""
+
+
+class OwnStreamLetters(StreamDeadLetters):
+    """Letters with a connection of their own, as a process has."""
+
+    def __init__(
+        self, streams: penstock.Connection | MemoryStreams, topic: str, held_bytes: int = 64 * 1024**2
+    ) -> None:
+        super().__init__(streams, topic, held_bytes=held_bytes)
+        self.streams = streams
+
+    def close(self) -> None:
+        super().close()
+        self.streams.close()
+
+
+class StreamByKey(MemoryStream):
+    """A stream whose partitions cannot be chosen."""
+
+    @property
+    def features(self) -> Features:
+        return super().features - {Feature.CHOSEN_PARTITION}
+
+    def append(self, records: Sequence[NewRecord]) -> list[Receipt]:
+        assert all(record.partition is None for record in records), "this stream chooses the partitions itself"
+        return list(super().append(records))
+
+
+class StreamsByKey(MemoryStreams):
+    @property
+    def features(self) -> Features:
+        return super().features - {Feature.CHOSEN_PARTITION}
+
+    def stream(self, topic: str) -> StreamByKey:
+        return StreamByKey(topic, self._topics)
+
+
+def on_the_log(folder: Path) -> OwnStreamLetters:
+    return OwnStreamLetters(penstock.connect(os.environ[URL_VARIABLE]), folder.name)
+
+
+def in_memory(folder: Path) -> OwnStreamLetters:
+    return OwnStreamLetters(MemoryStreams.named(folder.name), "letters")
+
+
+def in_memory_by_key(folder: Path) -> OwnStreamLetters:
+    """On a stream of three partitions that chooses them itself, and with hardly any room to hold letters."""
+    streams = StreamsByKey.named(folder.name)
+    if "letters" not in streams.topics():
+        streams.create_topic("letters", 3)
+    return OwnStreamLetters(streams, "letters", held_bytes=5_000)
+
+
+def in_sqlite(folder: Path) -> SqliteDeadLetters:
+    return SqliteDeadLetters(folder / "letters.db")
+
+
+def in_a_file(folder: Path) -> FileDeadLetters:
+    return FileDeadLetters(folder / "letters.jsonl")
+
+
+def in_a_folder_holding_nothing(folder: Path) -> FileDeadLetters:
+    return FileDeadLetters(folder / "letters", held_bytes=0)

@@ -1,0 +1,84 @@
+"""moto's server on loopback: DynamoDB and S3 as AWS describes them, in a process that the test owns."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import pytest
+
+from tests.servers import ServerProcess, free_ports, wait_for_start
+
+CREDENTIALS: Final[Mapping[str, str]] = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""What the usual chain finds in the environment of a test. moto does not look at them."""
+REGION: Final = "eu-central-1"
+
+
+class MotoServer:
+    """One moto. It keeps everything in memory, so a new one is empty."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        (self.port,) = free_ports(1)
+        self._process: ServerProcess | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
+            pytest.skip("moto is not installed: run `pip install 'moto[server]'`")
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        self._process = ServerProcess(command, self._folder / "output.txt")
+        wait_for_start(self._process, lambda: answers(self.port))
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@functools.cache
+def shared_moto() -> MotoServer:
+    """The moto of this test process: started when it is first needed, killed by the kernel with this process.
+
+    Tests share it, so each makes tables and buckets of its own, and none stops it.
+    """
+    server = MotoServer(Path(tempfile.mkdtemp(prefix="penstock-moto-")))
+    server.start()
+    return server
+
+
+def answers(port: int) -> bool:
+    """Whether a moto behind the port answers a request."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"GET /moto-api/data.json HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+            return connection.recv(5) == b"HTTP/"
+    except OSError:
+        return False

@@ -1,0 +1,130 @@
+"""A real PostgreSQL on loopback, in a process that the test owns.
+
+The server refuses to run as root; then it runs as the user that its package made, or as nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import psycopg
+
+from tests import real_parts
+from tests.servers import START_TIMEOUT_S, ServerError, ServerProcess, free_ports, wait_for_start
+
+DURABLE: Final = {"fsync": "on", "synchronous_commit": "on"}
+QUICK: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
+"""For tests that kill clients, not machines."""
+USERS: Final = ("postgres", "nobody")
+
+
+class PostgresServer:
+    """One PostgreSQL in a folder of its own; whoever connects is believed."""
+
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
+        (self.port,) = free_ports(1)
+        self._programs = real_parts.postgres_programs()
+        self._settings = {**QUICK, **(settings or {})}
+        self._process: ServerProcess | None = None
+        self._databases = itertools.count(1)
+
+    @property
+    def url(self) -> str:
+        """The database that every server has."""
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql://penstock@127.0.0.1:{self.port}/{database}"
+
+    def fresh_database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"test_{next(self._databases)}"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return self.url_of(name)
+
+    def start(self) -> None:
+        """Start on the folder, and on the port of the first start; returns when it answers."""
+        data = self.folder / "data"
+        if not data.exists():
+            self._make(data)
+        place = {"listen_addresses": "127.0.0.1", "port": str(self.port), "unix_socket_directories": ""}
+        settings = [f"-c{name}={value}" for name, value in {**place, **self._settings}.items()]
+        command = [*as_who_may(), str(self._programs / "postgres"), "-D", str(data), *settings]
+        self._process = ServerProcess(command, self.folder / "output.txt")
+        wait_for_start(self._process, self._answers)
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes: what a crash of the machine is, but for the disk."""
+        assert self._process is not None, "PostgreSQL has not been started"
+        self._process.kill()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _make(self, data: Path) -> None:
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, user_who_may())
+        options = ("--no-sync", "--auth=trust", "--username=penstock", "--encoding=UTF8", "--locale=C")
+        command = [*as_who_may(), str(self._programs / "initdb"), "-D", str(data), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False, cwd="/")
+        if done.returncode != 0:
+            raise ServerError(f"initdb failed:\n{done.stdout}{done.stderr}")
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+@functools.cache
+def shared_postgres() -> PostgresServer:
+    """The PostgreSQL of this test process: started when it is first needed, killed by the kernel with this process.
+
+    Tests share it, so each keeps to a database or a group of its own, and none stops it.
+    """
+    server = PostgresServer()
+    atexit.register(server.stop)
+    server.start()
+    return server
+
+
+def as_who_may() -> list[str]:
+    """What to put before a command, so that it does not run as root, and still dies with its parent."""
+    if os.geteuid() != 0:
+        return []
+    user = user_who_may()
+    return ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups", "--pdeathsig=KILL"]
+
+
+def user_who_may() -> str:
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next(user for user in USERS if user in known)

@@ -1,0 +1,239 @@
+"""Streams with one defect each, on top of the one in memory, which has none."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from penstock.abc import Feature, Features
+from penstock.errors import OffsetOutOfRangeError, UnknownTopicError
+from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, Record
+from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory.stream import MemoryStream
+
+
+class BrokenStreams(MemoryStreams):
+    """A memory whose streams are of another class."""
+
+    kind: ClassVar[type[MemoryStream]]
+
+    @property
+    def features(self) -> Features:
+        return self.kind("any", self._topics).features
+
+    def stream(self, topic: str) -> MemoryStream:
+        return self.kind(topic, self._topics)
+
+
+def with_streams_of(kind: type[MemoryStream]) -> type[BrokenStreams]:
+    return type("Broken", (BrokenStreams,), {"kind": kind})
+
+
+def _changed(batch: Batch, records: Sequence[Record], following: Pointer | None = None) -> Batch:
+    return Batch(batch.topic, batch.partition, batch.start, batch.next if following is None else following, records)
+
+
+class TurnsAppendsAround(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return list(reversed(super().append(list(reversed(records)))))
+
+
+class ForgetsWhatWasRead(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        batch = super().read(partition, start, limit, wait_s)
+        topic = self._topics.find(self.topic)
+        with topic.changed:
+            stored = topic.partition(partition)
+            gone = [stored.pointers.index(pointer) for pointer in batch.pointers()]
+            for index in reversed(gone):
+                del stored.records[index], stored.pointers[index], stored.latest_ms[index]
+        return batch
+
+
+class IgnoresTheLimit(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        return super().read(partition, start, 10_000, wait_s)
+
+
+class SkipsARecord(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        batch = super().read(partition, start, limit, wait_s)
+        return _changed(batch, batch.records, batch.next + 1) if len(batch) == limit else batch
+
+
+class RepeatsARecord(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        batch = super().read(partition, start, limit, wait_s)
+        return _changed(batch, batch.records, batch.next - 1) if len(batch) > 1 else batch
+
+
+class StartsElsewhere(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        batch = super().read(partition, start, limit, wait_s)
+        return Batch(batch.topic, batch.partition, 0, batch.next, batch.records)
+
+
+class DoesNotWait(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        return super().read(partition, start, limit, 0.0)
+
+
+class WaitsTooLong(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        if start == self.span(partition)[1]:
+            threading.Event().wait(min(wait_s, 3.0))
+        return super().read(partition, start, limit, 0.0)
+
+
+class LosesNone(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return super().append([replace(record, value=record.value or b"") for record in records])
+
+
+class LosesEmptyKeys(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return super().append([replace(record, key=record.key or None) for record in records])
+
+
+class KeepsOneHeaderOfAName(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return super().append([replace(record, headers=tuple(dict(record.headers).items())) for record in records])
+
+
+class StampsEverythingTheSame(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return super().append([replace(record, timestamp_ms=1_000) for record in records])
+
+
+class ScattersKeys(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        count = len(self.partitions())
+        return super().append([replace(record, partition=random.randrange(count)) for record in records])
+
+
+class PutsAllKeysInOnePartition(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return super().append([replace(record, partition=0) for record in records])
+
+
+class StoresTwice(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        receipts = super().append(records)
+        if len(receipts) == 1 and receipts[0].result().offset % 100 == 99:
+            super().append(records)
+        return receipts
+
+
+class DropsUnderPressure(MemoryStream):
+    """Loses what is appended while another thread appends."""
+
+    busy = threading.Lock()
+
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        if not self.busy.acquire(blocking=False):
+            receipts = [Receipt(self.topic) for _ in records]
+            for receipt in receipts:
+                receipt.settle(0, 0)
+            return receipts
+        try:
+            time.sleep(0.001)
+            return super().append(records)
+        finally:
+            self.busy.release()
+
+
+class LiesAboutPlaces(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        lies = []
+        for receipt in super().append(records):
+            lie = Receipt(self.topic)
+            lie.settle(receipt.result().partition, receipt.result().offset + 1)
+            lies.append(lie)
+        return lies
+
+
+class ForgetsAReceipt(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return super().append(records)[1:]
+
+
+class NeverSettlesTheLast(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        receipts = [*super().append(records)]
+        return [*receipts[:-1], Receipt(self.topic)] if len(receipts) > 1 else receipts
+
+
+class AcceptsAnyPartition(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        last = len(self.partitions()) - 1
+        return super().append([replace(record, partition=min(record.partition or 0, last)) for record in records])
+
+
+class NeverCloses(MemoryStream):
+    def close(self) -> None:
+        return
+
+
+class LatestIsTheLastRecord(MemoryStream):
+    def locate(self, partition: int, position: Position) -> Pointer:
+        return super().locate(partition, position) - (position.kind is PositionKind.LATEST)
+
+
+class EarliestIsTheSecondRecord(MemoryStream):
+    def locate(self, partition: int, position: Position) -> Pointer:
+        return super().locate(partition, position) + (position.kind is PositionKind.EARLIEST)
+
+
+class FindsTheLastOfATime(MemoryStream):
+    def locate(self, partition: int, position: Position) -> Pointer:
+        found = super().locate(partition, position)
+        if position.kind is not PositionKind.TIME:
+            return found
+        records = self.read(partition, self.span(partition)[0], 1000, 0.0)
+        same = [record.offset for record in records if record.timestamp_ms == position.time_ms]
+        return max(same, default=found)
+
+
+class RoundsPointers(MemoryStream):
+    def locate(self, partition: int, position: Position) -> Pointer:
+        found = super().locate(partition, position)
+        return min(found, self.span(partition)[1] - 1) if position.kind is PositionKind.POINTER else found
+
+
+class AcceptsTimesWithoutHavingThem(MemoryStream):
+    @property
+    def features(self) -> Features:
+        return super().features - {Feature.TIMES}
+
+
+class SpanEndsAtTheLastRecord(MemoryStream):
+    def span(self, partition: int) -> tuple[Pointer, Pointer]:
+        first, end = super().span(partition)
+        return first, max(first, end - 1)
+
+
+class KnowsEveryPartition(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        try:
+            return super().read(partition, start, limit, wait_s)
+        except UnknownTopicError:
+            return Batch(self.topic, partition, start, start)
+
+
+class SkipsWhatExpired(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        try:
+            return super().read(partition, start, limit, wait_s)
+        except OffsetOutOfRangeError as error:
+            batch = super().read(partition, error.start, limit, wait_s)
+            return Batch(batch.topic, batch.partition, start, batch.next, batch.records)
+
+
+class SaysItHasGroups(MemoryStream):
+    @property
+    def features(self) -> Features:
+        return super().features | {Feature.GROUPS}

@@ -1,0 +1,24 @@
+"""Running single cases of a conformance suite, to see what they make of a backend."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+from penstock.testing.conformance.suite import Suite
+
+
+def complaint_of(cases: type[Suite[Any]], name: str) -> str | None:
+    """What the case says about the backend; None when it is content. A case that was skipped is an error here."""
+    result = unittest.TestResult()
+    cases(name).run(result)
+    assert result.testsRun == 1
+    assert not result.skipped, f"{name} was skipped: {result.skipped}"
+    problems = [*result.failures, *result.errors]
+    return "\n".join(text for _, text in problems) if problems else None
+
+
+def reason_for_skipping(cases: type[Suite[Any]], name: str) -> str | None:
+    result = unittest.TestResult()
+    cases(name).run(result)
+    return result.skipped[0][1] if result.skipped else None

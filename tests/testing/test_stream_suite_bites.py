@@ -1,0 +1,140 @@
+"""A suite that cannot fail is worth nothing: each defect here is caught by the case that is there for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory.feed import MemoryFeed
+from penstock.streams.memory.stream import MemoryStream
+from penstock.testing import conformance
+from penstock.testing.conformance import stream_feeding, stream_reading, stream_suite
+from penstock.testing.conformance.stream import StreamCases
+from tests.testing import broken_feeds, broken_streams
+from tests.testing.running_cases import complaint_of, reason_for_skipping
+
+STREAM_DEFECTS: Final[list[tuple[type[MemoryStream], str]]] = [
+    (broken_streams.TurnsAppendsAround, "test_records_are_read_in_the_order_in_which_they_were_appended"),
+    (broken_streams.ForgetsWhatWasRead, "test_reading_changes_nothing"),
+    (broken_streams.IgnoresTheLimit, "test_a_batch_has_at_most_as_many_records_as_were_asked_for"),
+    (broken_streams.SkipsARecord, "test_reading_goes_on_at_the_next_of_a_batch_without_gap_or_overlap"),
+    (broken_streams.RepeatsARecord, "test_reading_goes_on_at_the_next_of_a_batch_without_gap_or_overlap"),
+    (broken_streams.StartsElsewhere, "test_one_more_than_the_pointer_of_a_record_is_the_place_behind_it"),
+    (broken_streams.DoesNotWait, "test_a_read_at_the_end_gives_an_empty_batch_once_the_wait_is_over"),
+    (broken_streams.WaitsTooLong, "test_a_waiting_read_returns_as_soon_as_there_is_a_record"),
+    (broken_streams.LosesNone, "test_values_come_back_as_they_were"),
+    (broken_streams.LosesEmptyKeys, "test_keys_come_back_as_they_were"),
+    (broken_streams.KeepsOneHeaderOfAName, "test_headers_come_back_as_they_were"),
+    (
+        broken_streams.StampsEverythingTheSame,
+        "test_a_record_without_a_timestamp_gets_the_time_when_it_was_appended",
+    ),
+    (broken_streams.ScattersKeys, "test_records_of_one_key_are_in_one_partition_in_their_order"),
+    (broken_streams.PutsAllKeysInOnePartition, "test_records_of_one_key_are_in_one_partition_in_their_order"),
+    (broken_streams.PutsAllKeysInOnePartition, "test_a_record_goes_to_the_partition_that_was_chosen"),
+    (broken_streams.StoresTwice, "test_many_appends_under_way_at_once_keep_their_order"),
+    (
+        broken_streams.DropsUnderPressure,
+        "test_what_threads_append_at_the_same_time_is_all_stored_once_and_in_the_order_of_each",
+    ),
+    (broken_streams.LiesAboutPlaces, "test_there_is_a_receipt_for_each_record_that_says_where_it_stands"),
+    (broken_streams.ForgetsAReceipt, "test_there_is_a_receipt_for_each_record_that_says_where_it_stands"),
+    (broken_streams.NeverSettlesTheLast, "test_close_settles_what_is_under_way"),
+    (broken_streams.AcceptsAnyPartition, "test_a_record_for_a_partition_that_does_not_exist_is_refused"),
+    (broken_streams.NeverCloses, "test_what_is_appended_after_close_is_refused"),
+    (broken_streams.NeverCloses, "test_a_stream_that_was_closed_is_not_read"),
+    (broken_streams.LatestIsTheLastRecord, "test_earliest_is_the_first_record_and_latest_is_behind_the_last"),
+    (broken_streams.EarliestIsTheSecondRecord, "test_earliest_is_the_first_record_and_latest_is_behind_the_last"),
+    (broken_streams.FindsTheLastOfATime, "test_a_position_at_a_time_is_the_first_record_from_then_on"),
+    (broken_streams.RoundsPointers, "test_a_position_at_a_pointer_is_that_pointer"),
+    (broken_streams.AcceptsTimesWithoutHavingThem, "test_a_position_at_a_time_is_refused"),
+    (broken_streams.SpanEndsAtTheLastRecord, "test_the_span_begins_at_the_first_record_and_ends_behind_the_last"),
+    (broken_streams.KnowsEveryPartition, "test_a_partition_that_does_not_exist_is_an_unknown_topic_error"),
+    (broken_streams.SkipsWhatExpired, "test_records_that_expired_are_never_skipped_silently"),
+    (broken_streams.SaysItHasGroups, "test_a_stream_has_groups_of_its_own_if_it_says_so"),
+]
+
+FEED_DEFECTS: Final[list[tuple[type[MemoryFeed], str]]] = [
+    (broken_feeds.Overlaps, "test_a_feed_gives_every_record_once_and_in_order"),
+    (broken_feeds.IgnoresTheLimit, "test_a_feed_gives_every_record_once_and_in_order"),
+    (broken_feeds.ServesOnePartitionOnly, "test_a_feed_gives_the_records_of_all_its_partitions"),
+    (broken_feeds.DoesNotPause, "test_a_paused_partition_gives_nothing_and_goes_on_where_it_was"),
+    (broken_feeds.LosesWhatItHeldWhenPaused, "test_a_paused_partition_gives_nothing_and_goes_on_where_it_was"),
+    (broken_feeds.DoesNotRemove, "test_a_removed_partition_gives_nothing_and_can_come_back_elsewhere"),
+    (broken_feeds.IgnoresASecondAdd, "test_a_partition_that_is_added_again_goes_on_elsewhere"),
+    (broken_feeds.CannotBeWoken, "test_wake_ends_a_poll_that_waits_and_also_one_that_is_about_to"),
+    (broken_feeds.ForgetsToBeWoken, "test_wake_ends_a_poll_that_waits_and_also_one_that_is_about_to"),
+    (broken_feeds.Spins, "test_a_poll_without_records_ends_once_the_wait_is_over"),
+    (broken_feeds.Spins, "test_a_feed_without_partitions_waits_too"),
+    (broken_feeds.SkipsWhatExpired, "test_a_partition_whose_records_expired_is_removed_and_the_others_go_on"),
+    (broken_feeds.StopsAllWhenOneExpires, "test_a_partition_whose_records_expired_is_removed_and_the_others_go_on"),
+]
+
+
+CRASHES: Final = {
+    "test_what_was_stored_is_there_when_the_stream_is_opened_again",
+    "test_nothing_acknowledged_is_lost_when_the_appender_is_killed",
+    "test_nothing_is_stored_twice_when_the_appender_is_killed",
+}
+"""See test_durable_streams."""
+
+NOT_SHOWN: Final = {
+    "x",
+}
+
+
+def cases_for(kind: type[MemoryStream]) -> type[StreamCases]:
+    return conformance.stream(broken_streams.with_streams_of(kind), expire=MemoryStreams.expire)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that waits for what a broken backend never does gives up soon."""
+    for module in (stream_suite, stream_reading, stream_feeding):
+        monkeypatch.setattr(module, "SETTLE_S", 0.5)
+
+
+@pytest.mark.parametrize(("kind", "case"), STREAM_DEFECTS)
+def test_a_defect_of_a_stream_is_caught(kind: type[MemoryStream], case: str) -> None:
+    assert complaint_of(cases_for(kind), case) is not None
+
+
+@pytest.mark.parametrize(("kind", "case"), FEED_DEFECTS)
+def test_a_defect_of_a_feed_is_caught(kind: type[MemoryFeed], case: str) -> None:
+    assert complaint_of(cases_for(broken_feeds.with_feeds_of(kind)), case) is not None
+
+
+def test_the_complaint_says_what_was_promised_and_what_was_seen() -> None:
+    case = "test_values_come_back_as_they_were"
+    assert "value 2, None, came back as b''" in str(complaint_of(cases_for(broken_streams.LosesNone), case))
+
+
+def test_a_case_that_does_not_apply_is_skipped_with_the_name_of_the_feature() -> None:
+    reason = reason_for_skipping(
+        conformance.stream(MemoryStreams), "test_nothing_acknowledged_is_lost_when_the_appender_is_killed"
+    )
+    assert reason is not None
+    assert "Feature.DURABLE" in reason
+
+
+def test_without_a_way_to_expire_records_its_cases_are_skipped() -> None:
+    reason = reason_for_skipping(
+        conformance.stream(MemoryStreams), "test_records_that_expired_are_never_skipped_silently"
+    )
+    assert reason is not None
+    assert "expire=" in reason
+
+
+def test_features_that_are_declared_count_more_than_those_of_the_backend() -> None:
+    cases = conformance.stream(MemoryStreams, features=frozenset())
+    reason = reason_for_skipping(cases, "test_headers_come_back_as_they_were")
+    assert reason is not None
+    assert "Feature.HEADERS" in reason
+
+
+def test_every_case_of_the_suite_is_shown_to_bite_or_needs_a_process_to_be_killed() -> None:
+    shown = {case for _, case in [*STREAM_DEFECTS, *FEED_DEFECTS]}
+    cases = {name for name in dir(StreamCases) if name.startswith("test_")}
+    assert cases - shown == NOT_SHOWN | CRASHES
