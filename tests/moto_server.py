@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import atexit
 import importlib.util
+import os
 import socket
 import sys
 import tempfile
@@ -23,6 +24,7 @@ CREDENTIALS: Final[Mapping[str, str]] = {
 }
 """What the usual chain finds in the environment of a test. moto does not look at them."""
 REGION: Final = "eu-central-1"
+VARIABLE: Final = "PENSTOCK_TEST_MOTO"
 
 
 class MotoServer:
@@ -63,15 +65,21 @@ class MotoServer:
         self.stop()
 
 
-@functools.cache
-def shared_moto() -> MotoServer:
-    """The moto of this test process: started when it is first needed, killed by the kernel with this process.
+def shared_endpoint() -> str:
+    """The address of the moto of this test process: started when it is first needed, and stopped with this process.
 
-    Tests share it, so each makes tables and buckets of its own, and none stops it.
+    Tests share it, so each makes tables and buckets of its own, and none stops it. Child processes of a test find it,
+    and credentials, too.
     """
-    server = MotoServer(Path(tempfile.mkdtemp(prefix="penstock-moto-")))
-    server.start()
-    return server
+    if VARIABLE not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="penstock-moto-")
+        server = MotoServer(Path(folder.name))
+        server.start()
+        atexit.register(folder.cleanup)
+        atexit.register(server.stop)
+        os.environ[VARIABLE] = server.endpoint
+    os.environ.update(CREDENTIALS)
+    return os.environ[VARIABLE]
 
 
 def answers(port: int) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import functools
+import atexit
+import os
 import socket
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from tests import real_parts
 from tests.servers import ServerProcess, free_ports, wait_for_start
+
+VARIABLE: Final = "PENSTOCK_TEST_REDIS"
 
 
 class RedisServer:
@@ -57,15 +60,19 @@ class RedisServer:
         self.stop()
 
 
-@functools.cache
-def shared_redis() -> RedisServer:
-    """The Redis of this test process: started when it is first needed, killed by the kernel with this process.
+def shared_url() -> str:
+    """The URL of the Redis of this test process: started when it is first needed, and stopped with this process.
 
-    Tests share it, so each keeps to a prefix or a group of its own, and none stops it.
+    Tests share it, so each keeps to groups of its own, and none stops it. Child processes of a test find it, too.
     """
-    server = RedisServer(Path(tempfile.mkdtemp(prefix="penstock-redis-")))
-    server.start()
-    return server
+    if VARIABLE not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="penstock-redis-")
+        server = RedisServer(Path(folder.name))
+        server.start()
+        atexit.register(folder.cleanup)
+        atexit.register(server.stop)
+        os.environ[VARIABLE] = server.url
+    return os.environ[VARIABLE]
 
 
 def answers(port: int) -> bool:

@@ -340,22 +340,28 @@ class DeadLetters(Protocol):
     def features(self) -> Features: ...
 
     def put(self, letters: Sequence[DeadLetter]) -> None:
-        """They are durable when this returns. A letter whose id is there already is kept once, with what is newer;
-        one that was redriven is waiting again."""
+        """They are durable, and waiting, when this returns. Texts may be cut, the record never is.
+
+        A letter whose id is there already is kept once, in its place, with what is newer (by `last_ms`) and the higher
+        number of `redrives`. One that was taken or redriven is waiting again; one that was discarded only if what is
+        put is newer than what was.
+        """
 
     def browse(self, which: LetterFilter, limit: int = 100, after: str | None = None) -> Sequence[DeadLetter]:
-        """Letters in the order in which they were given up, at most `limit`; `after` is the id of the last one seen."""
+        """Letters in the order in which they were first put, at most `limit`; `after` is the id of the last one seen,
+        whether or not it still matches. ConfigError when there is no such letter."""
 
     def count(self, which: LetterFilter) -> int: ...
 
     def take(self, ids: Collection[str], taker: str) -> Sequence[DeadLetter]:
-        """Mark those that are waiting, or were taken by somebody else, as taken by `taker`, and give them."""
+        """Mark those that are waiting, or were taken by anybody, as taken by `taker`, and give them in their order."""
 
     def settle(self, ids: Collection[str], taker: str, redriven: bool) -> None:
-        """What became of letters taken: REDRIVEN (and `redrives` one higher), or WAITING again."""
+        """What became of letters taken: REDRIVEN (and `redrives` one higher), or WAITING again. Without effect on those
+        that are not taken by `taker` any more: somebody else took them, or they were put again."""
 
     def discard(self, ids: Collection[str]) -> int:
-        """Mark as DISCARDED. Gives how many were not before."""
+        """Mark as DISCARDED, whatever they were. Gives how many were not before."""
 
     def close(self) -> None: ...
 

@@ -104,14 +104,14 @@ def test_the_serde_follows_from_the_type_unless_it_is_named(given: dict[str, Any
 
 def test_bytes_and_text_go_as_they_are() -> None:
     raw, text = Topic("t"), Topic("t", str)
-    assert raw.new_record(bytearray(b"ab")).value == b"ab"
+    assert raw.new_record(bytearray(b"ab")).value == b"ab"  # type: ignore[arg-type]
     assert raw.decode(b"\xff") == b"\xff"
     assert text.decode(text.new_record("grüße").value) == "grüße"
     with pytest.raises(
         SerdeError, match=r"topic 't' carries bytes, and was given a value of type str: .*Topic\('t', str\)"
     ):
         raw.new_record("text")  # type: ignore[arg-type]
-    with pytest.raises(SerdeError, match="topic 't' carries text, and was given a value of type bytes"):
+    with pytest.raises(SerdeError, match=r"topic 't' carries text .str., and was given a value of type bytes"):
         text.new_record(b"bytes")  # type: ignore[arg-type]
     with pytest.raises(SerdeError, match="topic 't': 1 bytes are no text in UTF-8"):
         text.decode(b"\xff")
@@ -222,7 +222,7 @@ class WithModel:
         (lambda: orders.new_record(ORDER, partition=True), ConfigError, "True is no partition"),
         (lambda: orders.new_record(ORDER, timestamp=0), ConfigError, "is not after 1970"),
         (lambda: orders.new_record(ORDER, timestamp=datetime.datetime(2026, 1, 1)), ConfigError, "has no time zone"),  # noqa: DTZ001
-        (lambda: orders.new_record(ORDER, headers={"a": 1}), ConfigError, "header 'a' has a value of type int"),  # type: ignore[dict-item]
+        (lambda: orders.new_record(ORDER, headers={"a": 1}), ConfigError, "header 'a' has a value of type int"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_is_refused_by_name(make: Any, error: type[Exception], complaint: str) -> None:

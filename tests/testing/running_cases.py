@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import unittest
-from typing import Any
+from typing import Any, Final
 
 from penstock.testing.conformance.suite import Suite
+
+HONEST: Final = ("penstock.errors.", "TimeoutError")
+"""Errors that a case need not expect: the backend raises them, or does not come to an end."""
 
 
 def complaint_of(cases: type[Suite[Any]], name: str) -> str | None:
@@ -14,6 +17,9 @@ def complaint_of(cases: type[Suite[Any]], name: str) -> str | None:
     cases(name).run(result)
     assert result.testsRun == 1
     assert not result.skipped, f"{name} was skipped: {result.skipped}"
+    for _, text in result.errors:
+        last = text.strip().splitlines()[-1]
+        assert last.startswith(HONEST), f"{name} did not judge the backend, it failed itself:\n{text}"
     problems = [*result.failures, *result.errors]
     return "\n".join(text for _, text in problems) if problems else None
 

@@ -94,6 +94,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that waits for what a broken backend never does gives up soon."""
     for module in (stream_suite, stream_reading, stream_feeding):
         monkeypatch.setattr(module, "SETTLE_S", 0.5)
+    monkeypatch.setattr(stream_suite, "WAIT_S", 0.5)
 
 
 @pytest.mark.parametrize(("kind", "case"), STREAM_DEFECTS)

@@ -465,7 +465,7 @@ class Loop:
         for share in shares:
             self._drop_unbegun(share)
         deadline_s = self._clock.monotonic_s() + budget_s
-        while any(self._lanes.running(share) for share in shares) or self._reports:
+        while self._reports or any(self._is_busy(share) for share in shares):
             self._settle()
             for share in shares:
                 self._drop_unbegun(share)
@@ -493,7 +493,15 @@ class Loop:
                 self.shares.pop(share.partition, None)
                 self._shown.pop(share.partition, None)
 
+    def _is_busy(self, share: Share) -> bool:
+        if self._options.guarantee is Guarantee.AT_MOST_ONCE:
+            return share.in_flight > 0 and not share.closed
+        return self._lanes.running(share) > 0
+
     def _drop_unbegun(self, share: Share) -> None:
+        """What no worker has begun, the next owner does. At most once, there is no next: it is in their hands or lost."""
+        if self._options.guarantee is Guarantee.AT_MOST_ONCE:
+            return
         share.in_flight -= self._lanes.clear(share) + len(share.suspects)
         share.suspects.clear()
 

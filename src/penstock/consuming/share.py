@@ -63,7 +63,7 @@ class Share:
     @property
     def is_at_end(self) -> bool:
         """Whether a run that ends by itself is done with this partition."""
-        return self.end is not None and self.tracker.start >= self.end
+        return self.end is not None and self.tracker.start >= self.end and not self.in_flight
 
     def finish(self, batch: Batch, low: int, high: int, begun_ms: int) -> None:
         """These records were handled."""

@@ -95,7 +95,8 @@ class Tenancy:
         self._take(view, [p for p in missing if owners.get(p) == membership.owner or view.is_free(p)])
         stray = [p for p, owner in owners.items() if owner == membership.owner and p not in due | not_ours]
         self._release([view.leases[p] for p in stray])
-        return due == self._held.keys()
+        # What was released counts when it has been seen to be: the store may not have heard of it.
+        return due == self._held.keys() and not not_ours and not stray
 
     def _take(self, view: View, partitions: Sequence[int]) -> None:
         membership, claimed = self._membership, dict[int, Lease]()

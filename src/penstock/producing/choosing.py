@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.abc import Buffer, Feature, Streams
 from penstock.errors import ConfigError, GuaranteeError
+from penstock.producing.buffered import ForeignBuffer, NumberedBuffer
 from penstock.producing.delivering import Delivery
 from penstock.producing.kafka_client import in_flight_of, is_idempotent
 from penstock.producing.kafka_delivery import KafkaDelivery
@@ -29,13 +30,15 @@ class Chosen:
     in_flight: int
 
 
-def open_buffer(buffer: str | Buffer, settings: ProducerSettings) -> Buffer:
+def open_buffer(buffer: str | Buffer, settings: ProducerSettings) -> MemoryBuffer | Spool | ForeignBuffer:
     """The buffer that is asked for; a spool is locked by this. SpoolInUseError when another producer has it."""
     is_spool = isinstance(buffer, str) and buffer.startswith(SPOOL_PREFIX)
     if settings.spool_flush is not None and not is_spool:
         raise ConfigError(f"spool_flush={settings.spool_flush!r} is for buffer='spool:FOLDER'; this is {buffer!r}")
-    if not isinstance(buffer, str):
+    if isinstance(buffer, MemoryBuffer | Spool):
         return buffer
+    if not isinstance(buffer, str):
+        return ForeignBuffer(buffer)
     if buffer == "memory":
         return MemoryBuffer(settings.buffer_records, settings.buffer_bytes)
     folder = buffer.removeprefix(SPOOL_PREFIX)
@@ -65,7 +68,7 @@ def check_guarantees(streams: Streams, settings: ProducerSettings, *, durable: b
 
 
 def choose_delivery(
-    streams: Streams, settings: ProducerSettings, buffer: Buffer, partitioner: BatchPartitioner | None
+    streams: Streams, settings: ProducerSettings, buffer: NumberedBuffer, partitioner: BatchPartitioner | None
 ) -> Chosen:
     connection = kafka_of(streams)
     durable = Feature.DURABLE in buffer.features

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 class Counts:
     """Counted as it happens. Each number is written by one thread at a time."""
 
-    sent: int = 0
     delivered: int = 0
     refused: int = 0
     dropped: int = 0

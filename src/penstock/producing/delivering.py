@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from penstock.errors import DeliveryError
 from penstock.producing.kept import Held
 
-
-class Outcome(NamedTuple):
-    """What became of one record."""
-
-    sequence: int
-    partition: int
-    offset: int
-    error: DeliveryError | None
-    """None: it stands there. `error.retriable` says whether sending it again may help."""
+Outcome = tuple[int, int, int, DeliveryError | None]
+"""What became of one record: its number, partition and offset, or the error, whose `retriable` says whether sending it
+again may help. There is one for each record ever sent, so it is no class."""
 
 
 class Delivery(Protocol):

@@ -14,6 +14,7 @@ from penstock.abc import Buffer, Feature, Streams
 from penstock.errors import BufferFullError, DeliveryError
 from penstock.log.disk import Disk
 from penstock.model import NewRecord, Receipt
+from penstock.producing.buffered import NumberedBuffer
 from penstock.producing.choosing import Chosen
 from penstock.producing.counts import Counts, ProducerStats
 from penstock.producing.kept import Held
@@ -33,7 +34,7 @@ class Engine:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: NumberedBuffer,
         chosen: Chosen,
         settings: ProducerSettings,
         owned_buffer: Buffer | None,
@@ -44,7 +45,8 @@ class Engine:
         self.settings = settings
         self.durable = Feature.DURABLE in buffer.features
         self.is_whole = chosen.delivery.is_whole
-        self.ledger = Ledger(_end_of(buffer), has_older=len(buffer) > 0)
+        self._first = buffer.end
+        self.ledger = Ledger(self._first, has_older=len(buffer) > 0)
         self.counts = Counts()
         self._owned_buffer = owned_buffer
         self._owned_streams = owned_streams
@@ -54,30 +56,24 @@ class Engine:
         refuse = _refuser(folder) if folder is not None else None
         self.pump = Pump(buffer, chosen.delivery, settings, self.ledger, self.counts, chosen.in_flight, refuse)
         self.hurry: Callable[[], None] = self.pump.hurry
-        self.last = _end_of(buffer) - 1 if len(buffer) else -1
-        """The number of the last record that was put."""
         self.pump.start()
 
     def try_put(self, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> bool:
         """Take them into the buffer; False when there is no room."""
-        if self.pump.failure is not None:
-            raise DeliveryError(f"this producer can send no more: {self.pump.failure}") from self.pump.failure
+        pump = self.pump
+        if pump.ended:
+            raise DeliveryError(f"this producer can send no more: {pump.failure or 'it is closed'}") from pump.failure
         try:
             sequence = self.buffer.put(records)
         except BufferFullError:
             return False
-        ledger = self.ledger
-        for number, receipt in enumerate(receipts, sequence):
-            ledger.enter(number, receipt)
-        ledger.mark(sequence, time.monotonic())
-        last = sequence + len(records) - 1
-        with self._counting:
-            self.counts.sent += len(records)
-            self.last = max(self.last, last)
-        pump = self.pump
+        enter = self.ledger.enter
+        for receipt in receipts:
+            enter(sequence, receipt)
+            sequence += 1
         if pump.idle:
             pump.wake.set()
-        if not pump.is_alive:  # it ended between the check above and the put
+        if pump.ended:  # since it was asked above
             self.fail_left()
         return True
 
@@ -122,11 +118,12 @@ class Engine:
             "with buffer_records and buffer_bytes, or choose another when_full"
         )
 
-    def wait_for(self, through: int, timeout: float | None) -> None:
-        """Return once records up to this number are done. TimeoutError; DeliveryError when they never will be."""
+    def wait(self, timeout: float | None) -> None:
+        """Return once all that is in the buffer now is done. TimeoutError; DeliveryError when it never will be."""
+        through = self.buffer.end - 1
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while self.pump.committed < through and len(self.buffer):
-            if not self.pump.is_alive:
+            if self.pump.ended:
                 raise DeliveryError(f"{len(self.buffer)} records are not delivered: {self.pump.failure}")
             left_s = _SLICE_S if deadline_s is None else min(_SLICE_S, deadline_s - time.monotonic())
             if left_s <= 0:
@@ -139,7 +136,7 @@ class Engine:
     def stats(self) -> ProducerStats:
         counts, waiting = self.counts, len(self.buffer)
         return ProducerStats(
-            sent=counts.sent,
+            sent=self.buffer.end - self._first,
             delivered=counts.delivered,
             refused=counts.refused,
             dropped=counts.dropped,
@@ -170,17 +167,6 @@ class Engine:
             stack.callback(self.ledger.raise_failures)
             stack.callback(self.fail_left)
             self.pump.stop(time.monotonic() + timeout_s)
-
-
-def _end_of(buffer: Buffer) -> int:
-    """The number that the next record gets."""
-    known: int | None = getattr(buffer, "end", None)
-    if known is not None:
-        return known
-    end = 0
-    while found := buffer.peek(end - 1, 1000, 1 << 20):  # ends: nobody puts yet
-        end = found[-1].sequence + 1
-    return end
 
 
 def _refuser(folder: Path) -> Callable[[Sequence[Held], str], None]:

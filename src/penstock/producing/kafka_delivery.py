@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -35,41 +35,42 @@ class Handover:
 
     def produce(self, producer: Producer, held: Held) -> None:
         """What goes wrong is an outcome."""
-        record = held.record
+        sequence, record, _ = held
+        partition = record.partition
         try:
-            partition = record.partition
-            if partition is None and self._partitioner is not None:
-                partition = self._partitioner(record.topic, record.key, self._counts.of(record.topic, producer))
-            self._produce(producer, record, partition, functools.partial(self._heard, record.topic, held.sequence))
+            if partition is None:
+                partition = -1 if self._partitioner is None else self._choose(producer, record, self._partitioner)
+            heard = functools.partial(self._heard, record.topic, sequence)
+            while True:  # ends: librdkafka's buffer empties, by acknowledgements or by timeouts
+                try:
+                    producer.produce(
+                        record.topic,
+                        record.value,
+                        record.key,
+                        partition,
+                        heard,
+                        None,
+                        record.timestamp_ms or 0,
+                        list(record.headers) if record.headers else None,
+                    )
+                    return
+                except BufferError:
+                    producer.poll(_ROOM_S)
         except ConfigError as error:
             self.report(held, DeliveryError(f"a record for topic {record.topic!r} was not delivered: {error}"))
         except KafkaException as error:
             reason = reason_of(error)
             self.report(held, undelivered(record.topic, reason) if reason else DeliveryError(str(error)))
 
-    def _produce(
-        self, producer: Producer, record: NewRecord, partition: int | None, heard: functools.partial[None]
-    ) -> None:
-        more: dict[str, Any] = {}
-        if partition is not None:
-            more["partition"] = partition
-        if record.timestamp_ms is not None:
-            more["timestamp"] = record.timestamp_ms
-        if record.headers:
-            more["headers"] = list(record.headers)
-        while True:  # ends: librdkafka's buffer empties, by acknowledgements or by timeouts
-            try:
-                producer.produce(record.topic, record.value, record.key, on_delivery=heard, **more)
-                return
-            except BufferError:
-                producer.poll(_ROOM_S)
+    def _choose(self, producer: Producer, record: NewRecord, partitioner: BatchPartitioner) -> int:
+        return partitioner(record.topic, record.key, self._counts.of(record.topic, producer))
 
     def new_batch(self) -> None:
         if self._partitioner is not None:
             self._partitioner.new_batch()
 
     def report(self, held: Held, error: DeliveryError) -> None:
-        self._news.append(Outcome(held.sequence, -1, -1, error))
+        self._news.append((held.sequence, -1, -1, error))
 
     def take_news(self) -> list[Outcome]:
         news, self._news = self._news, []
@@ -77,11 +78,11 @@ class Handover:
 
     def _heard(self, topic: str, sequence: int, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            self._news.append(Outcome(sequence, message.partition(), message.offset(), None))  # type: ignore[arg-type]
+            self._news.append((sequence, message.partition(), message.offset(), None))  # type: ignore[arg-type]
             return
         if error.fatal():
             self.fatal = error
-        self._news.append(Outcome(sequence, -1, -1, undelivered(topic, error, self.given_up)))
+        self._news.append((sequence, -1, -1, undelivered(topic, error, self.given_up)))
 
 
 class KafkaDelivery:
@@ -134,9 +135,9 @@ class KafkaDelivery:
         if self._durable:
             return news
         # librdkafka has tried for as long as a record in memory may be tried.
-        for outcome in news:
-            if outcome.error is not None:
-                outcome.error.retriable = False
+        for _, _, _, error in news:
+            if error is not None:
+                error.retriable = False
         return news
 
     def hurry(self) -> None:

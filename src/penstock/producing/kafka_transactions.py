@@ -109,8 +109,8 @@ class TransactionDelivery:
             self.start()
             self._transact(batch)
         except DeliveryError as error:
-            told = {outcome.sequence for outcome in self._news}
-            self._news += [Outcome(held.sequence, -1, -1, error) for held in batch if held.sequence not in told]
+            told = {sequence for sequence, _, _, _ in self._news}
+            self._news += [(held.sequence, -1, -1, error) for held in batch if held.sequence not in told]
 
     def outcomes(self, wait_s: float) -> Sequence[Outcome]:
         news, self._news = self._news, []
@@ -142,10 +142,10 @@ class TransactionDelivery:
                 if number % 1000 == 999:
                     producer.poll(0)
             outcomes = self._wait_for_reports(producer, len(batch))
-            failed = [outcome for outcome in outcomes if outcome.error is not None]
-            if failed:
+            errors = {sequence: error for sequence, _, _, error in outcomes if error is not None}
+            if errors:
                 self._abort(producer)
-                self._report_aborted(batch, failed)
+                self._report_aborted(batch, errors)
                 return
             self._commit_progress(producer, batch)
             self._call("a transaction could not be committed", producer.commit_transaction, _CALL_S)
@@ -162,19 +162,17 @@ class TransactionDelivery:
                 raise DeliveryError("the producer was closed in the middle of a transaction", retriable=True)
             producer.flush(_FLUSH_SLICE_S)
             outcomes += self._handover.take_news()
-            if any(outcome.error is not None for outcome in outcomes):
+            if any(error is not None for _, _, _, error in outcomes):
                 break
         return outcomes
 
-    def _report_aborted(self, batch: Sequence[Held], failed: list[Outcome]) -> None:
+    def _report_aborted(self, batch: Sequence[Held], errors: dict[int, DeliveryError]) -> None:
         """Those that were refused for good say so; the others were only in the same transaction."""
-        errors = {outcome.sequence: outcome.error for outcome in failed}
-        refused = next((error for error in errors.values() if error is not None and not error.retriable), None)
-        because = refused or failed[0].error
+        because = next((error for error in errors.values() if not error.retriable), next(iter(errors.values())))
         aborted = DeliveryError(f"its transaction was aborted: {because}", retriable=True)
         for held in batch:
-            error = errors.get(held.sequence)
-            self._news.append(Outcome(held.sequence, -1, -1, error if error and not error.retriable else aborted))
+            error = errors.get(held.sequence, aborted)
+            self._news.append((held.sequence, -1, -1, aborted if error.retriable else error))
 
     def _commit_progress(self, producer: Producer, batch: Sequence[Held]) -> None:
         if self._progress is None:

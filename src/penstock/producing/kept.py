@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from penstock.model import NewRecord
@@ -70,6 +70,7 @@ class Kept:
         size = 0
         number = max(after + 1, self.start)
         records, together = self._records, self._together
+        new: Callable[..., Held] = tuple.__new__  # a third of the time of Held(...)
         while number < self.end and len(found) < limit:
             record = records.get(number)
             if record is None:
@@ -78,7 +79,7 @@ class Kept:
             size += size_of(record)
             if found and size > limit_bytes:
                 break
-            found.append(Held(number, record, together.get(number, number) if together else number))
+            found.append(new(Held, (number, record, together.get(number, number) if together else number)))
             number += 1
         return found
 

@@ -49,8 +49,9 @@ class Ledger:
         if self._early and sequence in self._early:
             self._meet(sequence)
 
-    def mark(self, sequence: int, now_s: float) -> None:
-        """A record with this number was put now."""
+    def mark(self, sequence: int) -> None:
+        """Called often by who delivers: the record with this number is yet to be put."""
+        now_s = time.monotonic()
         if now_s >= self._next_mark_s:
             self._next_mark_s = now_s + _MARK_S
             self._marks.append((sequence, now_s))

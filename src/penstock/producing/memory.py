@@ -42,7 +42,7 @@ class MemoryBuffer:
                 )
             sequence = kept.end
             kept.add(sequence, records, size)
-            return sequence
+        return sequence
 
     def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[Held]:
         with self._lock:

@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,12 +20,15 @@ from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, R
 from penstock.log.store import check_topic_name
 from penstock.model import NewRecord, Place, Receipt, milliseconds
 from penstock.producing.backoff import Backoff
+from penstock.producing.buffered import ForeignBuffer
 from penstock.producing.choosing import SPOOL_PREFIX, check_guarantees, choose_delivery, kafka_of, open_buffer
 from penstock.producing.counts import ProducerStats
 from penstock.producing.engine import Engine
 from penstock.producing.kept import RECORD_OVERHEAD_BYTES, size_of
+from penstock.producing.memory import MemoryBuffer
 from penstock.producing.partitioners import Partitioner, choose_partitioner
 from penstock.producing.settings import ProducerSettings, SpoolFlush, WhenFull
+from penstock.producing.spooling import Spool
 from penstock.producing.transaction import OpenTransactions
 from penstock.serde import Topic
 from penstock.serde.plain import NewHeaders, encode_as_json_unless_text, encode_headers
@@ -39,6 +42,7 @@ _EXIT_FLUSH_S: Final = 10.0
 _SPOOL_CLOSE_S: Final = 10.0
 """How long `close` delivers from a spool unless it is told. The rest is safe, and delivered by the next start."""
 _ROOM_SLICE_S: Final = 0.05
+_LONGEST_NAME: Final = 249
 
 _forks = 0
 
@@ -104,11 +108,11 @@ class Producer:
         chosen_partitioner = choose_partitioner(partitioner)
         owned_streams = open_streams(streams) if isinstance(streams, str) else None
         system: Streams = owned_streams if owned_streams is not None else streams  # type: ignore[assignment]
-        owned_buffer: Buffer | None = None
+        owned_buffer: MemoryBuffer | Spool | None = None
         try:
             check_guarantees(system, settings, durable=_is_durable(buffer))
             kept = open_buffer(buffer, settings)
-            owned_buffer = kept if isinstance(buffer, str) else None
+            owned_buffer = kept if isinstance(buffer, str) and not isinstance(kept, ForeignBuffer) else None
             chosen = choose_delivery(system, settings, kept, chosen_partitioner)
             self._engine = Engine(kept, chosen, settings, owned_buffer, owned_streams)
         except BaseException:
@@ -125,6 +129,8 @@ class Producer:
         self._names: set[str] = set()
         self._hurry = self._engine.hurry
         self._largest = max_request_bytes + RECORD_OVERHEAD_BYTES
+        self._surely_small = max_request_bytes - _LONGEST_NAME
+        """A value of this size has room for the name of its topic, and need not be looked at any further."""
         self._pid = os.getpid()
         self._forks = _forks
         self._closed = False
@@ -147,15 +153,18 @@ class Producer:
         Raises SerdeError, InvalidTopicError, RecordTooLargeError or ConfigError for a record that could never be sent;
         BufferFullError; StorageError when the disk of a spool has no room; DeliveryError when this producer has failed.
         """
-        self._check_usable()
+        if self._closed or self._forks != _forks:
+            self._check_usable()
         record = self._new_record(topic, value, key, headers, timestamp, partition)
-        receipt = self._new_receipt(record.topic)
-        staged = self._transactions.current
+        receipt = Receipt(record.topic, self._hurry)
+        if self._on_delivery is not None:
+            receipt.add_done_callback(self._on_delivery)
+        staged = self._transactions.current if self._transactions.count else None
         if staged is not None:
             staged.records.append(record)
             staged.receipts.append(receipt)
-        else:
-            self._put((record,), (receipt,))
+        elif not self._engine.try_put((record,), (receipt,)):
+            self._put_when_full((record,), (receipt,))
         return receipt
 
     async def send_async(
@@ -176,7 +185,9 @@ class Producer:
         if self._transactions.current is not None:
             raise ConfigError("send_async waits for the record, and a transaction for the end of its block: use send")
         record = self._new_record(topic, value, key, headers, timestamp, partition)
-        receipt = self._new_receipt(record.topic)
+        receipt = Receipt(record.topic)
+        if self._on_delivery is not None:
+            receipt.add_done_callback(self._on_delivery)
         await self._put_async(record, receipt)
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
@@ -199,8 +210,8 @@ class Producer:
             raise ConfigError("this producer has no transactions: give it a transactional_id")
         with self._transactions.open() as staged:
             yield
-            if staged.records:
-                self._put(staged.records, staged.receipts)
+            if staged.records and not engine.try_put(staged.records, staged.receipts):
+                self._put_when_full(staged.records, staged.receipts)
         if not engine.durable:
             for receipt in staged.receipts:
                 receipt.result()
@@ -213,7 +224,7 @@ class Producer:
         """
         self._check_usable()
         engine = self._engine
-        engine.wait_for(engine.last, timeout)
+        engine.wait(timeout)
         engine.ledger.raise_failures()
 
     @property
@@ -288,8 +299,9 @@ class Producer:
             )
         if record.topic not in self._names:
             self._check_name(record.topic)
-        size = size_of(record)
-        if size > self._largest:
+        if (
+            (record.value is not None and len(record.value) > self._surely_small) or record.key is not None or headers
+        ) and (size := size_of(record)) > self._largest:
             raise RecordTooLargeError(
                 f"a record of {size - RECORD_OVERHEAD_BYTES} bytes for topic {record.topic!r} is larger than "
                 f"max_request_bytes={self.settings.max_request_bytes}: send less, or raise it, and "
@@ -305,16 +317,8 @@ class Producer:
         if len(self._names) < 10_000:
             self._names.add(name)
 
-    def _new_receipt(self, topic: str) -> Receipt:
-        receipt = Receipt(topic, self._hurry)
-        if self._on_delivery is not None:
-            receipt.add_done_callback(self._on_delivery)
-        return receipt
-
-    def _put(self, records: tuple[NewRecord, ...] | list[NewRecord], receipts: Any) -> None:
+    def _put_when_full(self, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> None:
         engine = self._engine
-        if engine.try_put(records, receipts):
-            return
         deadline_s = time.monotonic() + self.settings.max_block_s
         while not self._is_settled_when_full(records, receipts):
             left_s = deadline_s - time.monotonic()
@@ -323,7 +327,7 @@ class Producer:
             engine.pump.wait_for_news(min(left_s, _ROOM_SLICE_S))
             self._check_usable()
 
-    def _is_settled_when_full(self, records: Any, receipts: Any) -> bool:
+    def _is_settled_when_full(self, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> bool:
         """Do what `when_full` says. False: wait for room, and try again."""
         engine = self._engine
         match self.settings.when_full:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from penstock.abc import Buffer, Feature
+from penstock.abc import Feature
 from penstock.errors import ConfigError, DeliveryError, FencedError, PenstockError
+from penstock.producing.buffered import NumberedBuffer
 from penstock.producing.counts import Counts
-from penstock.producing.delivering import Delivery, Outcome
+from penstock.producing.delivering import Delivery
 from penstock.producing.kept import Held
 from penstock.producing.ledger import Ledger
 from penstock.producing.settings import ProducerSettings
@@ -36,7 +37,7 @@ class Pump:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: NumberedBuffer,
         delivery: Delivery,
         settings: ProducerSettings,
         ledger: Ledger,
@@ -68,6 +69,7 @@ class Pump:
         self._news = threading.Condition()
         self._waiting = 0
         self._on_room: list[Callable[[], None]] = []
+        self.ended = False
         self.idle = False
         """Nothing is left to do: who puts something sets `wake`."""
         self.taking = threading.Lock()
@@ -110,10 +112,6 @@ class Pump:
         for callback in callbacks:
             callback()
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
     def stop(self, deadline_s: float) -> None:
         """Deliver what there is until the deadline (by `time.monotonic`), then end. Returns when it has ended."""
         self._stop_at_s = deadline_s
@@ -131,6 +129,7 @@ class Pump:
         try:
             self._begin()
             while not self._is_over():
+                self._ledger.mark(self._buffer.end)
                 self._take()
                 if self._under_way:
                     self._hear(_HEAR_S)
@@ -157,7 +156,7 @@ class Pump:
                 first = self._buffer.peek(-1, 1, 1)
                 if not first:
                     return
-                through = self._delivery.delivered_through(_as_held(first[0]))
+                through = self._delivery.delivered_through(first[0])
             except DeliveryError as error:
                 if not error.retriable:
                     raise
@@ -193,14 +192,14 @@ class Pump:
         self._hurried.clear()
 
     def _peek(self) -> list[Held]:
-        found = [_as_held(each) for each in self._buffer.peek(self.taken, self._limit_records, self._limit_bytes)]
+        found = list(self._buffer.peek(self.taken, self._limit_records, self._limit_bytes))
         if found and self._delivery.is_whole:
             while found[-1].together_with > found[-1].sequence:
                 last = found[-1]
                 more = self._buffer.peek(last.sequence, last.together_with - last.sequence, self._settings.buffer_bytes)
                 if not more:
                     break
-                found += [_as_held(each) for each in more]
+                found += more
         return found
 
     def _send(self, batch: Sequence[Held]) -> None:
@@ -224,23 +223,25 @@ class Pump:
             self._check_time()
             return
         settle, under_way = self._ledger.settle, self._under_way
-        for outcome in outcomes:
-            held = under_way.pop(outcome.sequence, None)
+        delivered = 0
+        for sequence, partition, offset, error in outcomes:
+            held = under_way.pop(sequence, None)
             if held is None:
                 continue  # of a client that was given up meanwhile
-            if outcome.error is None:
-                self._counts.delivered += 1
-                settle(outcome.sequence, outcome.partition, outcome.offset)
+            if error is None:
+                delivered += 1
+                settle(sequence, partition, offset)
             else:
-                self._not_delivered(held, outcome, outcome.error)
+                self._not_delivered(held, error)
+        self._counts.delivered += delivered
         self._commit()
 
-    def _not_delivered(self, held: Held, outcome: Outcome, error: DeliveryError) -> None:
+    def _not_delivered(self, held: Held, error: DeliveryError) -> None:
         if error.retriable or self._refuse is not None or self._delivery.is_whole:
-            self._failed[outcome.sequence] = (held, error)
+            self._failed[held.sequence] = (held, error)
         else:
             self._counts.refused += 1
-            self._ledger.settle(outcome.sequence, -1, -1, error)
+            self._ledger.settle(held.sequence, -1, -1, error)
 
     def _commit(self) -> None:
         """Everything before the first record that has not come to its end is done."""
@@ -367,27 +368,21 @@ class Pump:
         except (PenstockError, ConfigError, FencedError) as error:
             logger.error("the producer could not be ended cleanly: %s", error)
         finally:
+            self.ended = True
             self.idle = False
             self.tell_news()
 
     def _hear_last_words(self) -> None:
         """What was acknowledged in time is told as such."""
-        for outcome in self._delivery.outcomes(0):
-            if outcome.error is None and self._under_way.pop(outcome.sequence, None) is not None:
+        for sequence, partition, offset, error in self._delivery.outcomes(0):
+            if error is None and self._under_way.pop(sequence, None) is not None:
                 self._counts.delivered += 1
-                self._ledger.settle(outcome.sequence, outcome.partition, outcome.offset)
+                self._ledger.settle(sequence, partition, offset)
         self._commit()
 
 
 class _TimeIsOverError(Exception):
     """The deadline of `stop` has come."""
-
-
-def _as_held(buffered: object) -> Held:
-    """What a buffer of somebody else's gives has no groups."""
-    if isinstance(buffered, Held):
-        return buffered
-    return Held(buffered.sequence, buffered.record, buffered.sequence)  # type: ignore[attr-defined]
 
 
 def _runs(units: list[tuple[list[Held], bool]]) -> Iterator[list[Held]]:

@@ -57,7 +57,7 @@ class StreamDelivery:
 
     def _refuse(self, run: list[Held], error: DeliveryError) -> None:
         for held in run:
-            self._news.put(Outcome(held.sequence, -1, -1, error))
+            self._news.put((held.sequence, -1, -1, error))
 
     def _placed(self, stream: Stream, run: list[Held], partitioner: BatchPartitioner) -> list[Held]:
         """The records with their partitions chosen; those for which it could not be are refused here."""
@@ -106,7 +106,7 @@ class _Listener:
 
     def __call__(self, receipt: Receipt) -> None:
         if receipt.error is not None:
-            self._news.put(Outcome(self._sequence, -1, -1, receipt.error))
+            self._news.put((self._sequence, -1, -1, receipt.error))
         else:
             place = receipt.result(0)
-            self._news.put(Outcome(self._sequence, place.partition, place.offset, None))
+            self._news.put((self._sequence, place.partition, place.offset, None))

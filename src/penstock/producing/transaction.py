@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ class OpenTransactions:
     """The open transaction of each thread and task, of one producer."""
 
     def __init__(self) -> None:
+        self.count = 0
+        """How many are open, in all threads."""
+        self._lock = threading.Lock()
         self._current: contextvars.ContextVar[Staged | None] = contextvars.ContextVar("transaction", default=None)
 
     @property
@@ -35,6 +39,8 @@ class OpenTransactions:
             raise ConfigError("a transaction is open already: they cannot be nested")
         staged = Staged()
         token = self._current.set(staged)
+        with self._lock:
+            self.count += 1
         try:
             yield staged
         except BaseException as error:
@@ -51,3 +57,5 @@ class OpenTransactions:
             raise
         finally:
             self._current.reset(token)
+            with self._lock:
+                self.count -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import functools
 from collections.abc import Callable
@@ -60,7 +61,7 @@ class Topic(Generic[T]):
     def __init__(
         self,
         name: str,
-        type: type[T],
+        type: builtins.type[T],
         *,
         key: Callable[[T], object] | None = None,
         serde: object = None,

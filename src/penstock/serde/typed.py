@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.errors import ConfigError, PenstockError, SerdeError
 from penstock.serde.made_again import MadeAgain
-from penstock.serde.types import classes_of, is_anything, is_pydantic, name_of
+from penstock.serde.types import classes_of, is_anything, is_pydantic, is_pydantic_error, name_of
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], Any]
@@ -44,7 +44,8 @@ class TypedSerde(MadeAgain):
             data = self._encode(value)
         except Exception as error:
             raise SerdeError(
-                f"topic {topic!r}: a value of type {type(value).__name__} cannot be written as {self.FORMAT}: {error}"
+                f"topic {topic!r}: a value of type {type(value).__name__} cannot be written as {self.FORMAT}: "
+                f"{reason(error)}"
             ) from error
         if self._verify:
             try:
@@ -52,7 +53,7 @@ class TypedSerde(MadeAgain):
             except Exception as error:
                 raise SerdeError(
                     f"topic {topic!r}: this {type(value).__name__} could be written as {self.FORMAT}, but nobody could "
-                    f"read it as {name_of(self.type)}: {error}"
+                    f"read it as {name_of(self.type)}: {reason(error)}"
                 ) from error
         return data
 
@@ -80,7 +81,15 @@ class TypedSerde(MadeAgain):
 
 def undecodable(topic: str, data: bytes, what: str, error: Exception) -> SerdeError:
     """The error for bytes that could not be read."""
-    return SerdeError(f"topic {topic!r}: {len(data)} bytes are no {what}: {error or type(error).__name__}")
+    return SerdeError(f"topic {topic!r}: {len(data)} bytes are no {what}: {reason(error)}")
+
+
+def reason(error: Exception) -> str:
+    """What an error says, on one line; pydantic's say it on several, with an address for each."""
+    if is_pydantic_error(error):
+        parts = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())  # type: ignore[attr-defined]
+        return "; ".join(parts)
+    return str(error) or type(error).__name__
 
 
 def check_expressible(form: Any, what: str) -> None:

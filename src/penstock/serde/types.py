@@ -49,6 +49,11 @@ def is_pydantic(form: Any) -> bool:
     return any(is_pydantic(part) for part in typing.get_args(form))
 
 
+def is_pydantic_error(error: Exception) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(error, pydantic.ValidationError)
+
+
 def is_protobuf(form: Any) -> bool:
     """Whether it is the class of a Protobuf message."""
     return isinstance(form, type) and hasattr(form, "DESCRIPTOR") and hasattr(form, "SerializeToString")

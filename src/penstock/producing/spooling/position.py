@@ -1,7 +1,7 @@
 """How far a spool is committed: one number, in two slots that are written in turn.
 
-A process that is killed in the middle of a write spoils the slot it wrote; the other one holds what was true before. The
-file is mapped, so a commit costs no system call; it survives the process at once, and a power cut after `sync`.
+A process that is killed in the middle of a write spoils the slot it wrote; the other one holds what was true before.
+The file is mapped, so a commit costs no system call; it survives the process at once, and a power cut after `sync`.
 """
 
 from __future__ import annotations

@@ -73,6 +73,27 @@ def producer_configuration(bootstrap: str, options: Options) -> Configuration:
     }
 
 
+def transactional_configuration(
+    bootstrap: str, options: Options, transactional_id: str, transaction_timeout_s: float
+) -> Configuration:
+    """Everything between the beginning of a transaction and its end stored, or nothing of it to be seen."""
+    transaction_timeout_ms = round(transaction_timeout_s * 1000)
+    return {
+        **producer_configuration(bootstrap, options),
+        # A broker that still writes the markers of the last transaction wants to be asked for the next one again.
+        "retry.backoff.ms": 10,
+        "delivery.timeout.ms": transaction_timeout_ms,
+        **options.librdkafka,
+        "acks": "all",
+        "enable.idempotence": True,
+        "max.in.flight.requests.per.connection": 5,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": transaction_timeout_ms,
+        # Where there is one broker, librdkafka 2.16 hangs for good when that is restarted, unless it is told this.
+        "metadata.recovery.strategy": "none",
+    }
+
+
 def reader_configuration(bootstrap: str, options: Options, limit: int | None) -> Configuration:
     """Large fetches, queued ahead of the reader, unless it wants only a few records."""
     return {

@@ -106,6 +106,12 @@ class TopicAdministration:
         """The offset behind the last one that can be read: records of open transactions cannot."""
         return self._offsets(topic, dict.fromkeys(partitions, OffsetSpec.latest()))
 
+    def ends(self, topic: str, partitions: Iterable[int]) -> Offsets:
+        """The offset behind the last one in each of the partitions, be it of an open transaction."""
+        asked: dict[tuple[str, int], OffsetSpec] = {(topic, each): OffsetSpec.latest() for each in partitions}
+        found = self._ask_offsets(asked, IsolationLevel.READ_UNCOMMITTED)
+        return {partition: offset for (_, partition), offset in found.items()}
+
     def at_time(self, topic: str, time_ms: int, partitions: Iterable[int]) -> Offsets:
         """The first offset from a time on; where there is none, the latest."""
         asked = list(partitions)
@@ -139,7 +145,9 @@ class TopicAdministration:
             raise UnknownTopicError(f"there is no partition {min(missing)} of topic {topic!r}")
         return {partition: offset for (_, partition), offset in found.items()}
 
-    def _ask_offsets(self, asked: Mapping[tuple[str, int], OffsetSpec]) -> dict[tuple[str, int], int]:
+    def _ask_offsets(
+        self, asked: Mapping[tuple[str, int], OffsetSpec], isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> dict[tuple[str, int], int]:
         """One offset for each partition; those that are not there are left out."""
         if not asked:
             return {}
@@ -147,7 +155,7 @@ class TopicAdministration:
 
         def ask() -> dict[tuple[str, int], int]:
             found = {}
-            futures = self.admin.list_offsets(places, isolation_level=IsolationLevel.READ_COMMITTED)
+            futures = self.admin.list_offsets(places, isolation_level=isolation)
             for place, future in futures.items():
                 try:
                     found[place.topic, place.partition] = future.result(ANSWER_TIMEOUT_S).offset

@@ -8,7 +8,14 @@ from collections import defaultdict
 from penstock.abc import Feature, Stream
 from penstock.errors import ConfigError, ConnectionClosedError, DeliveryError, TopicExistsError, UnknownTopicError
 from penstock.model import Headers, NewRecord, Receipt
-from penstock.testing.conformance.stream_suite import SETTLE_S, StreamSuite, check_values, numbered, places
+from penstock.testing.conformance.stream_suite import (
+    SETTLE_S,
+    StreamSuite,
+    check_values,
+    numbered,
+    ordered_record,
+    places,
+)
 from penstock.testing.conformance.suite import needs
 
 LARGE_BYTES = 500_000

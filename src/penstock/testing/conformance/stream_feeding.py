@@ -53,12 +53,12 @@ class Following:
             self.records[batch.partition] += batch
         return count
 
-    def poll_until(self, reached: Callable[[], bool], what: str, limit: int = 100, timeout_s: float = SETTLE_S) -> None:
-        deadline_s = time.monotonic() + timeout_s
+    def poll_until(self, reached: Callable[[], bool], what: str, limit: int = 100) -> None:
+        deadline_s = time.monotonic() + SETTLE_S
         while not reached():
             self.poll(limit)
             counts = {partition: len(records) for partition, records in self.records.items()}
-            assert time.monotonic() < deadline_s, f"{what}: not after {timeout_s:g} s; the partitions gave {counts}"
+            assert time.monotonic() < deadline_s, f"{what}: not after {SETTLE_S:g} s; the partitions gave {counts}"
 
     def poll_until_count(self, count: int, limit: int = 100) -> None:
         self.poll_until(lambda: sum(map(len, self.records.values())) >= count, f"{count} records", limit)
@@ -200,7 +200,7 @@ class FeedingCases(StreamSuite):
         for partition in (0, 1):
             following.add(partition, starts[partition])
         with self.expect(OffsetOutOfRangeError, "a feed whose records expired before they were read") as caught:
-            following.poll_until(lambda: False, "an OffsetOutOfRangeError", timeout_s=SETTLE_S / 2)
+            following.poll_until(lambda: False, "an OffsetOutOfRangeError")
         assert caught.error.partition == 0, f"partition 0 has expired records, but the error names {caught.error}"
         following.poll_until(lambda: len(following.records[1]) >= 10, "the other partition")
         assert not following.records[0], f"a partition with expired records gave {following.records[0][:3]}"

@@ -61,9 +61,9 @@ class StreamSuite(Suite[Streams]):
         return [record for partition in stream.partitions() for record in self.everything(stream, partition)]
 
     def read(
-        self, stream: Stream, start: Pointer, limit: int = 100, wait_s: float = WAIT_S, partition: int = 0
+        self, stream: Stream, start: Pointer, limit: int = 100, wait_s: float | None = None, partition: int = 0
     ) -> Batch:
-        batch = stream.read(partition, start, limit, wait_s)
+        batch = stream.read(partition, start, limit, WAIT_S if wait_s is None else wait_s)
         check_batch(batch, stream.topic, partition, limit)
         assert batch.start == start, f"a read at {start} gave a batch that says it starts at {batch.start}"
         return batch

@@ -1,0 +1,176 @@
+"""What holds for both stores that compare and set heads, S3 and DynamoDB: the tests of each call it with its name."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import IO
+
+import pytest
+
+from penstock.checkpoints import _cleaning
+from penstock.checkpoints._versioned import VersionedCheckpoints
+from penstock.errors import CorruptCheckpointError, FencedError
+from penstock.model import CheckpointKey, Lease, Runs
+from tests.checkpoints.aws_wire import Wire, lose_answer, make_client
+from tests.checkpoints.changes import assert_holds, nth_change, number_in
+from tests.checkpoints.small_shelf import open_small
+from tests.servers import LAUNCHER
+
+SAVES = 9
+
+
+def fresh_key() -> CheckpointKey:
+    return CheckpointKey(f"group-{uuid.uuid4().hex[:12]}", "topic", 0)
+
+
+def claimed(store: VersionedCheckpoints, key: CheckpointKey, owner: str) -> Lease:
+    """The lease, taken from whoever has it."""
+    seen = next((lease for lease in store.leases(key.group) if lease.name == key.lease_name), None)
+    lease = store.claim(key.group, key.lease_name, owner, seen)
+    assert lease is not None
+    return lease
+
+
+@contextmanager
+def small(service: str) -> Iterator[tuple[VersionedCheckpoints, Wire]]:
+    client = make_client(service)
+    wire = Wire(client)
+    with closing(open_small(service, client)) as store:
+        yield store, wire
+
+
+def check_a_writer_killed_before_any_request(service: str, seed: int) -> None:
+    """Kill a writer before its first, second, third ... write, until it comes to its end. Each time the store holds
+    all of the last change it was told of, or all of the one after it; and the next owner goes on, and cleans up."""
+    command = [sys.executable, "-c", LAUNCHER, str(os.getpid()), sys.executable, "-m", "tests.checkpoints.dying_writer"]
+    process = subprocess.Popen([*command, service], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with small(service) as (store, _):
+            die_at = 0
+            has_ended = False
+            while not has_ended:
+                die_at += 1
+                key = fresh_key()
+                process.stdin.write(f"{key.group} {seed} {SAVES} {die_at}\n")
+                process.stdin.flush()
+                acknowledged, has_ended = hear(process.stdout)
+                check_what_is_left(store, key, seed, acknowledged)
+            assert die_at > 2 * SAVES, "the writer wrote no parts, so little was tested"
+            assert acknowledged == SAVES
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def hear(output: IO[str]) -> tuple[int, bool]:
+    """The last change that a writer has acknowledged, once it is dead, and whether it came to its end."""
+    acknowledged, has_ended = 0, False
+    while (line := output.readline().strip()) != "dead":
+        assert line, "the process that starts the writers has ended"
+        assert not line.startswith("failed"), line
+        if line.startswith("end"):
+            has_ended = True
+        else:
+            acknowledged = int(line)
+    return acknowledged, has_ended
+
+
+def check_what_is_left(store: VersionedCheckpoints, key: CheckpointKey, seed: int, acknowledged: int) -> None:
+    number = number_in(store, key)
+    assert number in (acknowledged, acknowledged + 1)
+    assert_holds(store, key, seed, number)
+    lease = claimed(store, key, "next owner")
+    store.save(lease, key, nth_change(seed, number + 1))
+    assert_holds(store, key, seed, number + 1)
+    assert set(store._shelf.parts(key.group, key.lease_name)) == parts_needed(store, key)
+
+
+def scattered(count: int, seed: int) -> Runs:
+    """Runs of finished records without any pattern, so that they do not become small in bytes."""
+    edges = itertools.accumulate(random.Random(seed).randrange(1, 50) for _ in range(2 * count))
+    return tuple(zip(edges, edges, strict=True))
+
+
+def check_a_missing_part_is_told(service: str) -> None:
+    with small(service) as (store, _), small(service) as (other, _):
+        key = fresh_key()
+        lease = claimed(store, key, "owner")
+        for number in range(1, SAVES):
+            store.save(lease, key, nth_change(1, number))
+        store._shelf.remove_parts(key.group, key.lease_name, store._shelf.parts(key.group, key.lease_name))
+        with pytest.raises(CorruptCheckpointError, match="is missing"):
+            other.state(key)
+        with pytest.raises(CorruptCheckpointError, match="is missing"):
+            for number in range(SAVES, 3 * SAVES):
+                other.save(lease, key, nth_change(1, number))
+
+
+def parts_needed(store: VersionedCheckpoints, key: CheckpointKey) -> set[str]:
+    head = store._heads.all(key.group)[key.lease_name]
+    return store._version(key, head).parts | ({head.part} if head.part else set())
+
+
+def check_a_paused_owner_is_fenced(service: str, seed: int) -> None:
+    """An owner is stopped just before each of the writes of a save; another one takes over and saves; then the first
+    one goes on. What it writes then changes nothing."""
+    with small(service) as (old, wire), small(service) as (new, _), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_cleaning, "AT_ONCE", 1000)  # so that the last write of a save is the one that makes it count
+        writes = count_writes_of_a_save(old, wire, seed)
+        assert writes >= 2, "the save wrote no parts, so it had no middle"
+        for pause_at in range(1, writes + 1):
+            key = fresh_key()
+            lease = claimed(old, key, "old owner")
+            for number in range(1, SAVES):
+                old.save(lease, key, nth_change(seed, number))
+
+            def take_over(number: int, key: CheckpointKey = key, pause_at: int = pause_at) -> None:
+                if number == pause_at:
+                    taken = claimed(new, key, "new owner")
+                    for later in (SAVES, SAVES + 1):
+                        new.save(taken, key, nth_change(seed, later))
+
+            wire.arm(before=take_over)
+            with pytest.raises(FencedError, match="'new owner' holds it"):
+                old.save(lease, key, nth_change(seed, SAVES))
+            wire.arm()
+            assert_holds(new, key, seed, SAVES + 1)
+            with pytest.raises(FencedError):
+                old.renew(lease)
+            old.release(lease)
+            assert [each.owner for each in new.leases(key.group)] == ["new owner"]
+
+
+def count_writes_of_a_save(store: VersionedCheckpoints, wire: Wire, seed: int) -> int:
+    key = fresh_key()
+    lease = claimed(store, key, "counting")
+    for number in range(1, SAVES):
+        store.save(lease, key, nth_change(seed, number))
+    wire.arm()
+    store.save(lease, key, nth_change(seed, SAVES))
+    return wire.writes
+
+
+def check_lost_answers(service: str, seed: int) -> None:
+    """The answer to one write after the other is lost, so the client sends it again: claims are won all the same, and
+    nothing is saved twice."""
+    with small(service) as (store, wire):
+        for lost in range(1, 12):
+            key = fresh_key()
+            lose_answer(wire, lost)
+            lease = store.claim(key.group, key.lease_name, "owner", None)
+            assert lease is not None
+            for number in range(1, 4):
+                store.save(lease, key, nth_change(seed, number))
+                lease = store.renew(lease)
+            wire.arm()
+            assert_holds(store, key, seed, 3)
+            assert store.leases(key.group) == [lease]
