@@ -17,8 +17,10 @@ from penstock.consuming.handlers import Handler, handler_of
 from penstock.consuming.health import Health
 from penstock.consuming.options import ConsumerOptions, choice, idempotency_key, position
 from penstock.consuming.retry import Retry
+from penstock.consuming.stages import Stage, Stages, stage_of
 from penstock.errors import ConfigError, GroupError, HandlerError
 from penstock.model import Guarantee, Order
+from penstock.model.clock import SystemClock
 from penstock.serde import Topic
 from penstock.streams.connecting import open_streams
 
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LOOK_S: Final = 0.1
+_STAGES_STOP_S: Final = 10.0
 _PLAIN: Final = frozenset(field.name for field in fields(ConsumerOptions))
 
 
@@ -77,6 +80,7 @@ class App:
         self._checkpoints = checkpoints
         self._clock = clock
         self._declared: list[Declared] = []
+        self._stages: dict[str, Stage] = {}
         self._consumers: list[Consumer] = []
         self._stopping = threading.Event()
         self._running = False
@@ -140,6 +144,22 @@ class App:
         )
         self._declared.append(declared)
 
+    def stage(self, name: str, *, workers: int = 1, retry: Retry | int | None = None) -> Callable[[Function], Function]:
+        """Declare a stage: a function for tasks that handlers, and other stages, give it with `ctx.emit(name, value)`.
+
+        A record that forked into tasks is finished when all of them, and all that they led to, have ended. A task that
+        fails is tried again as `retry` says (3 times unless given); when it fails for good, its record does.
+        """
+        policy = _retry_of(retry) or Retry(3)
+
+        def declare(function: Function) -> Function:
+            if name in self._stages:
+                raise HandlerError(f"there is a stage {name!r} already: {self._stages[name].function!r}")
+            self._stages[name] = stage_of(name, function, workers, policy)
+            return function
+
+        return declare
+
     def run(self) -> None:
         """Run all handlers until SIGTERM, Ctrl-C, or `stop`; or until all have come to their `end`.
 
@@ -147,10 +167,20 @@ class App:
         one of them to go on; the others are stopped first, too.
         """
         with self._opened() as streams, self._signals():
-            self._consumers = [self._consumer(each, streams) for each in self._declared]
-            for consumer in self._consumers:
-                consumer.start()
-            self._wait()
+            topics = [declared.handler.topic for declared in self._declared]
+            stages = None
+            if self._stages or len(topics) > 1:  # else there is nothing that a record could fork into
+                stages = Stages(self._stages.values(), topics, streams, self._clock or SystemClock())
+            self._consumers = [self._consumer(each, streams, stages) for each in self._declared]
+            if stages is not None:
+                stages.start()
+            try:
+                for consumer in self._consumers:
+                    consumer.start()
+                self._wait()
+            finally:
+                if stages is not None:
+                    stages.stop(_STAGES_STOP_S)
 
     def start(self) -> threading.Thread:
         """`run`, in a thread of its own, without hearing signals."""
@@ -179,7 +209,7 @@ class App:
     ) -> None:
         self.stop()
 
-    def _consumer(self, declared: Declared, streams: Streams) -> Consumer:
+    def _consumer(self, declared: Declared, streams: Streams, stages: Stages | None) -> Consumer:
         return Consumer(
             streams,
             declared.handler.topic,
@@ -189,6 +219,7 @@ class App:
             checkpoints=declared.checkpoints,
             dead_letters=declared.dead_letters,
             clock=self._clock,
+            stages=stages,
         )
 
     def _wait(self) -> None:
@@ -258,20 +289,26 @@ def _settings(
     unknown = sorted(set(options) - _PLAIN)
     if unknown:
         raise ConfigError(f"there is no option {unknown[0]!r}; there are {', '.join(sorted(_PLAIN))}")
-    if isinstance(retry, int) and not isinstance(retry, bool):
-        retry = Retry(retry)
-    if retry is not None and not isinstance(retry, Retry):
-        raise ConfigError(f"retry={retry!r}: use Retry(5), or a number of attempts")
+    policy = _retry_of(retry)
     for name in ("start", "end", "on_expired"):
         if options.get(name) is not None:
             options[name] = None if options[name] == "fail" else position(options[name], name)
     if "idempotency_key" in options:
         options["idempotency_key"] = idempotency_key(options["idempotency_key"])
-    if retry is not None:
-        options["retry"] = retry
+    if policy is not None:
+        options["retry"] = policy
     return ConsumerOptions(
         guarantee=choice(Guarantee, guarantee, "guarantee"),
         order=choice(Order, order, "order"),
         workers=workers,
         **options,
     )
+
+
+def _retry_of(given: Retry | int | None) -> Retry | None:
+    """A policy as users write it: a Retry, or a number of attempts."""
+    if given is None or isinstance(given, Retry):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise ConfigError(f"retry={given!r}: use Retry(5), or a number of attempts")
+    return Retry(given)

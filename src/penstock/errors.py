@@ -225,3 +225,7 @@ class ClosedError(PenstockError):
 class OutcomeUnknownError(StoreUnavailableError):
     """The store was lost while a transaction was being committed: it counts, or it does not. Load the checkpoint to find
     out, before anything is done again."""
+
+
+class TransactionAbortedError(StoreUnavailableError):
+    """A transaction could not be committed. Nothing of it counts, and nobody has seen any of it: do it again."""

@@ -96,7 +96,8 @@ def check_what_is_left(store: VersionedCheckpoints, key: CheckpointKey, seed: in
 
 def scattered(count: int, seed: int) -> Runs:
     """Runs of finished records without any pattern, so that they do not become small in bytes."""
-    edges = itertools.accumulate(random.Random(seed).randrange(1, 50) for _ in range(2 * count))
+    rng = random.Random(seed)
+    edges = itertools.accumulate(rng.randrange(1, 50) for _ in range(2 * count))
     return tuple(zip(edges, edges, strict=True))
 
 
@@ -110,8 +111,12 @@ def check_a_missing_part_is_told(service: str) -> None:
         with pytest.raises(CorruptCheckpointError, match="is missing"):
             other.state(key)
         with pytest.raises(CorruptCheckpointError, match="is missing"):
-            for number in range(SAVES, 3 * SAVES):
-                other.save(lease, key, nth_change(1, number))
+            save_many(other, lease, key)
+
+
+def save_many(store: VersionedCheckpoints, lease: Lease, key: CheckpointKey) -> None:
+    for number in range(SAVES, 3 * SAVES):
+        store.save(lease, key, nth_change(1, number))
 
 
 def parts_needed(store: VersionedCheckpoints, key: CheckpointKey) -> set[str]:
@@ -124,39 +129,40 @@ def check_a_paused_owner_is_fenced(service: str, seed: int) -> None:
     one goes on. What it writes then changes nothing."""
     with small(service) as (old, wire), small(service) as (new, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_cleaning, "AT_ONCE", 1000)  # so that the last write of a save is the one that makes it count
-        writes = count_writes_of_a_save(old, wire, seed)
-        assert writes >= 2, "the save wrote no parts, so it had no middle"
+        last, writes = a_save_with_parts(old, wire, seed)
         for pause_at in range(1, writes + 1):
             key = fresh_key()
             lease = claimed(old, key, "old owner")
-            for number in range(1, SAVES):
+            for number in range(1, last):
                 old.save(lease, key, nth_change(seed, number))
 
             def take_over(number: int, key: CheckpointKey = key, pause_at: int = pause_at) -> None:
                 if number == pause_at:
                     taken = claimed(new, key, "new owner")
-                    for later in (SAVES, SAVES + 1):
+                    for later in (last, last + 1):
                         new.save(taken, key, nth_change(seed, later))
 
             wire.arm(before=take_over)
             with pytest.raises(FencedError, match="'new owner' holds it"):
-                old.save(lease, key, nth_change(seed, SAVES))
+                old.save(lease, key, nth_change(seed, last))
             wire.arm()
-            assert_holds(new, key, seed, SAVES + 1)
+            assert_holds(new, key, seed, last + 1)
             with pytest.raises(FencedError):
                 old.renew(lease)
             old.release(lease)
             assert [each.owner for each in new.leases(key.group)] == ["new owner"]
 
 
-def count_writes_of_a_save(store: VersionedCheckpoints, wire: Wire, seed: int) -> int:
+def a_save_with_parts(store: VersionedCheckpoints, wire: Wire, seed: int) -> tuple[int, int]:
+    """The number of a change whose save needs several writes, the last of which makes it count, and how many."""
     key = fresh_key()
     lease = claimed(store, key, "counting")
-    for number in range(1, SAVES):
+    for number in range(1, 100):
+        wire.arm()
         store.save(lease, key, nth_change(seed, number))
-    wire.arm()
-    store.save(lease, key, nth_change(seed, SAVES))
-    return wire.writes
+        if number > 1 and wire.writes > 2:
+            return number, wire.writes
+    raise AssertionError("no save wrote parts, so none has a middle")
 
 
 def check_lost_answers(service: str, seed: int) -> None:

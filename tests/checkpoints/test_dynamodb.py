@@ -56,7 +56,7 @@ def test_a_missing_part_is_told_and_not_guessed_at() -> None:
 def test_a_large_set_of_finished_records_is_split_over_items_and_old_ones_go(store: DynamoCheckpoints) -> None:
     key = fresh_key()
     lease = claimed(store, key, "owner")
-    runs = scattered(600_000, seed_of())
+    runs = scattered(400_000, seed_of())
     for start in (-2, -1):
         store.save(lease, key, Change(Checkpoint(start, runs[-1][1], runs)))
     assert store.load(key) == Checkpoint(-1, runs[-1][1], runs)
@@ -68,7 +68,7 @@ def test_a_large_set_of_finished_records_is_split_over_items_and_old_ones_go(sto
 def test_a_part_of_which_an_item_is_missing_is_not_taken_for_a_whole_one(store: DynamoCheckpoints) -> None:
     key = fresh_key()
     lease = claimed(store, key, "owner")
-    runs = scattered(600_000, seed_of())
+    runs = scattered(400_000, seed_of())
     store.save(lease, key, Change(Checkpoint(-1, runs[-1][1], runs)))
     place = f"parts/{key.group}/partition%3Atopic%3A0"
     client = make_client("dynamodb")
@@ -171,7 +171,7 @@ def test_items_that_dynamodb_had_no_room_for_are_written_again(
     monkeypatch.setattr(shelf._client, "batch_write_item", take_some)
     key = fresh_key()
     lease = claimed(store, key, "owner")
-    runs = scattered(600_000, seed_of())
+    runs = scattered(400_000, seed_of())
     store.save(lease, key, Change(Checkpoint(-1, runs[-1][1], runs)))
     assert store.load(key) == Checkpoint(-1, runs[-1][1], runs)
     monkeypatch.setattr(shelf._client, "batch_write_item", lambda RequestItems: {"UnprocessedItems": RequestItems})

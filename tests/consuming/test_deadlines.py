@@ -161,7 +161,10 @@ def test_a_hanging_analyser_takes_nothing_from_the_others_and_is_turned_away_onc
         results = []
         for number in range(10):
             calling = pool.submit(analyse, number)
+            if number < 2:
+                wait_for_begin(gate)
             if number < 5:
+                wait_for_answers(analyse, "quick", number + 1)
                 clock.wait_for_sleepers(1)
                 clock.advance(0.020)
             results.append(calling.result(LONG_S))

@@ -32,7 +32,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The module of `shop.proto`."""
     protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools, which brings protoc, is not installed")
     folder = tmp_path_factory.mktemp("protos")
-    arguments = ["protoc", f"-I{PROTOS}", f"--python_out={folder}", "money.proto", "shop.proto"]
+    known = Path(protoc.__file__).with_name("_proto")
+    arguments = ["protoc", f"-I{PROTOS}", f"-I{known}", f"--python_out={folder}", "money.proto", "shop.proto"]
     assert protoc.main(arguments) == 0
     for name in ("money_pb2", "shop_pb2"):
         spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")

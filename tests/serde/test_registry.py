@@ -209,7 +209,7 @@ def test_an_unknown_id_is_the_values_fault_and_an_unreachable_registry_is_not(
 ) -> None:
     topic = Topic("t", Line, serde=AvroSerde(Line, registry=SchemaRegistry(server.url, attempts=1)))
     with pytest.raises(
-        SerdeError, match="topic 't': a value names schema 9, which <SchemaRegistry at .* does not have"
+        SerdeError, match=r"topic 't': a value names schema 9, which <SchemaRegistry at .* does not have"
     ):
         topic.decode(b"\0\0\0\0\x09abc")
     server.trouble = [503]

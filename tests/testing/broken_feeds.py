@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.errors import OffsetOutOfRangeError
 from penstock.model import Batch, Pointer
@@ -94,3 +96,25 @@ class StopsAllWhenOneExpires(MemoryFeed):
         except OffsetOutOfRangeError:
             self._next.clear()
             raise
+
+
+class BeginsAtTheStart(MemoryFeed):
+    def add(self, partition: int, start: Pointer) -> None:
+        super().add(partition, 0)
+
+
+class WaitsTooLong(MemoryFeed):
+    def poll(self, limit: int, wait_s: float) -> Sequence[Batch]:
+        if wait_s > 1:
+            threading.Event().wait(min(wait_s, 3.0))
+        return super().poll(limit, 0.0)
+
+
+class LosesKeys(MemoryFeed):
+    def poll(self, limit: int, wait_s: float) -> Sequence[Batch]:
+        return [
+            Batch(
+                batch.topic, batch.partition, batch.start, batch.next, [replace(record, key=None) for record in batch]
+            )
+            for batch in super().poll(limit, wait_s)
+        ]

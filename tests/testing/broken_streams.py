@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -31,6 +30,22 @@ class BrokenStreams(MemoryStreams):
 
 def with_streams_of(kind: type[MemoryStream]) -> type[BrokenStreams]:
     return type("Broken", (BrokenStreams,), {"kind": kind})
+
+
+class HidesTopics(MemoryStreams):
+    def topics(self) -> list[str]:
+        return []
+
+
+class CreatesTwice(MemoryStreams):
+    def create_topic(self, topic: str, partitions: int | None = None) -> None:
+        if topic not in self.topics():
+            super().create_topic(topic, partitions)
+
+
+class CreatesWithoutPartitions(MemoryStreams):
+    def create_topic(self, topic: str, partitions: int | None = None) -> None:
+        super().create_topic(topic, partitions or 1)
 
 
 def _changed(batch: Batch, records: Sequence[Record], following: Pointer | None = None) -> Batch:
@@ -140,7 +155,7 @@ class DropsUnderPressure(MemoryStream):
                 receipt.settle(0, 0)
             return receipts
         try:
-            time.sleep(0.001)
+            threading.Event().wait(0.001)  # long enough for another thread to come in between
             return super().append(records)
         finally:
             self.busy.release()
@@ -237,3 +252,51 @@ class SaysItHasGroups(MemoryStream):
     @property
     def features(self) -> Features:
         return super().features | {Feature.GROUPS}
+
+
+class HasOneCursorForAll(MemoryStream):
+    """Keeps where it reads in one place, for all threads."""
+
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        self.cursor = start
+        threading.Event().wait(0.002)  # long enough for another thread to come in between
+        batch = super().read(partition, self.cursor, limit, wait_s)
+        return Batch(batch.topic, partition, start, max(start, batch.next), batch.records)
+
+
+class TakesAThousandAtMost(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        receipts = [*super().append(records[:1000])]
+        return receipts + [receipts[-1]] * (len(records) - 1000)
+
+
+class KnowsEveryTopic(MemoryStream):
+    def partitions(self) -> Sequence[int]:
+        try:
+            return super().partitions()
+        except UnknownTopicError:
+            return ()
+
+
+class MixesPartitionsUp(MemoryStream):
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        batch = super().read(0, min(start, self.span(0)[1]), limit, 0.0)
+        records = [replace(record, partition=partition) for record in batch]
+        return Batch(batch.topic, partition, start, batch.next, records)
+
+
+class ClosesOnce(MemoryStream):
+    def close(self) -> None:
+        self._check_open()
+        super().close()
+
+
+class GivesAReceiptForNothing(MemoryStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return super().append(records) or [Receipt(self.topic)]
+
+
+class HasARecordFromTheStart(MemoryStream):
+    def span(self, partition: int) -> tuple[Pointer, Pointer]:
+        first, end = super().span(partition)
+        return first, max(end, 1)

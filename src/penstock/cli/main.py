@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli import consume, demo, groups, produce, serve, topics
+from penstock.cli import consume, demo, dlq, groups, produce, serve, topics
 from penstock.errors import PenstockError
 
 EXIT_CODES = "Exit codes: 0 done, 1 an error, 2 the command was written wrongly, 130 interrupted, 143 terminated."
@@ -26,7 +26,7 @@ class Root(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order in which a newcomer meets them."""
-        return ["serve", "topics", "produce", "consume", "groups", "demo"]
+        return ["serve", "topics", "produce", "consume", "groups", "dlq", "demo"]
 
     def invoke(self, ctx: Any) -> Any:
         signal.signal(signal.SIGTERM, _terminated)
@@ -65,6 +65,7 @@ app.add_typer(topics.app, name="topics")
 app.command("produce", epilog=produce.EXAMPLES)(produce.produce)
 app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(groups.app, name="groups")
+app.add_typer(dlq.app, name="dlq")
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 
 

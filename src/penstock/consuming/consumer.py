@@ -17,18 +17,19 @@ from penstock.consuming.giving_up import GivingUp
 from penstock.consuming.guarantees import Means, check_order, means_of
 from penstock.consuming.handlers import Handler, Wants, handler_of
 from penstock.consuming.health import Health, health_of
-from penstock.consuming.lanes import Lanes
+from penstock.consuming.lanes import Lanes, Task
 from penstock.consuming.lease_groups import LeaseGroupFeed
 from penstock.consuming.loop import Loop
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.owning import Owning
 from penstock.consuming.processes import ProcessRunner, check_can_be_sent
-from penstock.consuming.runners import BatchRunner, Caller, FullRunner, Gather, Report, Runner, ValueRunner
+from penstock.consuming.runners import BatchRunner, Caller, FullRunner, Gather, Report, Runner, TreeRunner, ValueRunner
 from penstock.consuming.saving import Saving
+from penstock.consuming.stages import Stages
 from penstock.consuming.transactions import TransactionRunner
 from penstock.consuming.workers import AsyncRunner, AsyncWorkers, ThreadWorkers, Workers
 from penstock.errors import ConfigError, GroupError
-from penstock.model import CheckpointKey, Happening, NewRecord, Order, Pointer
+from penstock.model import CheckpointKey, Guarantee, Happening, NewRecord, Order, Pointer
 from penstock.model.clock import SystemClock
 from penstock.serde import Topic
 
@@ -53,6 +54,7 @@ class Consumer:
         member: str | None = None,
         clock: Clock | None = None,
         keep_checkpoints_open: bool = False,
+        stages: Stages | None = None,
     ) -> None:
         if not group or not isinstance(group, str):
             raise GroupError("a consumer needs a group: the name under which its progress is kept")
@@ -63,6 +65,7 @@ class Consumer:
         self._clock = clock or SystemClock()
         check_order(self.handler, self.options)
         self._streams = streams
+        self._stages = stages
         self.stream: Stream = streams.stream(self.handler.topic.name)
         self._opened: Opened = open_checkpoints(
             checkpoints, streams, self.handler, self.options, keep_open=keep_checkpoints_open
@@ -176,6 +179,7 @@ class Consumer:
             Deduplication(self.store, self.group, handler.topic.name, options.idempotency_key),
             clock,
             outputs_in_transaction=self._means is Means.STREAM,
+            stages=self._stages,
         )
 
     def _join(self, listener: Loop) -> GroupFeed:
@@ -208,6 +212,11 @@ class Consumer:
             return AsyncWorkers(options.workers, AsyncRunner(handler, gather, caller), lanes, tell, name)
 
         def make_runner() -> Runner:
+            if self._is_root:
+                assert self._stages is not None
+                tree_runner = TreeRunner(handler, gather, caller, self._stages, options.tree_timeout_s)
+                tree_runner.settled = self._tree_settled
+                return tree_runner
             if self._means is Means.SQL:
                 return TransactionRunner(handler, gather, caller, self.store, clock=self._clock)  # type: ignore[arg-type]
             if options.processes:
@@ -219,6 +228,22 @@ class Consumer:
             return FullRunner(handler, gather, caller)
 
         return ThreadWorkers(options.workers, make_runner, lanes, tell, name)
+
+    @property
+    def _is_root(self) -> bool:
+        """Whether records may fork here: the app has stages, and the handler takes a context to reach them."""
+        return (
+            self._stages is not None
+            and Wants.CONTEXT in self.handler.wants
+            and self._means is Means.CHECKPOINT
+            and self.handler.batch is None
+            and not self.handler.is_async
+            and self.options.guarantee is not Guarantee.AT_MOST_ONCE
+        )
+
+    def _tree_settled(self, task: Task, index: int, error: BaseException | None) -> None:
+        assert self._loop is not None
+        self._loop.tree_settled(task, index, error)
 
     def _deliver(self, records: Sequence[NewRecord]) -> None:
         """Send outputs, and return when they are all stored."""

@@ -50,7 +50,7 @@ class Context:
         """The record's idempotency key, to hand on to systems that refuse to do one thing twice."""
         self.outputs: list[NewRecord] = []
         self.transaction_of = transaction_of
-        self.fork: Callable[[str, Any], None] | None = None
+        self.fork: Callable[[str | Topic[Any], Any, object], None] | None = None
         self._store = store
         self._key = record.key or b""
         self._state: dict[str, Any] | None = None
@@ -71,16 +71,17 @@ class Context:
         return self._state
 
     def send(self, topic: str | Topic[Any], value: Any, key: object = None, **more: Any) -> None:
-        """Send a record when this one is finished, with the guarantee of the handler; not at all if the handler fails."""
+        """Send a record once this one is finished, with the guarantee of the handler; not at all if the handler fails."""
         from penstock.serde import topic_of
 
         self.outputs.append(topic_of(topic).new_record(value, key, **more))
 
-    def emit(self, stage: str, value: Any) -> None:
-        """Give a task to a stage of the app: this record is finished when that task, and all it leads to, is."""
+    def emit(self, stage: str | Topic[Any], value: Any, key: object = None) -> None:
+        """Give a task to a stage of the app, or to a topic that it handles: this record is finished when that task,
+        and all that it leads to, is; and it is tried again when one of them fails for good, or takes too long."""
         if self.fork is None:
-            raise HandlerError(f"there is no stage {stage!r} here: declare one with @app.stage({stage!r})")
-        self.fork(stage, value)
+            raise HandlerError(f"there is no stage {str(stage)!r} here: declare one with @app.stage({str(stage)!r})")
+        self.fork(stage, value, key)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Any]:

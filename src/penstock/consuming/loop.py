@@ -15,13 +15,14 @@ from typing import Final, Protocol
 from penstock.abc import Clock, GroupFeed, Stream
 from penstock.consuming.dedup import Deduplication
 from penstock.consuming.giving_up import GivingUp
-from penstock.consuming.lanes import Lanes
+from penstock.consuming.lanes import Lane, Lanes, Task
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.owning import Owning
 from penstock.consuming.retry import Retry
 from penstock.consuming.runners import Report
 from penstock.consuming.saving import Saving
 from penstock.consuming.share import Share, Uncommitted
+from penstock.consuming.stages import StageError, Stages
 from penstock.consuming.workers import Workers
 from penstock.errors import (
     BrokerUnavailableError,
@@ -68,6 +69,7 @@ class Loop:
         clock: Clock,
         *,
         outputs_in_transaction: bool,
+        stages: Stages | None = None,
     ) -> None:
         self._stream = stream
         self._options = options
@@ -79,7 +81,9 @@ class Loop:
         self._dedup = dedup
         self._clock = clock
         self._outputs_in_transaction = outputs_in_transaction
+        self._stages = stages
         self._reports: collections.deque[Report] = collections.deque()
+        self._trees: collections.deque[tuple[Task, int, BaseException | None]] = collections.deque()
         self._reported = threading.Event()
         self._workers = make_workers(self._hear)
         self._feed: GroupFeed | None = None
@@ -181,7 +185,7 @@ class Loop:
             self._feed.pause(share.partition)
 
     def _wait_for_room(self) -> int:
-        """Wait until there is room for many records, for a while: to read them one by one would cost a save for each."""
+        """Wait until there is room for many records, for a while: to read them one by one costs a save for each."""
         until_s = self._clock.monotonic_s() + _WAIT_S / 2
         room = 0
         self._waits_for_room = True
@@ -284,8 +288,38 @@ class Loop:
         elif self._waits_for_room and len(self._reports) >= _REPORTS_AT_ONCE:
             self._reported.set()
 
+    def tree_settled(self, task: Task, index: int, error: BaseException | None) -> None:
+        """All tasks that a record forked into have ended, or one has failed. Called by whoever saw it."""
+        self._trees.append((task, index, error))
+        if self._waits_for_room or error is not None:
+            self._reported.set()
+
+    def _settle_trees(self) -> None:
+        while self._trees:
+            task, index, error = self._trees.popleft()
+            share = task.share
+            share.open_trees -= 1
+            if share.closed:
+                continue
+            with share.tracker.lock:
+                if error is None:
+                    self._put_freed(self._dedup.finished(share, task.batch, index, index + 1, succeeded=True))
+                    share.finish(task.batch, index, index + 1, task.begun_ms)
+                    share.in_flight -= 1
+                    share.moved_s = self._clock.monotonic_s()
+                    self._tell_keeper(task.batch, index, None)
+                else:
+                    # Its lane has gone on. The record is tried again in one of its own.
+                    again = Task(Lane(share, None), task.batch, index, index + 1, self._clock)
+                    self._giving_up.failed(Report(again, index, error, str(error)))
+
+    def _tell_keeper(self, batch: Batch, index: int, error: BaseException | None) -> None:
+        if self._stages is not None:
+            self._stages.finished(batch[index], error)
+
     def _settle(self) -> None:
         """Take in what workers have reported, and bring to the dead letters what is given up."""
+        self._settle_trees()
         while self._reports:
             report = self._reports.popleft()
             task, share = report.task, report.task.share
@@ -303,6 +337,7 @@ class Loop:
                     share.tracker.gave_up(batch.pointer(index), first, end, given_up.letter.error)
                 share.in_flight -= 1
                 self._put_freed(self._dedup.finished(share, batch, index, index + 1, succeeded=False))
+                self._tell_keeper(batch, index, StageError(given_up.letter.error))
             self._lanes.release(given_up.lane, given_up.rest)
             if share.suspects:
                 self._try_suspect(share)
@@ -314,8 +349,16 @@ class Loop:
         if report.done > task.low:
             self._giving_up.succeeded()
             share.moved_s = self._clock.monotonic_s()
-            self._put_freed(self._dedup.finished(share, task.batch, task.low, report.done, succeeded=True))
-            self._finish_records(report)
+            if report.open:
+                share.open_trees += len(report.open)
+                share.tracker.keep(report.state)
+            else:
+                self._put_freed(self._dedup.finished(share, task.batch, task.low, report.done, succeeded=True))
+                self._finish_records(report)
+                if self._stages is not None:
+                    for index in task.batch.with_headers():
+                        if task.low <= index < report.done:
+                            self._tell_keeper(task.batch, index, None)
         if isinstance(report.error, FencedError):
             self.lose(share, str(report.error))
         elif isinstance(report.error, StoreUnavailableError):
@@ -465,7 +508,7 @@ class Loop:
         for share in shares:
             self._drop_unbegun(share)
         deadline_s = self._clock.monotonic_s() + budget_s
-        while self._reports or any(self._is_busy(share) for share in shares):
+        while self._reports or self._trees or any(self._is_busy(share) for share in shares):
             self._settle()
             for share in shares:
                 self._drop_unbegun(share)
@@ -496,10 +539,10 @@ class Loop:
     def _is_busy(self, share: Share) -> bool:
         if self._options.guarantee is Guarantee.AT_MOST_ONCE:
             return share.in_flight > 0 and not share.closed
-        return self._lanes.running(share) > 0
+        return self._lanes.running(share) > 0 or share.open_trees > 0
 
     def _drop_unbegun(self, share: Share) -> None:
-        """What no worker has begun, the next owner does. At most once, there is no next: it is in their hands or lost."""
+        """What no worker has begun is for the next owner; but at most once, it would be lost."""
         if self._options.guarantee is Guarantee.AT_MOST_ONCE:
             return
         share.in_flight -= self._lanes.clear(share) + len(share.suspects)

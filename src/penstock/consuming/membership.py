@@ -54,6 +54,9 @@ class View:
 class Standing:
     """How a member stands with its group. Replaced as a whole, so that any thread sees parts that belong together."""
 
+    owner: str = ""
+    """Who the member is in leases: its name, and what tells it from others that had or will have the name. It changes
+    each time the member joins, so that nobody takes it for what was there before."""
     tenure: int = 0
     """Grows when the member may have been taken for dead in between: what it held before is no longer its own."""
     renewed_s: float = float("-inf")
@@ -119,8 +122,8 @@ class Membership:
         self.member = member
         self.ttl_s = ttl_s
         self.clock = clock
-        self.owner = f"{member}/{incarnation or secrets.token_hex(4)}"
-        """Who it is in leases: the name, and what tells it from others that had or will have the name."""
+        self._self = f"{member}/{incarnation or secrets.token_hex(4)}"
+        self._joins = 0
         self.standing = Standing()
         self.unsettled = False
         """Something is to change hands, so look soon. Set by the one who holds the partitions."""
@@ -131,6 +134,10 @@ class Membership:
         self._lease: Lease | None = None
         self._beat_due_s = float("-inf")
         self._name = f"{self._prefix}:{quote(member, safe=' /@+,=()[]')}"
+
+    @property
+    def owner(self) -> str:
+        return self.standing.owner or self._self
 
     @property
     def fence_s(self) -> float:
@@ -182,9 +189,9 @@ class Membership:
         if self._lease is not None:
             try:
                 self._lease = self.store.renew(self._lease)
-            except FencedError:
-                # Taken for dead and forgotten, or superseded by one of the same name.
+            except FencedError:  # taken for dead and forgotten, or superseded by one of the same name
                 self._lease = None
+                self._break()
         if self._lease is None:
             began_s = self._join()
         if self._lease is not None:
@@ -195,13 +202,18 @@ class Membership:
     def _join(self) -> float:
         began_s = self.clock.monotonic_s()
         seen = next((lease for lease in self.store.leases(self.group) if lease.name == self._name), None)
-        was_member = self.standing.tenure > 0
-        if was_member and seen is not None and seen.owner not in ("", self.owner):
+        if self.standing.tenure and seen is not None and seen.owner and not self._is_self(seen.owner):
             self._superseded()
             return began_s
-        self._lease = self.store.claim(self.group, self._name, self.owner, seen)
-        self.standing = replace(self.standing, tenure=self.standing.tenure + 1, renewed_s=float("-inf"))
+        self._joins += 1
+        owner = f"{self._self}.{self._joins}"
+        self._lease = self.store.claim(self.group, self._name, owner, seen)
+        if self._lease is not None:
+            self.standing = Standing(owner, self.standing.tenure + 1)
         return began_s
+
+    def _is_self(self, owner: str) -> bool:
+        return owner.rpartition(".")[0] == self._self
 
     def _renewed(self, began_s: float) -> None:
         before = self.standing
@@ -221,7 +233,7 @@ class Membership:
             kind, _, last = lease.name.rpartition(":")
             if kind == self._prefix and lease.owner:
                 members.add(lease.owner)
-                if lease.name == self._name and lease.owner != self.owner and self._lease is not None:
+                if lease.name == self._name and self._lease is not None and not self._is_self(lease.owner):
                     self._superseded()
             elif kind == f"partition:{self.topic}":
                 partitions[int(last)] = lease
@@ -231,8 +243,12 @@ class Membership:
 
     def _superseded(self) -> None:
         self._lease = None
-        before = self.standing
-        self.standing = replace(before, tenure=before.tenure + 1, renewed_s=float("-inf"), superseded=True)
+        self._break()
+        self.standing = replace(self.standing, superseded=True)
+
+    def _break(self) -> None:
+        """What was held is not any more."""
+        self.standing = replace(self.standing, tenure=self.standing.tenure + 1, renewed_s=float("-inf"))
 
     def _forget_the_gone(self, leases: Sequence[Lease], dead: frozenset[str]) -> None:
         for lease in leases:

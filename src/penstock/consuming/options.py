@@ -55,6 +55,8 @@ class ConsumerOptions:
     """The same for partitions that go to another member of the group."""
     visibility_s: float | None = None
     """With order "none": a record whose handler takes longer is given to another worker."""
+    tree_timeout_s: float = 60.0
+    """A record whose tasks have not all ended after so long is tried again."""
     idempotency_key: IdOf | None = None
     """Records of one key are handled once, within the window."""
     idempotency_window_s: float = 24 * 3600.0
@@ -69,7 +71,14 @@ class ConsumerOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r} is no number of {least} or more")
-        for name in ("commit_interval_s", "drain_s", "revoke_s", "session_timeout_s", "idempotency_window_s"):
+        for name in (
+            "commit_interval_s",
+            "drain_s",
+            "revoke_s",
+            "session_timeout_s",
+            "idempotency_window_s",
+            "tree_timeout_s",
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
                 raise ConfigError(f"{name}={value!r} is no time in seconds")

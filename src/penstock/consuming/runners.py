@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from penstock.consuming.handlers import Handler, Wants
 from penstock.consuming.lanes import Task
 from penstock.consuming.options import IdOf
 from penstock.consuming.share import Share
+from penstock.consuming.stages import Stages
 from penstock.model import NewRecord
 from penstock.serde import BytesSerde, PlainSerde
 
@@ -38,6 +40,8 @@ class Report:
     """What it was before, in case that they are all undone."""
     is_saved: bool = False
     """They are finished and saved already, in the transaction of their effects."""
+    open: list[int] = field(default_factory=list)
+    """Records that forked into tasks which have not all ended: they are finished when those are."""
     is_whole: bool = False
     """A batch handler failed: the error is about all records from `done` on, and nobody knows which."""
 
@@ -120,6 +124,43 @@ class FullRunner:
                 return self._gather.deliver(failed(report, error))
             report.done = index + 1
         return self._gather.deliver(report)
+
+    def close(self) -> None:
+        pass
+
+
+class TreeRunner:
+    """For a handler whose records may fork into tasks of the app: each is the root of a tree."""
+
+    def __init__(self, handler: Handler, gather: Gather, caller: Caller, stages: Stages, timeout_s: float) -> None:
+        self._function = handler.function
+        self._gather = gather
+        self._caller = caller
+        self._stages = stages
+        self._timeout_s = timeout_s
+        self.settled: Callable[[Task, int, BaseException | None], None] = lambda task, index, error: None
+
+    def run(self, task: Task) -> Report:
+        report = Report(task, task.low)
+        for index in range(task.low, task.high):
+            acknowledger = self._stages.acknowledger
+            tree, own = acknowledger.plant(functools.partial(self.settled, task, index), self._timeout_s)
+            try:
+                arguments, context = self._caller.arguments(task.share, task.batch, index)
+                assert context is not None
+                context.fork = functools.partial(self._stages.emit, tree, context.record)
+                report.calls += 1
+                result = self._function(*arguments)
+                self._gather.finish(report, task.share, context, result)
+                self._gather.send(report)
+            except Exception as error:
+                acknowledger.drop(tree)
+                report.outputs = []
+                return failed(report, error)
+            report.open.append(index)
+            report.done = index + 1
+            acknowledger.done(tree, own)
+        return report
 
     def close(self) -> None:
         pass
@@ -234,17 +275,20 @@ class Gather:
             report.state[key] = encoded
             put_state(share, key, encoded)
 
-    def deliver(self, report: Report) -> Report:
-        """Send the outputs of what succeeded, unless the loop does it in a transaction."""
-        if not report.outputs or self._deliver is None:
-            return report
-        try:
+    def send(self, report: Report) -> None:
+        """Send the outputs that there are so far, unless the loop does it in a transaction."""
+        if report.outputs and self._deliver is not None:
             self._deliver(report.outputs)
+            report.outputs = []
+
+    def deliver(self, report: Report) -> Report:
+        """Send the outputs of what succeeded. What cannot be sent fails the whole task."""
+        try:
+            self.send(report)
         except Exception as error:
             # Nobody knows which records' outputs are stored: none of the task counts as done, and all is done again.
             undo(report)
             failed(report, error)
-        report.outputs = []
         return report
 
 

@@ -42,6 +42,8 @@ class Share:
     """Records read and neither finished nor dropped."""
     record_bytes: float = 0.0
     """How large a record is, about."""
+    open_trees: int = 0
+    """Records whose handlers have returned, and whose tasks have not all ended."""
     paused: bool = False
     closed: bool = False
     """Given up, or lost: what workers still report about it is not heard."""

@@ -69,7 +69,7 @@ class Tenancy:
         if standing.changes != self._membership.changes or not view.members:
             return False
         if not self._settled or (view, partitions) != self._acted:
-            self._settled = self._act(view, partitions)
+            self._settled = self._act(view, standing.owner, partitions)
         self._acted = (view, partitions)
         return self._settled
 
@@ -83,29 +83,28 @@ class Tenancy:
     def _who(self) -> str:
         return f"{self._membership.owner} of group {self._membership.group!r}"
 
-    def _act(self, view: View, partitions: tuple[int, ...]) -> bool:
-        membership = self._membership
+    def _act(self, view: View, me: str, partitions: tuple[int, ...]) -> bool:
         owners = {partition: lease.owner for partition, lease in view.leases.items() if lease.owner}
-        owners.update({p: membership.owner for p, owner in owners.items() if membership.is_same_member(owner)})
-        owners.update(dict.fromkeys(self._held, membership.owner))
-        due = assign(partitions, view.members, owners)[membership.owner]
+        owners.update({p: me for p, owner in owners.items() if self._membership.is_same_member(owner)})
+        owners.update(dict.fromkeys(self._held, me))
+        due = assign(partitions, view.members, owners)[me]
         not_ours = self._held.keys() - due
         self._give_up(sorted(not_ours))
         missing = sorted(due - self._held.keys())
-        self._take(view, [p for p in missing if owners.get(p) == membership.owner or view.is_free(p)])
-        stray = [p for p, owner in owners.items() if owner == membership.owner and p not in due | not_ours]
+        self._take(view, me, [p for p in missing if owners.get(p) == me or view.is_free(p)])
+        stray = [p for p, owner in owners.items() if owner == me and p not in due | not_ours]
         self._release([view.leases[p] for p in stray])
         # What was released counts when it has been seen to be: the store may not have heard of it.
         return due == self._held.keys() and not not_ours and not stray
 
-    def _take(self, view: View, partitions: Sequence[int]) -> None:
+    def _take(self, view: View, me: str, partitions: Sequence[int]) -> None:
         membership, claimed = self._membership, dict[int, Lease]()
         for partition in partitions:
             if not self.is_valid():
                 break
             try:
                 name = membership.key(partition).lease_name
-                lease = membership.store.claim(membership.group, name, membership.owner, view.leases.get(partition))
+                lease = membership.store.claim(membership.group, name, me, view.leases.get(partition))
             except StoreUnavailableError as error:
                 logger.warning("%s-%d could not be claimed: %s", membership.topic, partition, error)
                 break

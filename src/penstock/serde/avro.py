@@ -17,7 +17,7 @@ from penstock.serde.avro_schema import AvroSchema, avro_schema_of
 from penstock.serde.made_again import MadeAgain
 from penstock.serde.registry.framing import HEAD_BYTES, Framing, SubjectName, schema_id
 from penstock.serde.registry.schema import Schema
-from penstock.serde.typed import undecodable
+from penstock.serde.typed import reason, undecodable
 from penstock.serde.types import classes_of, is_anything, is_pydantic, name_of
 
 if TYPE_CHECKING:
@@ -83,11 +83,13 @@ class AvroSerde(MadeAgain):
             plain = self._to_plain(value)
             if self._has_times:
                 _refuse_times_without_zone(plain)
-            self._avro.schemaless_writer(out, self._parsed, plain, strict_allow_default=True)
+            # The writer itself would cut 1.5 to 1, and write numbers that no reader takes.
+            self._avro.validation.validate(plain, self._parsed)
+            self._avro.schemaless_writer(out, self._parsed, plain)
         except Exception as error:
             raise SerdeError(
                 f"topic {topic!r}: a value of type {type(value).__name__} cannot be written as Avro{self._called}: "
-                f"{self._complaint(plain, error) if 'plain' in locals() else error}"
+                f"{_complaint(error)}"
             ) from error
         return out.getvalue()
 
@@ -153,16 +155,6 @@ class AvroSerde(MadeAgain):
                 self._add_references(referred, named)
                 self._avro.parse_schema(json.loads(referred.text), named_schemas=named)
 
-    def _complaint(self, plain: Any, error: Exception) -> object:
-        """What is wrong with a value: the writer's own errors seldom name the field."""
-        try:
-            self._avro.validation.validate(plain, self._parsed, disable_tuple_notation=False)
-        except self._avro.validation.ValidationError as better:
-            return "; ".join(str(each) for each in better.errors)
-        except Exception as worse:
-            return f"{error} ({worse})"
-        return error
-
     @property
     def _called(self) -> str:
         return f" {self.name}" if self.name else ""
@@ -198,6 +190,12 @@ def _refuse_times_without_zone(plain: Any) -> None:
     elif isinstance(plain, list | tuple):
         for part in plain:
             _refuse_times_without_zone(part)
+
+
+def _complaint(error: Exception) -> str:
+    """What is wrong with a value, on one line."""
+    errors = getattr(error, "errors", None)
+    return "; ".join(map(str, errors)) if isinstance(errors, list | tuple) else reason(error)
 
 
 def _fastavro() -> ModuleType:

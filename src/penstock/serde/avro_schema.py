@@ -10,6 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from penstock.errors import ConfigError
+from penstock.serde.typed import why_untold
 from penstock.serde.types import is_pydantic, name_of
 
 AvroSchema = dict[str, Any] | list[Any] | str
@@ -40,8 +41,8 @@ def avro_schema_of(form: Any) -> AvroSchema:
         raise ConfigError(f"{name_of(form)} is a pydantic model: give its schema, AvroSerde(schema, {name_of(form)})")
     try:
         return _Deriving(form).schema(inspect.type_info(form))
-    except TypeError as error:
-        raise ConfigError(f"{name_of(form)} has no Avro schema: {error}") from error
+    except (TypeError, NameError) as error:
+        raise ConfigError(f"{name_of(form)} has no Avro schema: {why_untold(error)}") from error
 
 
 class _Deriving:

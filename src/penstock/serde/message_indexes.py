@@ -20,8 +20,10 @@ def indexes_of(descriptor: Any) -> tuple[int, ...]:
     """The way from the file to a message, given its descriptor."""
     path: list[int] = []
     while descriptor is not None:
-        path.append(descriptor.index)
-        descriptor = descriptor.containing_type
+        parent = descriptor.containing_type
+        siblings = descriptor.file.message_types_by_name.values() if parent is None else parent.nested_types
+        path.append([sibling.full_name for sibling in siblings].index(descriptor.full_name))
+        descriptor = parent
     return tuple(reversed(path))
 
 

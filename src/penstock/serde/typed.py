@@ -96,8 +96,8 @@ def check_expressible(form: Any, what: str) -> None:
     """ConfigError where the type contains something that msgspec cannot read."""
     try:
         unknown = _unknown_in(msgspec.inspect.type_info(form), set())
-    except TypeError as error:
-        raise ConfigError(f"{name_of(form)} cannot be {what}: {error}") from error
+    except (TypeError, NameError) as error:
+        raise ConfigError(f"{name_of(form)} cannot be {what}: {why_untold(error)}") from error
     if unknown is not None:
         why = "it is a pydantic model inside another class" if is_pydantic(unknown) else "nobody knows how to read it"
         inside = "" if unknown is form else f" contains {name_of(unknown)}, which"
@@ -105,6 +105,13 @@ def check_expressible(form: Any, what: str) -> None:
             f"{name_of(form)}{inside} cannot be {what}: {why}. Give a dataclass, an attrs or pydantic class, a "
             "msgspec.Struct, a TypedDict, a NamedTuple, a plain type, or a serde of your own"
         )
+
+
+def why_untold(error: TypeError | NameError) -> str:
+    """Why msgspec could not make out a type."""
+    if isinstance(error, NameError):
+        return f"its annotations say {error.name}, which cannot be found: define it at the top of its module"
+    return str(error)
 
 
 def _unknown_in(info: Any, seen: set[int]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
 
 from penstock import abc
@@ -29,30 +30,40 @@ def open_dead_letters(spec: str | abc.DeadLetters, streams: abc.Streams | None =
                 f"{spec!r} cannot keep dead letters: it has no {', '.join(missing)}. Use {DEAD_LETTER_FORMS}"
             )
         return spec
-    if _TOPIC.fullmatch(spec) and spec not in (".", ".."):
+    if names_a_topic(spec):
         if streams is None:
             raise ConfigError(f"{spec!r} is the name of a topic, and there is no stream to look for it in")
         from penstock.consuming.dead_letters.stream import StreamDeadLetters
 
         return StreamDeadLetters(streams, spec)
+    path = path_of(spec)
+    scheme = spec.partition(":")[0].lower()
+    if path is not None and scheme == "sqlite":
+        from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
+
+        return SqliteDeadLetters(path)
+    if path is not None:
+        from penstock.consuming.dead_letters.file import FileDeadLetters
+
+        return FileDeadLetters(path)
+    if spec.startswith(("postgresql://", "postgres://")):
+        from penstock.consuming.dead_letters.postgres import PostgresDeadLetters
+
+        return PostgresDeadLetters(spec)
+    raise ConfigError(f"{spec!r} names no place for dead letters: use {DEAD_LETTER_FORMS}")
+
+
+def names_a_topic(spec: str) -> bool:
+    """Whether these letters are in a topic of the stream."""
+    return _TOPIC.fullmatch(spec) is not None and spec not in (".", "..")
+
+
+def path_of(spec: str) -> Path | None:
+    """Where on the disk these letters are; None for those that are elsewhere.
+
+    `sqlite:./x`, `sqlite:/x` and `sqlite:///x` are all written.
+    """
     scheme, _, rest = spec.partition(":")
-    match scheme.lower():
-        case "sqlite" if rest.strip("/"):
-            from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
-
-            return SqliteDeadLetters(_path(rest))
-        case "file" if rest.strip("/"):
-            from penstock.consuming.dead_letters.file import FileDeadLetters
-
-            return FileDeadLetters(_path(rest))
-        case "postgresql" | "postgres" if rest.startswith("//"):
-            from penstock.consuming.dead_letters.postgres import PostgresDeadLetters
-
-            return PostgresDeadLetters(spec)
-        case _:
-            raise ConfigError(f"{spec!r} names no place for dead letters: use {DEAD_LETTER_FORMS}")
-
-
-def _path(text: str) -> str:
-    """`sqlite:./x`, `sqlite:/x` and `sqlite:///x` are all written."""
-    return "/" + text.lstrip("/") if text.startswith("//") else text
+    if scheme.lower() not in ("sqlite", "file") or not rest.strip("/"):
+        return None
+    return Path("/" + rest.lstrip("/") if rest.startswith("//") else rest)

@@ -96,7 +96,9 @@ def number_saved(store: CheckpointStore, key: CheckpointKey) -> int:
     state = store.state(key)
     assert state[b"number"] == b"%d" % number, f"the checkpoint says {number} and the state {state[b'number']!r}"
     large = state[b"large"]
-    assert large == b"%d " % number * (len(large) // len(b"%d " % number)), f"the state of {number} is mixed with another"
+    assert large == b"%d " % number * (len(large) // len(b"%d " % number)), (
+        f"the state of {number} is mixed with another"
+    )
     lines = [line.first for line in store.history(key, limit=1_000_000)]
     assert lines == list(range(1, number + 1)), f"the checkpoint says {number}, and the history ends {lines[-3:]}"
     ids = [f"id-{number}", f"id-{number + 1}"]

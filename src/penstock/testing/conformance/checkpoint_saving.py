@@ -124,7 +124,9 @@ class SavingCases(StoreSuite):
             store.save(lease, key, Change(at(1, failing=failing), happenings=lines))
             loaded = store.load(key)
             assert loaded is not None, "a checkpoint with an odd text was not saved"
-            assert loaded.failing[0].error[:4] == text[:4], f"the error {text[:20]!r} became {loaded.failing[0].error!r}"
+            assert loaded.failing[0].error[:4] == text[:4], (
+                f"the error {text[:20]!r} became {loaded.failing[0].error!r}"
+            )
 
     def test_who_lost_the_lease_can_save_nothing_of_a_change(self) -> None:
         store, key = self.open(), self.fresh_key()

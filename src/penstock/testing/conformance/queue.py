@@ -43,9 +43,9 @@ class QueueSuite(Suite[Queue]):
         """Which of this case's records it is, if it is one."""
         return number_marked(self.mark, delivery)
 
-    def receive(self, queue: Queue, limit: int = 1, wait_s: float = COME_S) -> list[Delivery]:
+    def receive(self, queue: Queue, limit: int = 1, wait_s: float | None = None) -> list[Delivery]:
         """As soon as there are deliveries of this case. What is left of other cases is settled."""
-        deadline_s = time.monotonic() + wait_s
+        deadline_s = time.monotonic() + (COME_S if wait_s is None else wait_s)
         while True:  # ends: at the latest with the deadline
             deliveries = queue.receive(limit, max(0.0, deadline_s - time.monotonic()))
             assert len(deliveries) <= limit, f"at most {limit} deliveries were asked for, and {len(deliveries)} came"

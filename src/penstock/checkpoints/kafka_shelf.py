@@ -1,0 +1,199 @@
+"""What stands in the topic of the Kafka store, read as far as is needed, and kept in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from penstock.checkpoints.format import corrupt
+from penstock.checkpoints.kafka_entries import LEASE, Entry, decode_key, decode_lease, opened_piece, partition_of
+from penstock.errors import PenstockError, StoreUnavailableError, TopicExistsError
+from penstock.model import Lease
+from penstock.streams.kafka.connection import Connection
+from penstock.streams.kafka.feed import KafkaFeed
+
+_AT_ONCE: Final = 2_000
+_SLICE_S: Final = 0.1
+_PATIENCE_S: Final = 1.0
+"""How long to wait for somebody else's open transaction before doing something about it."""
+
+
+class Shelf:
+    """The entries of the topic, partition by partition. Any thread may use it.
+
+    Reading goes on only while somebody asks: in between, nothing is fetched.
+    """
+
+    def __init__(self, connection: Connection, topic: str, partitions: int, timeout_s: float) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._lock = threading.RLock()
+        self._feed: KafkaFeed | None = None
+        self._next: dict[int, int] = {}
+        self._pieces: dict[Entry, list[bytes | None]] = {}
+        self._by_group: dict[str, set[Entry]] = {}
+        self._written: set[int] = set()
+        """Partitions that we wrote to since they were last read to their very end."""
+        self.partitions = self._provide(partitions)
+
+    def entry(self, entry: Entry) -> bytes | None:
+        with self._lock:
+            return self._value(entry)
+
+    def entries(self, group: str) -> dict[Entry, bytes]:
+        """Everything about a group."""
+        with self._lock:
+            found = {entry: self._value(entry) for entry in self._by_group.get(group, ())}
+        return {entry: value for entry, value in found.items() if value is not None}
+
+    def groups(self) -> list[str]:
+        with self._lock:
+            return sorted(group for group, entries in self._by_group.items() if entries)
+
+    def count_pieces(self, entry: Entry) -> int:
+        with self._lock:
+            return len(self._pieces.get(entry, ()))
+
+    def leases_in(self, partition: int) -> list[Lease]:
+        """All leases that stand in a partition."""
+        with self._lock:
+            entries = [entry for entry in self._pieces if entry[0] == LEASE]
+            found = [(str(entry[1]), str(entry[2]), self._value(entry)) for entry in entries]
+        leases = [decode_lease(group, name, data).lease for group, name, data in found if data is not None]
+        return [
+            each for each in leases if each is not None and partition_of(each.group, each.name, self.partitions) == partition
+        ]
+
+    def wrote(self, partition: int) -> None:
+        """Something was committed there by us: whoever looks next must see it."""
+        with self._lock:
+            self._written.add(partition)
+
+    def look(self, partitions: Iterable[int] | None = None) -> None:
+        """Read what was committed by now, in all partitions unless some are given.
+
+        What others committed behind a transaction that is open is seen later; what we committed is seen in any case.
+        """
+        with self._lock:
+            asked = sorted(range(self.partitions) if partitions is None else partitions)
+            targets = self._targets(asked, [each for each in asked if each in self._written])
+            self._read(targets, None)
+            self._written.difference_update(asked)
+
+    def look_to_the_end(self, partition: int, when_stuck: Callable[[], None]) -> None:
+        """Read all there is. A transaction that is open there must end first; `when_stuck` may see to that."""
+        with self._lock:
+            self._read(self._targets([partition], [partition]), when_stuck)
+            self._written.discard(partition)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._feed is not None:
+                self._feed.close()
+
+    def _provide(self, partitions: int) -> int:
+        """Create the topic if it is not there, and say how many partitions it has."""
+        topics = self._connection.administration
+        if self._topic not in {each.name for each in topics.all()}:
+            try:
+                topics.create(self._topic, partitions, {"cleanup.policy": "compact"})
+            except TopicExistsError:
+                pass  # somebody else was quicker
+        return len(topics.partitions_of(self._topic))
+
+    def _targets(self, committed: list[int], everything: list[int]) -> dict[int, int]:
+        """Up to where each partition is to be read."""
+        topics = self._connection.administration
+        targets = topics.latest(self._topic, [each for each in committed if each not in everything])
+        targets |= topics.ends(self._topic, everything)
+        return {partition: end for partition, end in targets.items() if end > self._next.get(partition, 0)}
+
+    def _read(self, targets: dict[int, int], when_stuck: Callable[[], None] | None) -> None:
+        if not targets:
+            return
+        feed = self._open_feed()
+        begun_s = time.monotonic()
+        for partition in targets:
+            feed.add(partition, self._next.get(partition, 0))
+        waiting = set(targets)
+        try:
+            while waiting:
+                for batch in feed.poll(_AT_ONCE, _SLICE_S):
+                    for key, value in zip(batch.keys(), batch.values(), strict=True):
+                        self._apply(key, value)
+                    self._next[batch.partition] = batch.next
+                    if batch.partition in waiting and batch.next >= targets[batch.partition]:
+                        waiting.discard(batch.partition)
+                        feed.remove(batch.partition)
+                waited_s = time.monotonic() - begun_s
+                if waiting and waited_s > self._timeout_s:
+                    raise StoreUnavailableError(
+                        f"{self._topic}-{min(waiting)} could not be read to its end within {self._timeout_s:g} s: the "
+                        "broker does not answer, or somebody's transaction is open there"
+                    )
+                if waiting and when_stuck is not None and waited_s > _PATIENCE_S:
+                    when_stuck()
+                    when_stuck = None
+        except PenstockError:
+            self._feed = None  # begin anew next time, from where we are
+            feed.close()
+            raise
+        finally:
+            if self._feed is not None:
+                for partition in waiting:
+                    feed.remove(partition)
+
+    def _open_feed(self) -> KafkaFeed:
+        if self._feed is None:
+            # The end of a partition is told with the answer to a fetch, which must not keep us waiting for records.
+            prompt = {"fetch.wait.max.ms": 5, **self._connection.options.librdkafka}
+            options = dataclasses.replace(self._connection.options, librdkafka=prompt)
+            self._feed = KafkaFeed(
+                self._connection.bootstrap, options, self._topic, self._connection.administration, _AT_ONCE
+            )
+            self._connection.keep(self._feed)
+        return self._feed
+
+    def _apply(self, key: bytes | None, value: bytes | None) -> None:
+        try:
+            entry, piece = decode_key(key or b"")
+            count, content = (0, None) if value is None else opened_piece(value)
+        except ValueError as error:
+            self._damaged(key, error)
+            return
+        group = str(entry[1])
+        pieces = self._pieces.get(entry, [])
+        if content is None:
+            del pieces[piece:]
+        else:
+            pieces = [*pieces[:count], *[None] * (count - len(pieces))]
+            pieces[piece] = content
+        if pieces:
+            self._pieces[entry] = pieces
+            self._by_group.setdefault(group, set()).add(entry)
+        else:
+            self._pieces.pop(entry, None)
+            self._by_group.get(group, set()).discard(entry)
+
+    def _damaged(self, key: bytes | None, error: ValueError) -> None:
+        """A damaged piece is kept as one that is missing: who asks for its entry is told."""
+        try:
+            entry, piece = decode_key(key or b"")
+        except ValueError:
+            return  # no record of ours
+        pieces = self._pieces.setdefault(entry, [None])
+        pieces[min(piece, len(pieces) - 1)] = None
+        self._by_group.setdefault(str(entry[1]), set()).add(entry)
+
+    def _value(self, entry: Entry) -> bytes | None:
+        pieces = self._pieces.get(entry)
+        if pieces is None:
+            return None
+        whole = [piece for piece in pieces if piece is not None]
+        if len(whole) < len(pieces):
+            raise corrupt(f"the {entry[0]} of {entry[2:]!r} of group {entry[1]!r}", "a piece of it is damaged")
+        return whole[0] if len(whole) == 1 else b"".join(whole)

@@ -1,0 +1,143 @@
+"""A transaction of the Kafka store: what a handler sends, and how far its group has come, count together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from penstock.checkpoints.kafka_entries import encode_lease, lease_entry
+from penstock.checkpoints.kafka_writing import LeaseWriter, Write
+from penstock.errors import FencedError, OutcomeUnknownError, StoreUnavailableError, TransactionAbortedError, TransactionError
+from penstock.model import Change, CheckpointKey, Lease, NewRecord
+from penstock.streams.kafka.transactions import TransactionLostError
+
+Prepare = Callable[[Lease, CheckpointKey, Change, bytes], Write]
+"""What saving a change writes, marked with a token."""
+
+
+class KafkaTransaction:
+    """Made by `KafkaCheckpoints.begin`, and ended once, with `commit` or `abort`; leaving its `with` block commits, or
+    aborts when an error leaves it. Until then, whatever else is done under the lease waits.
+
+    Readers that read what is committed, as all of ours do, see nothing of it before it counts, and nothing ever if it
+    does not. Records have no receipts: they are stored when `commit` returns.
+    """
+
+    def __init__(
+        self, writer: LeaseWriter, lease: Lease, prepare: Prepare, token_of: Callable[[CheckpointKey], bytes]
+    ) -> None:
+        """The writer's lock is held, and its transaction begun."""
+        self._writer = writer
+        self._lease = lease
+        self._prepare = prepare
+        self._token_of = token_of
+        self._token = os.urandom(16)
+        self._write: Write | None = None
+        self._key: CheckpointKey | None = None
+        self._is_open = True
+
+    def append(self, records: Iterable[NewRecord]) -> None:
+        """Send records to any topics, in this order. Blocks while more than the stream can take is under way.
+
+        TransactionAbortedError: nothing of the transaction counts; do all of it again. FencedError: nothing of it
+        counts, and it is for somebody else to do again.
+        """
+        self._check_open()
+        try:
+            self._writer.producer.append(records)
+        except TransactionLostError as error:
+            self._give_up(error)
+
+    def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
+        """As `CheckpointStore.save`, but it counts when the transaction commits."""
+        self._check_open()
+        if (lease.group, lease.name) != (key.group, key.lease_name) or (lease.owner, lease.epoch) != (
+            self._lease.owner,
+            self._lease.epoch,
+        ):
+            raise FencedError(f"this transaction belongs to {self._lease}, not to {lease}. Nothing was saved")
+        if self._write is not None:
+            raise TransactionError(f"the checkpoint of {key} is already in this transaction: save once, at its end")
+        self._write = self._prepare(lease, key, change, self._token)
+        self._key = key
+
+    def commit(self) -> None:
+        """Returns when all of it counts. Raises as `append` does.
+
+        OutcomeUnknownError: it is not known whether it counts. `CheckpointStore.load` will tell, once it answers.
+        """
+        self._check_open()
+        try:
+            self._writer.finish(self._write or self._mark())
+        except TransactionLostError as error:
+            self._resolve(error)
+        finally:
+            self._end()
+
+    def abort(self) -> None:
+        """Nothing of it counts, and nobody will see it."""
+        self._check_open()
+        try:
+            self._writer.producer.abort()
+        except TransactionLostError:
+            self._writer.discard()  # whoever writes next ends it
+        finally:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_open:
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+    def _mark(self) -> Write:
+        """Something to know a transaction by in which nothing is saved."""
+        stored = self._writer.stored
+        assert stored.lease is not None
+        data = encode_lease(stored.lease, stored.floor, self._token)
+        return Write({lease_entry(self._writer.group, self._writer.name): data})
+
+    def _resolve(self, error: TransactionLostError) -> None:
+        """Find out whether it counts, after an error while it was being committed."""
+        writer = self._writer
+        writer.discard()
+        writer.is_in_doubt = True
+        try:
+            writer.ready()
+        except (TransactionLostError, StoreUnavailableError) as again:
+            raise OutcomeUnknownError(f"it is not known whether a transaction counts: {again}") from error
+        token = writer.stored.token if self._key is None else self._token_of(self._key)
+        if token == self._token:
+            return
+        writer.check_held(self._lease)
+        raise TransactionAbortedError(f"{error}. Nothing of the transaction counts: do it again") from error
+
+    def _give_up(self, error: TransactionLostError) -> None:
+        """It cannot be committed any more. Say whether doing it again may help."""
+        writer = self._writer
+        try:
+            writer.discard()
+            writer.ready()
+            writer.check_held(self._lease)
+        except TransactionLostError as again:
+            raise TransactionAbortedError(f"{again}. Nothing of the transaction counts: do it again") from error
+        finally:
+            self._end()
+        raise TransactionAbortedError(f"{error}. Nothing of the transaction counts: do it again") from error
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise TransactionError(f"the transaction of {self._lease.name!r} has ended: begin another")
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._writer.lock.release()

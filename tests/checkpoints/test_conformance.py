@@ -1,0 +1,22 @@
+"""Every store of ours passes the suite for checkpoint stores."""
+
+from __future__ import annotations
+
+from penstock.checkpoints.memory import MemoryCheckpoints
+from penstock.testing.conformance.checkpoint_store import checkpoint_store
+from tests.checkpoints.spoiling import (
+    open_file,
+    open_postgres,
+    open_small_files,
+    open_sqlite,
+    spoil_file,
+    spoil_memory,
+    spoil_postgres,
+    spoil_sqlite,
+)
+
+TestMemory = checkpoint_store(MemoryCheckpoints, spoil=spoil_memory)
+TestSqlite = checkpoint_store(open_sqlite, spoil=spoil_sqlite)
+TestFile = checkpoint_store(open_file, spoil=spoil_file)
+TestFileWithSmallJournals = checkpoint_store(open_small_files)
+TestPostgres = checkpoint_store(open_postgres, spoil=spoil_postgres)

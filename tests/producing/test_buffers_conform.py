@@ -1,0 +1,36 @@
+"""Our buffers pass the suite that is public for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.abc import Feature
+from penstock.producing.memory import MemoryBuffer
+from penstock.producing.spooling import Spool
+from penstock.testing.conformance.buffer import buffer
+from penstock.testing.conformance.buffer_suite import LIMITED_RECORDS
+
+
+def open_memory() -> MemoryBuffer:
+    return MemoryBuffer()
+
+
+def open_small_memory() -> MemoryBuffer:
+    return MemoryBuffer(limit_records=LIMITED_RECORDS)
+
+
+def open_spool(folder: Path) -> Spool:
+    return Spool(folder / "spool", segment_bytes=4096, memory_bytes=2_000)
+
+
+def open_syncing_spool(folder: Path) -> Spool:
+    return Spool(folder / "spool", flush="fsync", segment_bytes=4096)
+
+
+def open_small_spool(folder: Path) -> Spool:
+    return Spool(folder / "spool", limit_records=LIMITED_RECORDS)
+
+
+TestMemoryBuffer = buffer(open_memory, frozenset(), limited=open_small_memory)
+TestSpool = buffer(open_spool, frozenset({Feature.DURABLE}), limited=open_small_spool)
+TestSyncingSpool = buffer(open_syncing_spool, limited=open_small_spool)

@@ -1,0 +1,142 @@
+"""A durable stream of a few lines, to show what the suite says about streams that are killed. Small, slow, correct.
+
+Each topic has one partition, a file of pickled records. Whoever appends holds a lock, and everybody reads what the file
+has more than before. Subclasses have one defect each.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar, Final
+
+from penstock.abc import Feature, Features
+from penstock.model import Batch, NewRecord, Pointer, Receipt
+from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory.stream import MemoryStream
+from penstock.streams.memory.topics import Topics
+
+FEATURES: Final = frozenset({Feature.KEYS, Feature.HEADERS, Feature.TIMES, Feature.IDEMPOTENCE, Feature.DURABLE})
+
+
+class FileStream(MemoryStream):
+    """Its memory is a copy of the file, brought up to date before anything is done."""
+
+    def __init__(self, topic: str, topics: Topics, file: Path) -> None:
+        super().__init__(topic, topics)
+        self.file = file
+        self.unwritten: list[NewRecord] = []
+        self.catching_up = threading.Lock()
+
+    @property
+    def features(self) -> Features:
+        return FEATURES
+
+    def span(self, partition: int) -> tuple[Pointer, Pointer]:
+        self.catch_up()
+        return super().span(partition)
+
+    def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
+        self.catch_up()
+        return super().read(partition, start, limit, wait_s)
+
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        self._check_open()
+        with self.locked():
+            self.catch_up()
+            self.write(records)
+            return self.catch_up()[: len(records)]
+
+    def write(self, records: Sequence[NewRecord]) -> None:
+        with self.file.open("ab") as file:
+            file.write(b"".join(map(pickle.dumps, records)))
+
+    def catch_up(self) -> Sequence[Receipt]:
+        """Take what the file has more than the memory; gives the receipts of what was taken."""
+        with self.catching_up:
+            known = self._topics.find_or_create(self.topic).span(0)[1]
+            return super().append(list(self.stored())[known:])
+
+    def stored(self) -> Iterator[NewRecord]:
+        with self.file.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while file.tell() < size:
+                yield pickle.load(file)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with self.file.with_suffix(".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+class FileStreams(MemoryStreams):
+    kind: ClassVar[type[FileStream]] = FileStream
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        for file in folder.glob("*.topic"):
+            self._topics.find_or_create(file.stem)
+
+    @property
+    def features(self) -> Features:
+        return FEATURES
+
+    def create_topic(self, topic: str, partitions: int | None = None) -> None:
+        super().create_topic(topic, partitions)
+        (self.folder / f"{topic}.topic").touch()
+
+    def stream(self, topic: str) -> FileStream:
+        return self.kind(topic, self._topics, self.folder / f"{topic}.topic")
+
+
+class AcknowledgesFirst(FileStream):
+    """Acknowledges what it will write a little later."""
+
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        self.unwritten += records
+        with self.locked():
+            if len(self.unwritten) >= 8:
+                self.write(self.unwritten)
+                self.unwritten.clear()
+        return MemoryStream.append(self, records)
+
+
+class WritesTwice(FileStream):
+    """Tries again after a write that it wrongly takes for a failure."""
+
+    def write(self, records: Sequence[NewRecord]) -> None:
+        super().write(records)
+        super().write(records[-1:])
+
+
+class WritesBackwards(FileStream):
+    def write(self, records: Sequence[NewRecord]) -> None:
+        super().write(list(reversed(records)))
+
+
+class NeverWrites(FileStream):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        return MemoryStream.append(self, records)
+
+
+class AcknowledgingFirst(FileStreams):
+    kind = AcknowledgesFirst
+
+
+class WritingTwice(FileStreams):
+    kind = WritesTwice
+
+
+class WritingBackwards(FileStreams):
+    kind = WritesBackwards
+
+
+class NeverWriting(FileStreams):
+    kind = NeverWrites
