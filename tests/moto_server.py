@@ -26,6 +26,19 @@ CREDENTIALS: Final[Mapping[str, str]] = {
 REGION: Final = "eu-central-1"
 VARIABLE: Final = "PENSTOCK_TEST_MOTO"
 
+# moto looks at a condition, and then writes, in as many threads as there are connections, and without a lock: of two
+# writes at once under the same condition both may succeed. AWS does them one after the other, and so does this.
+PROGRAM: Final = """
+import sys, threading
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+application, turn = DomainDispatcherApplication(create_backend_app), threading.Lock()
+def one_at_a_time(environment, start):
+    with turn:
+        return [b"".join(application(environment, start))]
+run_simple("127.0.0.1", int(sys.argv[1]), one_at_a_time, threaded=True)
+"""
+
 
 class MotoServer:
     """One moto. It keeps everything in memory, so a new one is empty."""
@@ -43,7 +56,7 @@ class MotoServer:
     def start(self) -> None:
         if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
             pytest.skip("moto is not installed: run `pip install 'moto[server]'`")
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        command = [sys.executable, "-c", PROGRAM, str(self.port)]
         self._process = ServerProcess(command, self._folder / "output.txt")
         wait_for_start(self._process, lambda: answers(self.port))
 

@@ -22,7 +22,6 @@ import psycopg
 from tests import real_parts
 from tests.servers import START_TIMEOUT_S, ServerError, ServerProcess, free_ports, wait_for_start
 
-DURABLE: Final = {"fsync": "on", "synchronous_commit": "on"}
 QUICK: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
 """For tests that kill clients, not machines."""
 USERS: Final = ("postgres", "nobody")

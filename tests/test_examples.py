@@ -16,6 +16,7 @@ EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 SAYS: Final = {
     "send_and_read.py": "of this run: [b'",
     "survive_a_crash.py": "stored 20000 of which 20000 are different",
+    "fraud.py": "300 transactions judged",
     "plain_kafka_client.py": "any client will do",
 }
 

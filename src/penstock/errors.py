@@ -223,8 +223,8 @@ class ClosedError(PenstockError):
 
 
 class OutcomeUnknownError(StoreUnavailableError):
-    """The store was lost while a transaction was being committed: it counts, or it does not. Load the checkpoint to find
-    out, before anything is done again."""
+    """The store was lost while a transaction was being committed: it counts, or it does not. Claim the lease again,
+    which waits for its end, and load the checkpoint, before anything is done again."""
 
 
 class TransactionAbortedError(StoreUnavailableError):

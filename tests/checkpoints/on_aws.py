@@ -14,6 +14,7 @@ from typing import IO
 
 import pytest
 
+from penstock.abc import CheckpointStore
 from penstock.checkpoints import _cleaning
 from penstock.checkpoints._versioned import VersionedCheckpoints
 from penstock.errors import CorruptCheckpointError, FencedError
@@ -92,6 +93,24 @@ def check_what_is_left(store: VersionedCheckpoints, key: CheckpointKey, seed: in
     store.save(lease, key, nth_change(seed, number + 1))
     assert_holds(store, key, seed, number + 1)
     assert set(store._shelf.parts(key.group, key.lease_name)) == parts_needed(store, key)
+
+
+def spoil(store: CheckpointStore, key: CheckpointKey) -> None:
+    """Flip a bit of the version that a head refers to, wherever it is; the head itself stays whole."""
+    assert isinstance(store, VersionedCheckpoints)
+    now = store._heads.read(key.group, key.lease_name)
+    assert now is not None
+    if now.head.part:
+        data = store._shelf.get_part(key.group, key.lease_name, now.head.part)
+        assert data is not None
+        store._shelf.put_part(key.group, key.lease_name, now.head.part, with_flipped_bit(data))
+    else:
+        spoilt = now.head.changed(inline=with_flipped_bit(now.head.inline))
+        assert store._heads.swap(key.group, key.lease_name, now, spoilt)
+
+
+def with_flipped_bit(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 def scattered(count: int, seed: int) -> Runs:

@@ -22,9 +22,11 @@ def dynamodb_url(table: str = TABLE) -> str:
     return f"dynamodb://{REGION}/{table}?create=true&endpoint={shared_endpoint()}"
 
 
-def make_bucket(bucket: str = BUCKET) -> None:
+def make_bucket() -> None:
+    """Make the bucket, if no process of this test run has."""
     client = make_client("s3")
-    client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
+    if BUCKET not in [each["Name"] for each in client.list_buckets()["Buckets"]]:
+        client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     client.close()
 
 

@@ -13,6 +13,7 @@ from penstock.checkpoints import _dynamodb_shelf
 from penstock.checkpoints.dynamodb import DynamoCheckpoints
 from penstock.errors import ConfigError, CorruptCheckpointError, MissingExtraError, StoreUnavailableError
 from penstock.model import Change, Checkpoint, Lease
+from penstock.testing.conformance.checkpoint_store import checkpoint_store
 from tests.checkpoints import on_aws, small_shelf
 from tests.checkpoints.aws_wire import Wire, make_client
 from tests.checkpoints.changes import nth_change
@@ -25,6 +26,14 @@ from tests.servers import free_ports
 @pytest.fixture(autouse=True)
 def _moto() -> None:
     shared_endpoint()
+
+
+def open_dynamodb() -> DynamoCheckpoints:
+    shared_endpoint()
+    return DynamoCheckpoints(small_shelf.dynamodb_url())
+
+
+TestDynamo = checkpoint_store(open_dynamodb, spoil=on_aws.spoil)
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from penstock.abc import CheckpointStore
 from penstock.checkpoints.s3 import S3Checkpoints
 from penstock.errors import ConfigError, CorruptCheckpointError, MissingExtraError, StoreUnavailableError
-from penstock.model import Change, Checkpoint, Lease
+from penstock.model import Change, Checkpoint, CheckpointKey, Lease
+from penstock.testing.conformance.checkpoint_store import checkpoint_store
 from tests.checkpoints import on_aws, small_shelf
 from tests.checkpoints.aws_wire import make_client
 from tests.checkpoints.changes import nth_change
@@ -22,7 +24,7 @@ from tests.servers import free_ports
 
 @functools.cache
 def bucket() -> str:
-    """The bucket of this test process, made when it is first needed."""
+    """The bucket, made when it is first needed."""
     small_shelf.make_bucket()
     return small_shelf.BUCKET
 
@@ -31,6 +33,14 @@ def bucket() -> str:
 def _bucket() -> None:
     shared_endpoint()
     bucket()
+
+
+def open_s3() -> S3Checkpoints:
+    bucket()
+    return S3Checkpoints(small_shelf.s3_url())
+
+
+TestS3 = checkpoint_store(open_s3, spoil=on_aws.spoil)
 
 
 @pytest.fixture
@@ -125,7 +135,7 @@ def test_a_store_without_conditional_deletes_keeps_what_is_left_of_a_lease() -> 
         assert store.claim(group, "member:1", "other", None) == Lease(group, "member:1", "other", 2, 0)
 
 
-def test_a_damaged_object_is_told_and_not_guessed_at(store: S3Checkpoints) -> None:
+def test_a_damaged_head_is_told_to_who_asks_for_it_and_nobody_else(store: S3Checkpoints) -> None:
     key = fresh_key()
     lease = claimed(store, key, "owner")
     store.save(lease, key, nth_change(1, 1))
@@ -138,6 +148,28 @@ def test_a_damaged_object_is_told_and_not_guessed_at(store: S3Checkpoints) -> No
         store.load(key)
     with pytest.raises(CorruptCheckpointError):
         store.save(lease, key, nth_change(1, 2))
+    assert key.group in store.groups()
+
+
+def test_a_large_checkpoint_whose_object_is_damaged_or_gone_can_be_replaced(store: S3Checkpoints) -> None:
+    runs = scattered(100_000, seed_of())
+    for damage in (on_aws.spoil, remove_parts):
+        key = fresh_key()
+        lease = claimed(store, key, "owner")
+        store.save(lease, key, Change(Checkpoint(-1, runs[-1][1], runs)))
+        damage(store, key)
+        with closing(open_s3()) as other:
+            with pytest.raises(CorruptCheckpointError, match=key.group):
+                other.load(key)
+            lease = claimed(other, key, "other")
+            other.save(lease, key, Change(Checkpoint(7, 8)))
+            assert other.load(key) == Checkpoint(7, 8)
+
+
+def remove_parts(store: CheckpointStore, key: CheckpointKey) -> None:
+    """What a careless lifecycle rule does."""
+    assert isinstance(store, S3Checkpoints)
+    store._shelf.remove_parts(key.group, key.lease_name, store._shelf.parts(key.group, key.lease_name))
 
 
 def test_a_missing_part_is_told_and_not_guessed_at() -> None:

@@ -28,14 +28,17 @@ def records(stream: penstock.Connection, numbers: str) -> list[Record]:
     return list(stream.read(numbers))
 
 
-@pytest.fixture(params=["topic", "sqlite", "file"])
+everywhere = pytest.mark.parametrize("place", ["topic", "sqlite", "file"], indirect=True)
+
+
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where letters are, as it is written on the command line."""
+    """Where letters are, as it is written on the command line: in SQLite, unless a test is for `everywhere`."""
     return {
         "topic": f"{fresh()}.dlq",
         "sqlite": f"sqlite:{tmp_path}/letters.db",
         "file": f"file:{tmp_path}/letters.jsonl",
-    }[request.param]
+    }[getattr(request, "param", "sqlite")]
 
 
 @pytest.fixture
@@ -69,6 +72,7 @@ def shown_ids(run: Command, *arguments: str) -> list[str]:
     return [each["id"] for each in run.well("dlq", "list", *arguments, "--json").json]
 
 
+@everywhere
 def test_letters_are_listed(run: Command, place: str, ids: list[str], numbers: str) -> None:
     lines = run.well("dlq", "list", place).out.splitlines()
     assert lines[0].split() == ["id", "state", "group", "record", "given", "up", "attempts", "redrives", "error"]
@@ -133,6 +137,7 @@ def test_letters_are_counted(run: Command, place: str, ids: list[str], opened: D
     assert told == {"count": 10, "by": "state", "counts": {"waiting": 8, "discarded": 2}}
 
 
+@everywhere
 def test_letters_are_redriven(
     run: Command, stream: penstock.Connection, place: str, ids: list[str], numbers: str, opened: DeadLetters
 ) -> None:
@@ -157,8 +162,10 @@ def test_letters_are_redriven(
 
 
 def test_letters_are_redriven_to_another_topic(
-    run: Command, stream: penstock.Connection, place: str, ids: list[str], topic: str
+    run: Command, stream: penstock.Connection, place: str, ids: list[str]
 ) -> None:
+    topic = fresh()
+    stream.create_topic(topic)
     run.well("dlq", "redrive", place, "--to", topic, "--new-timestamps", "--rate", "1000")
     assert [record.value for record in stream.read(topic)] == [b"%d" % number for number in range(10)]
     refused = run("dlq", "redrive", place, "--to", "no-such-topic")

@@ -48,7 +48,7 @@ def test_a_tree_of_any_shape_is_finished_exactly_when_its_last_task_ends(round_n
 
 def test_the_memory_of_a_tree_does_not_grow_with_its_tasks() -> None:
     acknowledger = Acknowledger(VirtualClock(), seed=1)
-    tree, own = acknowledger.plant(lambda error: None, 60)
+    tree, _ = acknowledger.plant(lambda error: None, 60)
     before = sys.getsizeof(acknowledger._trees[tree].open) + sys.getsizeof(acknowledger._trees)
     for _ in range(10_000):
         acknowledger.fork(tree)
@@ -59,7 +59,7 @@ def test_the_memory_of_a_tree_does_not_grow_with_its_tasks() -> None:
 def test_one_failure_fails_the_tree_once_and_what_comes_later_is_counted() -> None:
     acknowledger = Acknowledger(VirtualClock())
     settled: list[BaseException | None] = []
-    tree, own = acknowledger.plant(settled.append, 60)
+    tree, _ = acknowledger.plant(settled.append, 60)
     one, two = acknowledger.fork(tree), acknowledger.fork(tree)
     assert one is not None
     assert two is not None

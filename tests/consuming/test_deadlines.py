@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import datetime
 import functools
+import gc
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
@@ -283,6 +286,29 @@ def test_closing_ends_all_threads_and_a_closed_one_cannot_be_called() -> None:
         analyse(1)
 
 
+def test_what_is_forgotten_ends_by_itself() -> None:
+    analyse = within(LONG_S, quick, analysers.double_async)
+    assert analyse(1).complete
+    del analyse
+    eventually("its threads end", lambda: gc.collect() >= 0 and not threads_of("quick") + threads_of("double_async"))
+
+
+def test_a_forked_process_is_told_to_make_its_own() -> None:
+    with within(LONG_S, quick) as analyse:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                analyse.close()
+                analyse(1)
+            except ClosedError as error:
+                code = 0 if "make one in this process, too" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert analyse(1).complete
+
+
 def test_closing_does_not_wait_for_ever_for_a_thread_that_hangs(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
     analyse = within(0.005, hanging=gate)
     assert analyse(1).missing == ("hanging",)
@@ -325,9 +351,6 @@ def test_a_function_that_gives_a_coroutine_is_told_to_be_async() -> None:
 
 
 def test_idle_workers_keep_no_argument_alive() -> None:
-    import gc
-    import weakref
-
     class Large:
         pass
 

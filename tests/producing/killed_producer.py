@@ -101,7 +101,7 @@ def arm(step: str, nth: int) -> None:
             if what in told and countdown.is_over():
                 die()
 
-        delivery._call = wrapped  # type: ignore[method-assign]
+        delivery._call = wrapped  # type: ignore[method-assign, assignment]
 
     match step:
         case "segment begun":

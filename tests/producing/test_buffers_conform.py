@@ -23,14 +23,9 @@ def open_spool(folder: Path) -> Spool:
     return Spool(folder / "spool", segment_bytes=4096, memory_bytes=2_000)
 
 
-def open_syncing_spool(folder: Path) -> Spool:
-    return Spool(folder / "spool", flush="fsync", segment_bytes=4096)
-
-
 def open_small_spool(folder: Path) -> Spool:
     return Spool(folder / "spool", limit_records=LIMITED_RECORDS)
 
 
 TestMemoryBuffer = buffer(open_memory, frozenset(), limited=open_small_memory)
 TestSpool = buffer(open_spool, frozenset({Feature.DURABLE}), limited=open_small_spool)
-TestSyncingSpool = buffer(open_syncing_spool, limited=open_small_spool)

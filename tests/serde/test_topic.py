@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import ConfigError, InvalidTopicError, PenstockError, SerdeError
 from penstock.model import NewRecord
-from penstock.serde import BytesSerde, JsonSerde, MsgpackSerde, PlainSerde, TextSerde, Topic, topic_of
+from penstock.serde import AvroSerde, BytesSerde, JsonSerde, MsgpackSerde, PlainSerde, TextSerde, Topic, topic_of
 from tests.serde.values import ORDER, Order, Person, Point, Tree
 
 NOON_MS = 1_794_744_000_000
@@ -136,6 +136,9 @@ def test_topics_never_change_and_are_equal_when_what_they_were_given_is() -> Non
     assert {Topic("t", Order): 1}[Topic("t", Order)] == 1
     assert hash(Topic("t", Order)) == hash(Topic("t", bytes))
     assert Topic("t") != "t"
+    assert Topic("t", serde=AvroSerde("string")) == Topic("t", serde=AvroSerde("string"))
+    assert Topic("t", serde=AvroSerde("string")) != Topic("t", serde=AvroSerde("long"))
+    assert Topic("t", Order, serde=JsonSerde(Order, verify=False)) != Topic("t", Order)
     assert (repr(orders), str(orders)) == ("Topic('orders', Order)", "orders")
     with pytest.raises(AttributeError, match="cannot be changed"):
         orders.name = "other"

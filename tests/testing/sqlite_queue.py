@@ -17,7 +17,7 @@ from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError
 from penstock.model import NewRecord, Record
 
-VISIBILITY_S: Final = 2.0
+VISIBILITY_S: Final = 1.0
 POLL_S: Final = 0.02
 
 

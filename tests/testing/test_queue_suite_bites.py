@@ -60,7 +60,7 @@ TestSqliteQueue = conformance.queue(SqliteQueue, visibility_s=sqlite_queue.VISIB
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that waits for what a broken backend never does gives up soon."""
-    monkeypatch.setattr(SUITE, "COME_S", 1.5)
+    monkeypatch.setattr(SUITE, "COME_S", 1.2)
 
 
 @pytest.mark.parametrize(("factory", "case"), DEFECTS)
@@ -74,7 +74,7 @@ def test_a_defect_of_a_queue_is_caught(factory: Callable[[], MemoryQueue], case:
 def test_a_defect_that_a_kill_brings_to_light_is_caught(
     factory: Callable[[Path], SqliteQueue], case: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SUITE, "COME_S", 4.0)
+    monkeypatch.setattr(SUITE, "COME_S", 2.5)
     assert says in str(complaint_of(make_cases(factory, visibility_s=sqlite_queue.VISIBILITY_S), case))
 
 

@@ -10,9 +10,9 @@ from penstock.streams.memory import MemoryStreams
 from penstock.streams.memory.feed import MemoryFeed
 from penstock.streams.memory.stream import MemoryStream
 from penstock.testing import conformance
-from penstock.testing.conformance import stream_feeding, stream_reading, stream_suite
+from penstock.testing.conformance import stream_feeding, stream_groups, stream_reading, stream_suite
 from penstock.testing.conformance.stream import StreamCases
-from tests.testing import broken_feeds, broken_streams
+from tests.testing import broken_feeds, broken_streams, memory_groups
 from tests.testing.running_cases import complaint_of, reason_for_skipping
 
 STREAM_DEFECTS: Final[list[tuple[type[MemoryStream], str]]] = [
@@ -90,6 +90,16 @@ CRASHES: Final = {
 }
 """See test_durable_streams."""
 
+GROUP_DEFECTS: Final[list[type[memory_groups.FairFeed]]] = [
+    memory_groups.HasTwoOwners,
+    memory_groups.KeepsServingWhatIsRevoked,
+    memory_groups.StartsAnew,
+    memory_groups.NeverShares,
+    memory_groups.NeverLetsGo,
+]
+SHARING: Final = "test_members_of_a_group_share_its_partitions_and_nobody_has_one_that_another_has"
+COOPERATING: Final = "test_members_of_a_group_share_its_partitions_when_they_cooperate"
+
 SYSTEM_DEFECTS: Final[list[tuple[type[MemoryStreams], str]]] = [
     (broken_streams.HidesTopics, "test_topics_are_listed_and_not_created_twice"),
     (broken_streams.CreatesTwice, "test_topics_are_listed_and_not_created_twice"),
@@ -104,7 +114,7 @@ def cases_for(kind: type[MemoryStream]) -> type[StreamCases]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that waits for what a broken backend never does gives up soon."""
-    for module in (stream_suite, stream_reading, stream_feeding):
+    for module in (stream_suite, stream_reading, stream_feeding, stream_groups):
         monkeypatch.setattr(module, "SETTLE_S", 0.5)
     monkeypatch.setattr(stream_suite, "WAIT_S", 0.5)
 
@@ -117,6 +127,18 @@ def test_a_defect_of_a_stream_is_caught(kind: type[MemoryStream], case: str) -> 
 @pytest.mark.parametrize(("kind", "case"), FEED_DEFECTS)
 def test_a_defect_of_a_feed_is_caught(kind: type[MemoryFeed], case: str) -> None:
     assert complaint_of(cases_for(broken_feeds.with_feeds_of(kind)), case) is not None
+
+
+@pytest.mark.parametrize("kind", GROUP_DEFECTS)
+def test_a_defect_of_a_group_is_caught(kind: type[memory_groups.FairFeed]) -> None:
+    for case in (SHARING, COOPERATING):
+        assert complaint_of(cases_for(memory_groups.with_groups_of(kind)), case) is not None
+
+
+def test_a_group_without_defect_is_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_groups, "SETTLE_S", 30.0)
+    for case in (SHARING, COOPERATING):
+        assert complaint_of(cases_for(memory_groups.with_groups_of(memory_groups.FairFeed)), case) is None
 
 
 @pytest.mark.parametrize(("kind", "case"), SYSTEM_DEFECTS)
@@ -153,5 +175,5 @@ def test_features_that_are_declared_count_more_than_those_of_the_backend() -> No
 
 
 def test_every_case_of_the_suite_is_shown_to_bite() -> None:
-    shown = {case for _, case in [*STREAM_DEFECTS, *FEED_DEFECTS, *SYSTEM_DEFECTS]} | CRASHES
+    shown = {case for _, case in [*STREAM_DEFECTS, *FEED_DEFECTS, *SYSTEM_DEFECTS]} | CRASHES | {SHARING, COOPERATING}
     assert shown == {name for name in dir(StreamCases) if name.startswith("test_")}

@@ -139,13 +139,13 @@ class RedisServer:
             policy = str(memory.get("maxmemory_policy", ""))
             if memory.get("maxmemory", 0) and policy.startswith("allkeys"):
                 raise ConfigError(
-                    f"Redis at {node} may throw checkpoints away when its memory is full (maxmemory-policy {policy}). "
+                    f"{node} may throw checkpoints away when its memory is full (maxmemory-policy {policy}). "
                     "Use a Redis with noeviction or one of the volatile policies for them"
                 )
         for node, persistence in self._info("persistence").items():
             if not persistence.get("aof_enabled", 0):
                 logger.warning(
-                    "Redis at %s has no append-only file: checkpoints saved since its last snapshot are gone when it "
+                    "%s has no append-only file: checkpoints saved since its last snapshot are gone when it "
                     "restarts. Set appendonly yes, and appendfsync always to survive a power cut",
                     node,
                 )
@@ -156,7 +156,9 @@ class RedisServer:
             try:
                 if not self._is_cluster:
                     return {self.where: client.info(section)}
-                return {node.name: client.info(section, target_nodes=node) for node in client.get_primaries()}
+                return {
+                    f"Redis at {node.name}": client.info(section, target_nodes=node) for node in client.get_primaries()
+                }
             except import_redis().exceptions.NoPermissionError:
                 logger.warning(
                     "%s does not allow INFO: whether it keeps what it is given cannot be checked", self.where
@@ -170,14 +172,12 @@ def in_our_words(error: Exception, where: str) -> PenstockError:
     text = str(error) or type(error).__name__
     if isinstance(error, named.AuthenticationError | named.NoPermissionError | named.AuthorizationError):
         return ConfigError(f"{where} does not let us in: {text}. Check user, password and their ACL")
-    if text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
-        return ConfigError(f"{where} does not let us in: {text}. Check user, password and their ACL")
     if "unknown command" in text.lower():
         return ConfigError(f"{where} is too old, or has commands switched off; 6.2 or newer is needed: {text}")
-    if text.startswith(("WRONGTYPE", "CROSSSLOT")):
+    if "WRONGTYPE" in text:
         return ConfigError(f"{where}: {text}. Something else uses keys of this prefix: choose another one")
-    if text.startswith("OOM"):
-        return StoreUnavailableError(f"{where} is full: {text}. Give it more memory (maxmemory)")
-    if text.startswith("READONLY"):
+    if isinstance(error, named.OutOfMemoryError):
+        return StoreUnavailableError(f"{where} is full: {text} Give it more memory (maxmemory)")
+    if isinstance(error, named.ReadOnlyError):
         return StoreUnavailableError(f"{where} is a replica, perhaps since a failover: {text}")
     return StoreUnavailableError(f"{where} cannot be reached, or refuses for now: {text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeVar
@@ -26,8 +27,10 @@ from penstock.checkpoints._versions import (
 )
 from penstock.checkpoints.fencing import in_use
 from penstock.checkpoints.format import corrupt, decode_checkpoint, encode_checkpoint
-from penstock.errors import FencedError, GroupError, StoreUnavailableError
+from penstock.errors import CorruptCheckpointError, FencedError, GroupError, StoreUnavailableError
 from penstock.model import Change, Checkpoint, CheckpointKey, Happening, Lease, Pointer
+
+logger = logging.getLogger(__name__)
 
 FORGETTING: Final = "whoever forgets the group"
 """The owner of the leases of a group while it is forgotten. Should that one die, any member may claim them from it."""
@@ -107,6 +110,7 @@ class VersionedCheckpoints:
     def _save(self, lease: Lease, key: CheckpointKey, change: Change, checkpoint: bytes, digest: bytes) -> None:
         place = key.group, key.lease_name
         parts = Parts(self._shelf, key, lease.epoch)
+        is_readable = True
         prepared: tuple[bytes, Version, Head] | None = None
 
         def follow(head: Head) -> Head:
@@ -115,13 +119,29 @@ class VersionedCheckpoints:
                 return head
             # Where only the beat has changed since the last try, what was prepared for that is still right.
             if prepared is None or prepared[0] != head.change:
-                version = next_version(self._version(key, head), change, checkpoint, parts)
+                before = self._version(key, head) if is_readable else Version()
+                version = next_version(before, change, checkpoint, parts)
                 prepared = head.change, version, with_version(head, version, digest, parts)
             ready = prepared[2]
             return head.changed(change=digest, inline=ready.inline, part=ready.part)
 
+        def was_done(head: Head) -> bool:
+            return head.change == digest
+
         try:
-            head = self._heads.write_held(lease, follow, lambda head: head.change == digest)
+            try:
+                head = self._heads.write_held(lease, follow, was_done)
+            except CorruptCheckpointError:
+                if self._has_readable_version(key):
+                    raise
+                logger.error(
+                    "the checkpoint of %s in %s was damaged, and is replaced by a new one. Its keyed state, history and "
+                    "idempotency keys were damaged with it, and are gone",
+                    key,
+                    self._shelf.where,
+                )
+                is_readable = False
+                head = self._heads.write_held(lease, follow, was_done)
         finally:
             self._cleaner.written(*place, parts.written)
         if prepared is not None and (head.inline, head.part) == (prepared[2].inline, prepared[2].part):
@@ -129,6 +149,17 @@ class VersionedCheckpoints:
             with self._lock:
                 self._versions[place] = digest, version
             self._cleaner.saved(*place, lease.epoch, version.parts | ({head.part} if head.part else set()))
+
+    def _has_readable_version(self, key: CheckpointKey) -> bool:
+        """False when the version that counts is damaged as a whole, so that saving a new one loses nothing more."""
+        now = self._heads.read(key.group, key.lease_name)
+        if now is None:
+            return True
+        try:
+            version_of(now.head, Parts(self._shelf, key))
+        except (CorruptCheckpointError, PartGone):
+            return False
+        return True
 
     def checkpoints(self, group: str) -> Mapping[CheckpointKey, Checkpoint]:
         found: dict[CheckpointKey, Checkpoint] = {}
@@ -141,11 +172,13 @@ class VersionedCheckpoints:
         return found
 
     def groups(self) -> Sequence[str]:
-        return sorted(
-            group
-            for group in set(self._heads.groups())
-            if any(not head.gone or head.change for head in self._heads.all(group).values())
-        )
+        return sorted(group for group in set(self._heads.groups()) if self._is_there(group))
+
+    def _is_there(self, group: str) -> bool:
+        try:
+            return any(not head.gone or head.change for head in self._heads.all(group).values())
+        except CorruptCheckpointError:
+            return True  # what is damaged is told to who asks for it
 
     def forget(self, group: str) -> None:
         # Every lease is claimed first, so that nobody can save any more, and given back if one turns out to be held.

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
 from penstock.checkpoints.format import decode_happenings, encode_happenings
-from penstock.errors import CorruptCheckpointError, StoreUnavailableError, TopicExistsError, UnknownTopicError
+from penstock.errors import StoreUnavailableError
 from penstock.model import CheckpointKey, Happening, Lease, Pointer
 from penstock.streams.kafka.connection import Connection
 
@@ -27,12 +26,7 @@ class KafkaHistory:
     def __init__(self, connection: Connection, topic: str, partitions: int, retention_s: float) -> None:
         self._connection = connection
         self._topic = topic
-        topics = connection.administration
-        if topic not in {each.name for each in topics.all()}:
-            try:
-                topics.create(topic, partitions, {"retention.ms": str(round(retention_s * 1000))})
-            except TopicExistsError:
-                pass  # somebody else was quicker
+        connection.administration.provide(topic, partitions, {"retention.ms": str(round(retention_s * 1000))})
 
     def encode(self, lease: Lease, key: CheckpointKey, happenings: Sequence[Happening]) -> bytes:
         """One record for all lines of a save: whose they are, the epoch, and the lines."""

@@ -5,13 +5,27 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from penstock.checkpoints.format import corrupt
-from penstock.checkpoints.kafka_entries import LEASE, Entry, decode_key, decode_lease, opened_piece, partition_of
-from penstock.errors import PenstockError, StoreUnavailableError, TopicExistsError
-from penstock.model import Lease
+from penstock.checkpoints.kafka_entries import (
+    HANDLED,
+    LEASE,
+    Entry,
+    decode_handled,
+    decode_key,
+    decode_lease,
+    opened_piece,
+    partition_of,
+)
+from penstock.errors import (
+    BrokerUnavailableError,
+    PenstockError,
+    StoreUnavailableError,
+    StreamError,
+)
+from penstock.model import Handled, Lease
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.feed import KafkaFeed
 
@@ -36,23 +50,36 @@ class Shelf:
         self._next: dict[int, int] = {}
         self._pieces: dict[Entry, list[bytes | None]] = {}
         self._by_group: dict[str, set[Entry]] = {}
+        self._handled: dict[tuple[str, str], dict[str, int]] = {}
+        """For each group and topic, the idempotency keys that are remembered, and since when."""
         self._written: set[int] = set()
         """Partitions that we wrote to since they were last read to their very end."""
-        self.partitions = self._provide(partitions)
+        self.partitions = connection.administration.provide(topic, partitions, {"cleanup.policy": "compact"})
 
     def entry(self, entry: Entry) -> bytes | None:
         with self._lock:
             return self._value(entry)
 
-    def entries(self, group: str) -> dict[Entry, bytes]:
-        """Everything about a group."""
+    def names(self, group: str) -> list[Entry]:
+        """What there is about a group, be it damaged."""
         with self._lock:
-            found = {entry: self._value(entry) for entry in self._by_group.get(group, ())}
+            return list(self._by_group.get(group, ()))
+
+    def entries(self, group: str, kind: str) -> dict[Entry, bytes]:
+        """Everything of a kind about a group."""
+        with self._lock:
+            found = {entry: self._value(entry) for entry in self._by_group.get(group, ()) if entry[0] == kind}
         return {entry: value for entry, value in found.items() if value is not None}
 
     def groups(self) -> list[str]:
         with self._lock:
             return sorted(group for group, entries in self._by_group.items() if entries)
+
+    def handled(self, group: str, topic: str, ids: Collection[str]) -> frozenset[str]:
+        """Which of these idempotency keys are remembered."""
+        with self._lock:
+            known = self._handled.get((group, topic), {})
+            return frozenset(each for each in ids if each in known)
 
     def count_pieces(self, entry: Entry) -> int:
         with self._lock:
@@ -65,7 +92,9 @@ class Shelf:
             found = [(str(entry[1]), str(entry[2]), self._value(entry)) for entry in entries]
         leases = [decode_lease(group, name, data).lease for group, name, data in found if data is not None]
         return [
-            each for each in leases if each is not None and partition_of(each.group, each.name, self.partitions) == partition
+            each
+            for each in leases
+            if each is not None and partition_of(each.group, each.name, self.partitions) == partition
         ]
 
     def wrote(self, partition: int) -> None:
@@ -95,21 +124,14 @@ class Shelf:
             if self._feed is not None:
                 self._feed.close()
 
-    def _provide(self, partitions: int) -> int:
-        """Create the topic if it is not there, and say how many partitions it has."""
-        topics = self._connection.administration
-        if self._topic not in {each.name for each in topics.all()}:
-            try:
-                topics.create(self._topic, partitions, {"cleanup.policy": "compact"})
-            except TopicExistsError:
-                pass  # somebody else was quicker
-        return len(topics.partitions_of(self._topic))
-
     def _targets(self, committed: list[int], everything: list[int]) -> dict[int, int]:
         """Up to where each partition is to be read."""
         topics = self._connection.administration
-        targets = topics.latest(self._topic, [each for each in committed if each not in everything])
-        targets |= topics.ends(self._topic, everything)
+        try:
+            targets = topics.latest(self._topic, [each for each in committed if each not in everything])
+            targets |= topics.ends(self._topic, everything)
+        except (BrokerUnavailableError, StreamError) as error:
+            raise StoreUnavailableError(f"the checkpoints in topic {self._topic!r} cannot be read: {error}") from error
         return {partition: end for partition, end in targets.items() if end > self._next.get(partition, 0)}
 
     def _read(self, targets: dict[int, int], when_stuck: Callable[[], None] | None) -> None:
@@ -167,6 +189,8 @@ class Shelf:
             return
         group = str(entry[1])
         pieces = self._pieces.get(entry, [])
+        if entry[0] == HANDLED:
+            self._forget_handled(entry)
         if content is None:
             del pieces[piece:]
         else:
@@ -178,6 +202,26 @@ class Shelf:
         else:
             self._pieces.pop(entry, None)
             self._by_group.get(group, set()).discard(entry)
+        if entry[0] == HANDLED:
+            self._remember_handled(entry)
+
+    def _remember_handled(self, entry: Entry) -> None:
+        known = self._handled.setdefault((str(entry[1]), str(entry[2])), {})
+        for each in self._handled_in(entry):
+            known[each.id] = max(each.at_ms, known.get(each.id, each.at_ms))
+
+    def _forget_handled(self, entry: Entry) -> None:
+        known = self._handled.get((str(entry[1]), str(entry[2])), {})
+        for each in self._handled_in(entry):
+            if known.get(each.id) == each.at_ms:
+                del known[each.id]
+
+    def _handled_in(self, entry: Entry) -> list[Handled]:
+        """What an entry remembers, once all of its pieces are there."""
+        pieces = [piece for piece in self._pieces.get(entry, []) if piece is not None]
+        if not pieces or len(pieces) < len(self._pieces[entry]):
+            return []
+        return decode_handled(b"".join(pieces))
 
     def _damaged(self, key: bytes | None, error: ValueError) -> None:
         """A damaged piece is kept as one that is missing: who asks for its entry is told."""
@@ -195,5 +239,5 @@ class Shelf:
             return None
         whole = [piece for piece in pieces if piece is not None]
         if len(whole) < len(pieces):
-            raise corrupt(f"the {entry[0]} of {entry[2:]!r} of group {entry[1]!r}", "a piece of it is damaged")
+            raise corrupt(f"the {entry[0]!s} of {entry[2:]!r} of group {entry[1]!r}", "a piece of it is damaged")
         return whole[0] if len(whole) == 1 else b"".join(whole)

@@ -9,7 +9,13 @@ from typing import Self
 
 from penstock.checkpoints.kafka_entries import encode_lease, lease_entry
 from penstock.checkpoints.kafka_writing import LeaseWriter, Write
-from penstock.errors import FencedError, OutcomeUnknownError, StoreUnavailableError, TransactionAbortedError, TransactionError
+from penstock.errors import (
+    FencedError,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+    TransactionAbortedError,
+    TransactionError,
+)
 from penstock.model import Change, CheckpointKey, Lease, NewRecord
 from penstock.streams.kafka.transactions import TransactionLostError
 
@@ -112,24 +118,32 @@ class KafkaTransaction:
         writer.discard()
         writer.is_in_doubt = True
         try:
+            writer.look()  # who has lost the lease finds out without fencing who has it
+            writer.refresh()
+            if self._counts():
+                return
+            writer.check_held(self._lease)
             writer.ready()
         except (TransactionLostError, StoreUnavailableError) as again:
             raise OutcomeUnknownError(f"it is not known whether a transaction counts: {again}") from error
-        token = writer.stored.token if self._key is None else self._token_of(self._key)
-        if token == self._token:
+        if self._counts():
             return
         writer.check_held(self._lease)
         raise TransactionAbortedError(f"{error}. Nothing of the transaction counts: do it again") from error
 
+    def _counts(self) -> bool:
+        """Whether it is to be seen among what was committed."""
+        token = self._writer.stored.token if self._key is None else self._token_of(self._key)
+        return token == self._token
+
     def _give_up(self, error: TransactionLostError) -> None:
-        """It cannot be committed any more. Say whether doing it again may help."""
+        """It cannot be committed any more. Say whether doing it again may help, as far as can be seen."""
         writer = self._writer
         try:
             writer.discard()
-            writer.ready()
+            writer.look()
+            writer.refresh()
             writer.check_held(self._lease)
-        except TransactionLostError as again:
-            raise TransactionAbortedError(f"{again}. Nothing of the transaction counts: do it again") from error
         finally:
             self._end()
         raise TransactionAbortedError(f"{error}. Nothing of the transaction counts: do it again") from error

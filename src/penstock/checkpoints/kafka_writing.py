@@ -154,6 +154,8 @@ class LeaseWriter:
         problem: TransactionLostError | None = None
         for attempt in range(_ATTEMPTS):
             try:
+                if attempt and not self._is_worth_another(decide, counted):
+                    return counted()
                 self.ready()
                 if attempt and counted():
                     return True
@@ -169,6 +171,13 @@ class LeaseWriter:
                 self.is_in_doubt = True
             time.sleep(random.uniform(0, min(0.5, 0.01 * 2**attempt)))
         raise StoreUnavailableError(f"nothing could be written under {self.name!r}: {problem}") from problem
+
+    def _is_worth_another(self, decide: Callable[[], Write | None], counted: Callable[[], bool]) -> bool:
+        """Whether, as far as anybody can see, the write has not been done and may still be. So that one who has lost
+        the lease finds out without fencing who has it."""
+        self.look()
+        self.refresh()
+        return not counted() and decide() is not None
 
     def finish(self, write: Write) -> None:
         """Write it in the transaction that is open, and commit that."""
@@ -204,4 +213,3 @@ class LeaseWriter:
         for lease in self._storage.shelf.leases_in(self._partition)[:_MOST_FREED]:
             if (lease.group, lease.name) != (self.group, self.name):
                 self._storage.producer(lease.group, lease.name).close()
-

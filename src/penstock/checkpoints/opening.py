@@ -64,7 +64,10 @@ def _sqlite(url: str, rest: str) -> CheckpointStore:
     from penstock.checkpoints.sqlite import SqliteCheckpoints
 
     path, _, query = rest.partition("?")
-    settings: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    try:
+        settings: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError as error:
+        raise ConfigError(f"{url!r} cannot be understood behind its question mark: {error}") from error
     unknown = settings.keys() - {"synchronous", "busy_timeout_s"}
     if unknown:
         raise ConfigError(f"{url!r}: there is no setting {min(unknown)!r}; there are synchronous and busy_timeout_s")

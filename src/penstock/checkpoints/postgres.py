@@ -110,14 +110,14 @@ class PostgresCheckpoints:
         return Lease(lease.group, lease.name, lease.owner, lease.epoch, rows[0][0])
 
     def release(self, lease: Lease) -> None:
-        self._pool.execute(f"UPDATE penstock_lease SET owner = '' WHERE {IS_HELD_AS}", _held_as(lease))
+        self._pool.execute(f"UPDATE penstock_lease SET owner = '' WHERE {IS_HELD_AS} RETURNING 1", _held_as(lease))
 
     def leases(self, group: str) -> Sequence[Lease]:
         sql = 'SELECT name, owner, epoch, beat FROM penstock_lease WHERE "group" = %s ORDER BY name'
         return [Lease(group, *row) for row in self._pool.execute(sql, (group,))]
 
     def forget_lease(self, lease: Lease) -> None:
-        sql = f"DELETE FROM penstock_lease WHERE {IS_HELD_AS} AND beat = %(beat)s"
+        sql = f"DELETE FROM penstock_lease WHERE {IS_HELD_AS} AND beat = %(beat)s RETURNING 1"
         self._pool.execute(sql, {**_held_as(lease), "beat": lease.beat})
 
     def load(self, key: CheckpointKey) -> Checkpoint | None:

@@ -65,10 +65,9 @@ class GuardedConnection(psycopg.Connection[Any]):
         if self.is_guarded:
             raise TransactionError(NOT_YOURS)
 
-    def is_in_transaction(self) -> bool:
-        """Whether a transaction is open, be it sound or failed."""
-        status = psycopg.pq.TransactionStatus
-        return self.info.transaction_status in (status.INTRANS, status.INERROR)
+    def is_idle(self) -> bool:
+        """Whether it is open and no transaction is, be it sound or failed. In a pipeline that shows at its end only."""
+        return not self.closed and self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
     def has_news(self) -> bool:
         """Whether the server has said something while nobody used the connection: mostly, that it is going away."""
@@ -80,7 +79,7 @@ class GuardedConnection(psycopg.Connection[Any]):
 
 
 def rows_of(connection: GuardedConnection, sql: str, values: Any = ()) -> Rows:
-    """All rows that a statement gives, as tuples whatever row factory a user has set."""
+    """All rows that a statement gives, as tuples whatever row factory a user has set. It must be one that gives rows."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(sql, values)
-        return cursor.fetchall() if cursor.description is not None else []
+        return cursor.fetchall()

@@ -72,9 +72,9 @@ class Pool:
 
     def give(self, connection: GuardedConnection) -> None:
         """Take a connection back. One that is broken, or in the middle of something, is closed."""
-        is_ready = not connection.closed and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        is_idle = connection.is_idle()
         with self._lock:
-            is_kept = is_ready and not self._is_closed
+            is_kept = is_idle and not self._is_closed
             if is_kept:
                 self._idle.append(connection)
         if not is_kept:

@@ -44,6 +44,11 @@ TABLES: Final = (
     'CREATE INDEX penstock_handled_at ON penstock_handled ("group", topic, at_ms)',
 )
 
+# Not to_regclass(), which may still say no when another's table was committed a moment ago.
+HAS_TABLES: Final = (
+    "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = current_schema() AND tablename = 'penstock_schema'"
+)
+
 
 def make_tables(connection: Any, where: str) -> None:
     """Make the tables where there are none. Many processes may do this at once."""
@@ -59,8 +64,7 @@ def make_tables(connection: Any, where: str) -> None:
 
 def _version(connection: Any, where: str) -> int | None:
     """The version of the tables that are there; None when there are none. ConfigError when they are not ours."""
-    ((table,),) = connection.execute("SELECT to_regclass('penstock_schema')").fetchall()
-    if table is None:
+    if not connection.execute(HAS_TABLES).fetchall():
         return None
     rows = connection.execute("SELECT version FROM penstock_schema").fetchall()
     if rows != [(SCHEMA_VERSION,)]:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 ASK_TIMEOUT_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
+END: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_xid = %s::xid8::xid"
+"""Ends the server's process of a connection, if it is still about this transaction."""
 
 
 class PostgresTransaction:
@@ -40,7 +42,7 @@ class PostgresTransaction:
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
         """Save the checkpoint; it counts when the transaction commits."""
         connection = self._open()
-        if not connection.is_in_transaction():
+        if connection.is_idle():
             raise _ended()
         try:
             rows = rows_of(connection, *statement_for(lease, key, change))
@@ -77,7 +79,7 @@ class PostgresTransaction:
         assert connection is not None, "the block was left before it was entered"
         connection.is_guarded = False
         connection.row_factory = self._factory
-        is_ended = not connection.closed and not connection.is_in_transaction()
+        is_ended = connection.is_idle()
         try:
             self._transaction.__exit__(kind, error, trace)
         except psycopg.Error as failure:
@@ -100,7 +102,7 @@ class PostgresTransaction:
             raise OutcomeUnknownError(
                 f"{self._pool.where}: the connection was lost in a commit: {failure}"
             ) from failure
-        outcome = self._ask(self._number)
+        outcome = self._ask(self._number, connection.info.backend_pid)
         if outcome == "committed":
             logger.info("%s: the connection was lost in a commit, which counts all the same", self._pool.where)
         elif outcome == "aborted":
@@ -108,15 +110,18 @@ class PostgresTransaction:
         else:
             raise OutcomeUnknownError(
                 f"{self._pool.where}: the connection was lost in a commit, and what became of it is not known "
-                f"({outcome}): load the checkpoint before anything is done again"
+                f"({outcome}): claim the lease again, which waits for its end, and load the checkpoint"
             ) from failure
 
-    def _ask(self, number: str) -> str:
+    def _ask(self, number: str, process: int) -> str:
+        """What became of a transaction. Where the server has not noticed that nobody is there any more, it is ended."""
         deadline_s = time.monotonic() + ASK_TIMEOUT_S
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 ((outcome,),) = self._pool.execute("SELECT pg_xact_status(%s::xid8)", (number,))
+                if outcome == "in progress":
+                    self._pool.execute(END, (process, number))
             except StoreUnavailableError as error:
                 outcome = str(error)
             if outcome in ("committed", "aborted") or time.monotonic() > deadline_s:

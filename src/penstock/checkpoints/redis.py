@@ -77,7 +77,7 @@ class RedisCheckpoints:
             raise ConfigError("wait_replicas must not be negative, and wait_timeout_s and timeout_s must be positive")
         self._client: Any = url_or_client
         if isinstance(url_or_client, str):
-            self._client = connect(url, cluster, timeout_s, where)
+            self._client = connect(url, cluster, timeout_s + (wait_timeout_s if wait_replicas else 0.0), where)
         self._prefix = prefix
         self._server = RedisServer(self._client, where, wait_replicas, wait_timeout_s)
         try:

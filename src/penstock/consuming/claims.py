@@ -45,6 +45,11 @@ class ClaimBook:
             claims=tuple(self._claims),
         )
 
+    def begin(self) -> ClaimBook:
+        """Have it saved as it is."""
+        self.changed = True
+        return self
+
     @property
     def claims(self) -> Sequence[Claim]:
         return self._claims
@@ -69,7 +74,7 @@ class ClaimBook:
         finished = self._finished.as_runs()
         for claim in self._claims:
             if is_over(claim):
-                for first, end in missing(claim.first, claim.end, finished):
+                for first, end in missing(max(claim.first, self.start), claim.end, finished):
                     yield replace(claim, first=first, end=end)
 
     def take_again(self, part: Claim, owner: str, number: int, lasts_ms: int) -> int | None:
@@ -84,7 +89,7 @@ class ClaimBook:
             return False
         claim = self._claims[index]
         self._finish(first, end)
-        if claim.end <= self.start or not any(missing(claim.first, claim.end, self._finished.as_runs())):
+        if not self._is_open(claim):
             del self._claims[index]
         return True
 
@@ -145,11 +150,14 @@ class ClaimBook:
         if index is None:
             return False
         claim = self._claims[index]
-        before = [replace(claim, end=first)] if claim.first < first else []
-        behind = [replace(claim, first=end)] if end < claim.end else []
-        self._claims[index : index + 1] = [*before, by, *behind]
+        pieces = [replace(claim, end=first), by, replace(claim, first=end)]
+        self._claims[index : index + 1] = [piece for piece in pieces if self._is_open(piece)]
         self.changed = True
         return True
+
+    def _is_open(self, claim: Claim) -> bool:
+        """Whether anything of it is not finished."""
+        return any(missing(max(claim.first, self.start), claim.end, self._finished.as_runs()))
 
     def _finish(self, first: Pointer, end: Pointer) -> None:
         self._finished.add(first, end)

@@ -167,16 +167,17 @@ class Consumer:
             clock,
             dedup_window_s=options.idempotency_window_s,
         )
+        dedup = Deduplication(self.store, self.group, handler.topic.name, options.idempotency_key)
         return Loop(
             self.stream,
             options,
             self._join,
             lanes,
-            lambda tell: self._workers(lanes, tell),
+            lambda tell: self._workers(lanes, dedup, tell),
             GivingUp(handler, self.group, options, self.dead_letters, lanes, clock),
             saving,
             owning,
-            Deduplication(self.store, self.group, handler.topic.name, options.idempotency_key),
+            dedup,
             clock,
             outputs_in_transaction=self._means is Means.STREAM,
             stages=self._stages,
@@ -202,7 +203,7 @@ class Consumer:
             clock=self._clock,
         )
 
-    def _workers(self, lanes: Lanes, tell: Callable[[Report], None]) -> Workers:
+    def _workers(self, lanes: Lanes, dedup: Deduplication, tell: Callable[[Report], None]) -> Workers:
         handler, options = self.handler, self.options
         gather = Gather(handler, None if self._means is Means.STREAM else self._deliver)
         with_state = options.order is not Order.NONE and Feature.STATE in self.store.features
@@ -218,7 +219,7 @@ class Consumer:
                 tree_runner.settled = self._tree_settled
                 return tree_runner
             if self._means is Means.SQL:
-                return TransactionRunner(handler, gather, caller, self.store, clock=self._clock)  # type: ignore[arg-type]
+                return TransactionRunner(handler, gather, caller, self.store, dedup, self._clock)  # type: ignore[arg-type]
             if options.processes:
                 return ProcessRunner(handler, gather)
             if handler.batch is not None:

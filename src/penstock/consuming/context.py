@@ -71,7 +71,7 @@ class Context:
         return self._state
 
     def send(self, topic: str | Topic[Any], value: Any, key: object = None, **more: Any) -> None:
-        """Send a record once this one is finished, with the guarantee of the handler; not at all if the handler fails."""
+        """Send a record once this one is finished, with the guarantee of the handler; not at all if that fails."""
         from penstock.serde import topic_of
 
         self.outputs.append(topic_of(topic).new_record(value, key, **more))

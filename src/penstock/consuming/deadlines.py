@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import time
+import weakref
 from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Final, Self
@@ -94,8 +95,12 @@ class Deadline:
         self._clock = clock
         self._counting = Counting(self.names, allowed_s)
         self._closed = False
+        self._pid = os.getpid()
         self._analysers: list[Analyser] = []
         self._processes: list[ProcessFunction] = []
+        self._forgotten = weakref.finalize(self, _let_go, self._analysers, self._processes)
+        # When the program ends, its threads and processes do so without this.
+        self._forgotten.atexit = False
         around = Surroundings(clock, self._counting, on_late)
         try:
             for name, function in functions.items():
@@ -145,9 +150,12 @@ class Deadline:
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """End all workers. Those at work have so long, all together; who needs longer is named in the log, and is left
         to itself or, in a process, killed."""
+        if self._closed or self._pid != os.getpid():  # a forked process has none of the threads
+            return
         self._closed = True
+        self._forgotten.detach()
         until_s = time.monotonic() + timeout_s
-        analysers, self._analysers = self._analysers, []
+        analysers = self._analysers
         for analyser in analysers:
             analyser.stop()
         hanging = [each.name for each in analysers if not each.join(max(0.0, until_s - time.monotonic()))]
@@ -170,6 +178,8 @@ class Deadline:
     def _submit(self, call: Call) -> None:
         if self._closed:
             raise ClosedError(f"{self!r} was called: make another with within()")
+        if self._pid != os.getpid():
+            raise ClosedError(f"{self!r} belongs to process {self._pid}, which made it: make one in this process, too")
         for analyser in self._analysers:
             if not analyser.submit(call):
                 call.turn_away(analyser.name)
@@ -184,6 +194,14 @@ class Deadline:
                 result.took_s * 1000,
             )
         return result
+
+
+def _let_go(analysers: list[Analyser], processes: list[ProcessFunction]) -> None:
+    """Nobody has the deadline any more, and nobody closed it."""
+    for analyser in analysers:
+        analyser.stop()
+    for function in processes:
+        function.close()
 
 
 def _processes_each(analysers: int) -> int:

@@ -78,6 +78,15 @@ class Deduplication:
                 found[index] = redrive.id if redrive.group == self._group else None
         return found
 
+    def remember(self, share: Share, batch: Batch, low: int, high: int) -> None:
+        """Have the tracker remember the ids of these records, with what it saves next. From any thread."""
+        if not self._ids:
+            return
+        for index in range(low, high):
+            id = self._ids.get((share.partition, batch.pointer(index)))
+            if id is not None:
+                share.tracker.remember(id)
+
     def finished(
         self, share: Share, batch: Batch, low: int, high: int, *, succeeded: bool
     ) -> list[tuple[Share, Batch, int]]:

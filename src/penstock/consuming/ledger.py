@@ -87,6 +87,11 @@ class Ledger:
         self._lines: list[Happening] = []
         self._history_due_s = self._clean_due_s = clock.monotonic_s()
 
+    def begin(self) -> ClaimBook:
+        """The claims as they are now, with the place where the group begins stored, if it begins only now."""
+        book = self.look()
+        return self.change(ClaimBook.begin) if self._store.load(self.key) is None else book
+
     def look(self) -> ClaimBook:
         """The claims as they are now."""
         with self._lock:
@@ -146,7 +151,7 @@ class Ledger:
         """Make the changes that wait, with one save."""
         try:
             for tries in range(_TURNS):
-                if tries:
+                if tries > 1:  # somebody else is at it in this very moment
                     pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(tries, 10))
                     self._clock.sleep(pause_s * self._chance.random())
                 if self._try(turns):

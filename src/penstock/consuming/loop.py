@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
@@ -15,35 +14,29 @@ from typing import Final, Protocol
 from penstock.abc import Clock, GroupFeed, Stream
 from penstock.consuming.dedup import Deduplication
 from penstock.consuming.giving_up import GivingUp
-from penstock.consuming.lanes import Lane, Lanes, Task
+from penstock.consuming.lanes import Lanes, Task
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.owning import Owning
-from penstock.consuming.retry import Retry
+from penstock.consuming.progress import Progress
+from penstock.consuming.reading import Reading
 from penstock.consuming.runners import Report
 from penstock.consuming.saving import Saving
-from penstock.consuming.share import Share, Uncommitted
-from penstock.consuming.stages import StageError, Stages
+from penstock.consuming.settling import Settling
+from penstock.consuming.share import Share
+from penstock.consuming.stages import Stages
 from penstock.consuming.workers import Workers
-from penstock.errors import (
-    BrokerUnavailableError,
-    FencedError,
-    OffsetOutOfRangeError,
-    StoreUnavailableError,
-    StreamError,
-)
+from penstock.errors import FencedError, OffsetOutOfRangeError
 from penstock.model import Batch, Guarantee, Lease, Order, Pointer
 
 logger = logging.getLogger(__name__)
 
 _WAIT_S: Final = 0.1
 """How long a turn waits for records: the most by which other duties are late."""
-_SHOW_PROGRESS_S: Final = 1.0
 _POLL_AT_LEAST_S: Final = 0.1
 _MOST_AT_ONCE: Final = 10_000
 DEADLY: Final = 3
 """A record whose handling has killed so many processes is given up."""
 _REPORTS_AT_ONCE: Final = 100
-_READ_AGAIN: Final = Retry(first_delay_s=0.1, max_delay_s=10.0)
 
 
 class Open(Protocol):
@@ -80,10 +73,9 @@ class Loop:
         self._owning = owning
         self._dedup = dedup
         self._clock = clock
-        self._outputs_in_transaction = outputs_in_transaction
-        self._stages = stages
-        self._reports: collections.deque[Report] = collections.deque()
-        self._trees: collections.deque[tuple[Task, int, BaseException | None]] = collections.deque()
+        self._settling = Settling(
+            options, lanes, giving_up, dedup, stages, clock, outputs_in_transaction=outputs_in_transaction
+        )
         self._reported = threading.Event()
         self._workers = make_workers(self._hear)
         self._feed: GroupFeed | None = None
@@ -92,14 +84,9 @@ class Loop:
         self._waits_for_room = False
         self._was_assigned = False
         self._polled_s = 0.0
-        self._shown_s = 0.0
-        self._shown: dict[int, Pointer] = {}
+        self._progress = Progress(clock)
         self._overdue_s = 0.0
-        self._failures = 0
-        self._read_again_s = 0.0
-        self._chance = random.Random(options.seed)
-        self.read_problem = ""
-        """Why nothing can be read, while that is so."""
+        self._reading = Reading(stream.topic, clock, options.seed)
         self.shares: dict[int, Share] = {}
         self.seeks: collections.deque[tuple[int, Pointer]] = collections.deque()
 
@@ -135,7 +122,7 @@ class Loop:
         """What keeps it from getting on."""
         breaker = self._giving_up.breaker
         return [
-            self.read_problem,
+            self._reading.problem,
             self._saving.problem,
             self._giving_up.put_problem,
             f"the circuit is {breaker.circuit}: {breaker.reason}" if breaker.reason else "",
@@ -157,11 +144,11 @@ class Loop:
             room = self._wait_for_room()
             if room <= 0:
                 return
-        if self._clock.monotonic_s() < self._read_again_s:
+        if self._reading.must_wait:
             self._reported.wait(_WAIT_S / 2)
             self._reported.clear()
             return
-        self._begin(self._poll(min(room, _MOST_AT_ONCE), 0.0 if self._reports else _WAIT_S))
+        self._begin(self._poll(min(room, _MOST_AT_ONCE), 0.0 if self._settling.reports else _WAIT_S))
 
     def _room(self) -> int:
         in_flight, in_flight_bytes = 0, 0.0
@@ -205,21 +192,10 @@ class Loop:
         assert self._feed is not None
         self._polled_s = self._clock.monotonic_s()
         try:
-            batches = self._feed.poll(limit, wait_s)
+            return self._reading.poll(self._feed, limit, wait_s)
         except OffsetOutOfRangeError as error:
             self._expired(error)
             return ()
-        except (StreamError, BrokerUnavailableError, StoreUnavailableError) as error:
-            self._failures += 1
-            if not self.read_problem:
-                logger.warning("topic %r cannot be read, and is tried again: %s", self._stream.topic, error)
-            self.read_problem = str(error)
-            self._read_again_s = self._clock.monotonic_s() + _READ_AGAIN.backoff_s(self._failures, self._chance)
-            return ()
-        if batches:
-            self._failures = 0
-            self.read_problem = ""
-        return batches
 
     def _begin(self, batches: Sequence[Batch]) -> None:
         """Track what has come, save where it ends, and only then hand it out."""
@@ -277,120 +253,30 @@ class Loop:
             if deaths > DEADLY:
                 self._giving_up.killer(share, batch, index)
                 return
-            self._lanes.put(share, batch, [(index, index + 1)], batch.keys() if self._has_keys else ())
+            self._settling.put_freed([(share, batch, index)])
 
     def _hear(self, report: Report) -> None:
         """Called by workers."""
-        self._reports.append(report)
+        self._settling.reports.append(report)
         if report.error is not None and self._feed is not None:
             self._reported.set()
             self._feed.wake()
-        elif self._waits_for_room and len(self._reports) >= _REPORTS_AT_ONCE:
+        elif self._waits_for_room and len(self._settling.reports) >= _REPORTS_AT_ONCE:
             self._reported.set()
 
     def tree_settled(self, task: Task, index: int, error: BaseException | None) -> None:
         """All tasks that a record forked into have ended, or one has failed. Called by whoever saw it."""
-        self._trees.append((task, index, error))
+        self._settling.trees.append((task, index, error))
         if self._waits_for_room or error is not None:
             self._reported.set()
 
-    def _settle_trees(self) -> None:
-        while self._trees:
-            task, index, error = self._trees.popleft()
-            share = task.share
-            share.open_trees -= 1
-            if share.closed:
-                continue
-            with share.tracker.lock:
-                if error is None:
-                    self._put_freed(self._dedup.finished(share, task.batch, index, index + 1, succeeded=True))
-                    share.finish(task.batch, index, index + 1, task.begun_ms)
-                    share.in_flight -= 1
-                    share.moved_s = self._clock.monotonic_s()
-                    self._tell_keeper(task.batch, index, None)
-                else:
-                    # Its lane has gone on. The record is tried again in one of its own.
-                    again = Task(Lane(share, None), task.batch, index, index + 1, self._clock)
-                    self._giving_up.failed(Report(again, index, error, str(error)))
-
-    def _tell_keeper(self, batch: Batch, index: int, error: BaseException | None) -> None:
-        if self._stages is not None:
-            self._stages.finished(batch[index], error)
-
     def _settle(self) -> None:
-        """Take in what workers have reported, and bring to the dead letters what is given up."""
-        self._settle_trees()
-        while self._reports:
-            report = self._reports.popleft()
-            task, share = report.task, report.task.share
-            if share.closed or task.abandoned:
-                continue
-            with share.tracker.lock:
-                self._settle_one(report)
+        """Take in what workers have reported."""
+        for share, why in self._settling.settle():
+            self.lose(share, why)
+        for share in list(self.shares.values()):
             if share.suspects:
                 self._try_suspect(share)
-        for given_up in self._giving_up.put():
-            share, batch, index = given_up.share, given_up.batch, given_up.index
-            with share.tracker.lock:
-                if self._options.guarantee is not Guarantee.AT_MOST_ONCE:
-                    first, end = batch.edge(index), batch.edge(index + 1)
-                    share.tracker.gave_up(batch.pointer(index), first, end, given_up.letter.error)
-                share.in_flight -= 1
-                self._put_freed(self._dedup.finished(share, batch, index, index + 1, succeeded=False))
-                self._tell_keeper(batch, index, StageError(given_up.letter.error))
-            self._lanes.release(given_up.lane, given_up.rest)
-            if share.suspects:
-                self._try_suspect(share)
-
-    def _settle_one(self, report: Report) -> None:
-        task, share = report.task, report.task.share
-        tracker = share.tracker
-        tracker.processed += report.calls
-        if report.done > task.low:
-            self._giving_up.succeeded()
-            share.moved_s = self._clock.monotonic_s()
-            if report.open:
-                share.open_trees += len(report.open)
-                share.tracker.keep(report.state)
-            else:
-                self._put_freed(self._dedup.finished(share, task.batch, task.low, report.done, succeeded=True))
-                self._finish_records(report)
-                if self._stages is not None:
-                    for index in task.batch.with_headers():
-                        if task.low <= index < report.done:
-                            self._tell_keeper(task.batch, index, None)
-        if isinstance(report.error, FencedError):
-            self.lose(share, str(report.error))
-        elif isinstance(report.error, StoreUnavailableError):
-            # The database of the effects is away: that says nothing about the record.
-            self._lanes.release(task.lane, [(task.batch, report.done, task.high)], 0.5)
-        elif report.error is not None:
-            self._giving_up.failed(report)
-        elif report.done < task.high:
-            self._lanes.release(task.lane, [(task.batch, report.done, task.high)])
-
-    def _finish_records(self, report: Report) -> None:
-        task, share = report.task, report.task.share
-        count = report.done - task.low
-        if self._outputs_in_transaction:
-            share.uncommitted.append(
-                Uncommitted(task.batch, task.low, report.done, task.begun_ms, tuple(report.outputs), report.state)
-            )
-            share.uncommitted_count += count
-            return  # they are in flight until their transaction is committed
-        share.in_flight -= count
-        if report.is_saved:
-            return
-        if self._options.guarantee is Guarantee.AT_MOST_ONCE:
-            share.tracker.delivered += count
-        else:
-            share.finish(task.batch, task.low, report.done, task.begun_ms)
-        share.tracker.keep(report.state)
-
-    def _put_freed(self, freed: Sequence[tuple[Share, Batch, int]]) -> None:
-        for share, batch, index in freed:
-            if not share.closed:
-                self._lanes.put(share, batch, [(index, index + 1)], batch.keys() if self._has_keys else ())
 
     def _give_overdue_away(self) -> None:
         """A record whose handler takes too long is given to another worker. Whoever is first counts."""
@@ -418,7 +304,7 @@ class Loop:
         share.closed = True
         self._lanes.clear(share)
         self._giving_up.forget(share)
-        self._put_freed(self._dedup.forget(share))
+        self._settling.put_freed(self._dedup.forget(share))
         self.shares[partition] = self._owning.restarted(share, pointer)
         self._save(self.shares[partition])
         self._feed.seek(partition, pointer)
@@ -430,22 +316,7 @@ class Loop:
             idle = share.in_flight == share.uncommitted_count
             if pending and (idle or now_s - share.saved_s >= self._options.commit_interval_s):
                 self._save(share)
-        if now_s - self._shown_s >= _SHOW_PROGRESS_S:
-            self._show_progress(wait=False)
-
-    def _show_progress(self, *, wait: bool) -> None:
-        """Where the group stands, for those who ask the stream about it."""
-        self._shown_s = self._clock.monotonic_s()
-        if self._feed is None:
-            return
-        starts = {partition: share.tracker.start for partition, share in self.shares.items()}
-        moved = {partition: start for partition, start in starts.items() if self._shown.get(partition) != start}
-        if moved:
-            self._shown.update(moved)
-            try:
-                self._feed.commit(moved, wait)
-            except (StreamError, BrokerUnavailableError, FencedError) as error:
-                logger.info("progress was not shown to the stream: %s", error)
+        self._progress.show(self._feed, self.shares.values(), wait=False)
 
     def _save(self, share: Share, *, last: bool = False) -> None:
         if share.closed:
@@ -500,7 +371,7 @@ class Loop:
         share.closed = True
         self._lanes.clear(share)
         self._giving_up.forget(share)
-        self._put_freed(self._dedup.forget(share))
+        self._settling.put_freed(self._dedup.forget(share))
         self.shares.pop(share.partition, None)
 
     def _hand_back(self, shares: Sequence[Share], budget_s: float) -> None:
@@ -508,7 +379,7 @@ class Loop:
         for share in shares:
             self._drop_unbegun(share)
         deadline_s = self._clock.monotonic_s() + budget_s
-        while self._reports or self._trees or any(self._is_busy(share) for share in shares):
+        while self._settling.has_news or any(self._is_busy(share) for share in shares):
             self._settle()
             for share in shares:
                 self._drop_unbegun(share)
@@ -526,15 +397,15 @@ class Loop:
             if unfinished:
                 logger.warning("%s: %d handlers did not finish within %g s", share.key, unfinished, budget_s)
             self._save(share, last=True)
-        self._show_progress(wait=True)
+        self._progress.show(self._feed, self.shares.values(), wait=True)
         for share in shares:
             if not share.closed:
                 share.closed = True
                 self._owning.give_back(share)
                 self._giving_up.forget(share)
-                self._put_freed(self._dedup.forget(share))
+                self._settling.put_freed(self._dedup.forget(share))
                 self.shares.pop(share.partition, None)
-                self._shown.pop(share.partition, None)
+                self._progress.forget(share.partition)
 
     def _is_busy(self, share: Share) -> bool:
         if self._options.guarantee is Guarantee.AT_MOST_ONCE:

@@ -42,6 +42,8 @@ class Report:
     """They are finished and saved already, in the transaction of their effects."""
     open: list[int] = field(default_factory=list)
     """Records that forked into tasks which have not all ended: they are finished when those are."""
+    is_broken: bool = False
+    """The error is our own, not the handler's: the consumer cannot go on."""
     is_whole: bool = False
     """A batch handler failed: the error is about all records from `done` on, and nobody knows which."""
 

@@ -110,6 +110,8 @@ class StreamQueue:
 
         OffsetOutOfRangeError when records have expired that were never settled: see `skip_to`.
         """
+        if limit < 1:
+            raise ConfigError(f"limit={limit!r}: nothing could be received")
         limit = min(limit, self._batch)
         until_s = self._clock.monotonic_s() + wait_s
         if not self._receiving.acquire(timeout=max(0.0, wait_s)):
@@ -119,8 +121,8 @@ class StreamQueue:
                 self._check_open()
                 self._find_partitions()
                 shared = self._receive_again(limit) or self._receive_new(limit, until_s)
-                if shared or self._clock.monotonic_s() >= until_s:
-                    return shared
+                if shared or (shared is None and self._clock.monotonic_s() >= until_s):
+                    return shared or []
         finally:
             self._receiving.release()
 
@@ -138,10 +140,10 @@ class StreamQueue:
             raise ConfigError(f"delay_s={delay_s!r} with {outcome}: only what is tried again can be delayed")
         late: list[Shared] = []
         by_partition: dict[int, list[Shared]] = {}
-        for delivery in deliveries:
-            by_partition.setdefault(delivery.record.partition, []).append(ours(delivery))
-        for partition, shared in by_partition.items():
-            late += self._settle(self._ledgers[partition], shared, outcome, round(delay_s * 1000), error)
+        for shared in map(ours, deliveries):
+            by_partition.setdefault(shared.record.partition, []).append(shared)
+        for partition, settled in by_partition.items():
+            late += self._settle(self._ledgers[partition], settled, outcome, round(delay_s * 1000), error)
         if outcome is Outcome.RETRY:
             self._look_due_s = float("-inf")
             self._feed.wake()
@@ -202,14 +204,22 @@ class StreamQueue:
             partitions = self._stream.partitions()
         except UnknownTopicError:
             return
+        resting, self._resting = self._resting, set()
         for partition in partitions:
-            if partition not in self._ledgers or partition in self._resting:
+            if partition not in self._ledgers or partition in resting:
                 ledger = self._ledger(partition)
-                self._feed.add(partition, ledger.look().next)
-                self._ledgers[partition] = ledger
+                try:
+                    self._feed.add(partition, ledger.begin().next)
+                    self._ledgers[partition] = ledger
+                except OwnedError as error:
+                    self._rest(partition, error)
         if partitions and not self._resting:
             self._partitions_due_s = now_s + _PARTITIONS_EVERY_S
-        self._resting.clear()
+
+    def _rest(self, partition: int, error: OwnedError) -> None:
+        logger.warning("%s waits: %s", self._owner, error)
+        self._resting.add(partition)
+        self._feed.remove(partition)
 
     def _ledger(self, partition: int) -> Ledger:
         if partition in self._ledgers:
@@ -281,8 +291,11 @@ class StreamQueue:
             return []
         return shared_of(records, part.first, part.end, attempt, number, self._clock.wall_ms())
 
-    def _receive_new(self, limit: int, until_s: float) -> list[Shared]:
-        """What was never handed out, as soon as there is something, or nothing when it is time to look elsewhere."""
+    def _receive_new(self, limit: int, until_s: float) -> list[Shared] | None:
+        """What was never handed out, as soon as there is something; None when it is time to look elsewhere.
+
+        Empty when others were quicker: there may be more behind what they took.
+        """
         now_s = self._clock.monotonic_s()
         wait_s = max(0.0, min(until_s, self._look_due_s, self._partitions_due_s) - now_s)
         try:
@@ -293,6 +306,8 @@ class StreamQueue:
             if next_ == error.offset:
                 raise
             return []
+        if not batches:
+            return None
         shared: list[Shared] = []
         failure: StoreUnavailableError | None = None
         for batch in batches:
@@ -302,9 +317,7 @@ class StreamQueue:
                 self._feed.add(batch.partition, batch.start)
                 failure = error
             except OwnedError as error:
-                logger.warning("%s waits: %s", self._owner, error)
-                self._feed.remove(batch.partition)
-                self._resting.add(batch.partition)
+                self._rest(batch.partition, error)
         if failure is not None and not shared:
             raise failure
         return shared

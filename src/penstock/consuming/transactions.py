@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock.abc import Clock, StoreTransaction, TransactionalStore
 from penstock.consuming.context import Context, TransactionOfRecord
+from penstock.consuming.dedup import Deduplication
 from penstock.consuming.handlers import Handler, Wants
 from penstock.consuming.lanes import Task
 from penstock.consuming.runners import Caller, Gather, Report, decoder_of, failed, undo
@@ -31,13 +32,20 @@ class TransactionRunner:
     """
 
     def __init__(
-        self, handler: Handler, gather: Gather, caller: Caller, store: TransactionalStore, clock: Clock
+        self,
+        handler: Handler,
+        gather: Gather,
+        caller: Caller,
+        store: TransactionalStore,
+        dedup: Deduplication,
+        clock: Clock,
     ) -> None:
         self._handler = handler
         self._decode = decoder_of(handler)
         self._gather = gather
         self._caller = caller
         self._store = store
+        self._dedup = dedup
         self._clock = clock
 
     def run(self, task: Task) -> Report:
@@ -124,6 +132,7 @@ class TransactionRunner:
             share.finish(task.batch, task.low, report.done, task.begun_ms)
             tracker.processed += report.calls
             tracker.keep(report.state)
+            self._dedup.remember(share, task.batch, task.low, report.done)
             transaction.save(share.lease, share.key, tracker.change())
             stack.close()  # commits
             tracker.saved()

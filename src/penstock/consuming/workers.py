@@ -34,7 +34,13 @@ class Workers(Protocol):
 
 def run_one(runner: Runner, task: Task, lanes: Lanes, tell: Tell) -> None:
     """Handle a task, report it, and free its lane, or hold it until the loop has decided about a failure."""
-    settle(runner.run(task), lanes, tell)
+    try:
+        report = runner.run(task)
+    except BaseException as error:
+        lanes.hold(task)
+        tell(failed(Report(task, task.low, is_broken=True), error))
+        raise
+    settle(report, lanes, tell)
 
 
 def settle(report: Report, lanes: Lanes, tell: Tell) -> None:
@@ -83,8 +89,8 @@ class ThreadWorkers:
         thread.start()
 
     def _work(self) -> None:
-        runner = self._make_runner()
         hand = self._lanes.hand()
+        runner = self._make_runner()
         try:
             while True:
                 task = self._lanes.take(_LOOK_AGAIN_S, hand)
@@ -185,4 +191,10 @@ class AsyncWorkers:
         return _LOOK_AGAIN_S if due_s is None else max(0.001, min(_LOOK_AGAIN_S, due_s - self._lanes.now_s()))
 
     async def _run(self, task: Task) -> None:
-        settle(await self._runner.run(task), self._lanes, self._tell)
+        try:
+            report = await self._runner.run(task)
+        except BaseException as error:
+            self._lanes.hold(task)
+            self._tell(failed(Report(task, task.low, is_broken=True), error))
+            raise
+        settle(report, self._lanes, self._tell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,6 +18,8 @@ from penstock.producing.partitioners import BatchPartitioner
 from penstock.producing.settings import ProducerSettings
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.failures import reason_of
+
+logger = logging.getLogger(__name__)
 
 _ROOM_S: Final = 0.01
 
@@ -68,6 +71,11 @@ class Handover:
     def new_batch(self) -> None:
         if self._partitioner is not None:
             self._partitioner.new_batch()
+
+    def note_fatal(self, error: KafkaException) -> None:
+        """The producer can send no more. It reports every record that is under way as failed."""
+        self.fatal = reason_of(error)
+        logger.warning("librdkafka gave up: %s", error)
 
     def report(self, held: Held, error: DeliveryError) -> None:
         self._news.append((held.sequence, -1, -1, error))
@@ -123,21 +131,23 @@ class KafkaDelivery:
     def outcomes(self, wait_s: float) -> Sequence[Outcome]:
         assert self._producer is not None
         news = self._handover.take_news()
-        if not news:
-            if self._hurried:
+        try:
+            if news:
+                self._producer.poll(0)
+            elif self._hurried:
                 self._hurried = False
                 self._producer.flush(wait_s)
             else:
                 self._producer.poll(wait_s)
-            news = self._handover.take_news()
-        else:
-            self._producer.poll(0)
+        except KafkaException as error:
+            self._handover.note_fatal(error)
+        news += self._handover.take_news()
         if self._durable:
             return news
         # librdkafka has tried for as long as a record in memory may be tried.
-        for _, _, _, error in news:
-            if error is not None:
-                error.retriable = False
+        for outcome in news:
+            if outcome[3] is not None:
+                outcome[3].retriable = False
         return news
 
     def hurry(self) -> None:
@@ -146,8 +156,11 @@ class KafkaDelivery:
     def abandon(self) -> None:
         assert self._producer is not None
         self._handover.given_up = "the producer was closed before it was acknowledged; it may be stored or not"
-        self._producer.purge()
-        self._producer.flush(_ROOM_S)
+        try:
+            self._producer.purge()
+            self._producer.flush(_ROOM_S)
+        except KafkaException as error:
+            self._handover.note_fatal(error)
 
     def close(self) -> None:
         self._producer = None  # with the last reference go librdkafka's threads and sockets

@@ -140,7 +140,7 @@ class TransactionDelivery:
             for number, held in enumerate(batch):
                 self._handover.produce(producer, held)
                 if number % 1000 == 999:
-                    producer.poll(0)
+                    self._call("a transaction could not go on", producer.poll, 0)
             outcomes = self._wait_for_reports(producer, len(batch))
             errors = {sequence: error for sequence, _, _, error in outcomes if error is not None}
             if errors:
@@ -160,7 +160,7 @@ class TransactionDelivery:
         while len(outcomes) < expected:  # ends: librdkafka reports every record when its time is over
             if self._stopping.is_set():
                 raise DeliveryError("the producer was closed in the middle of a transaction", retriable=True)
-            producer.flush(_FLUSH_SLICE_S)
+            self._call("a transaction could not go on", producer.flush, _FLUSH_SLICE_S)
             outcomes += self._handover.take_news()
             if any(error is not None for _, _, _, error in outcomes):
                 break

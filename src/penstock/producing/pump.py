@@ -44,8 +44,13 @@ class Pump:
         counts: Counts,
         in_flight: int,
         refuse: Refuse | None,
+        on_failure: Callable[[], None],
     ) -> None:
-        """`refuse` is there for a spool: what the stream refuses is kept by it. Without, its receipt fails."""
+        """`refuse` is there for a spool: what the stream refuses is kept by it. Without, its receipt fails.
+
+        `on_failure` is called when nothing more can be delivered.
+        """
+        self._on_failure = on_failure
         self._buffer = buffer
         self._delivery = delivery
         self._settings = settings
@@ -370,6 +375,8 @@ class Pump:
         finally:
             self.ended = True
             self.idle = False
+            if self.failure is not None:
+                self._on_failure()
             self.tell_news()
 
     def _hear_last_words(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.errors import SerdeError
+from penstock.serde.made_again import MadeAgain
 from penstock.serde.plain import as_it_is
 
 
-class BytesSerde:
+class BytesSerde(MadeAgain):
     """Bytes as they are. Bytearrays and memoryviews are copied when they are sent."""
 
     def encode(self, value: object, topic: str) -> bytes | None:
@@ -31,7 +32,7 @@ class BytesSerde:
         return "BytesSerde()"
 
 
-class TextSerde:
+class TextSerde(MadeAgain):
     """Text as UTF-8."""
 
     carries = "text in UTF-8"

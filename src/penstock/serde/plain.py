@@ -8,12 +8,13 @@ import msgspec
 
 from penstock.errors import ConfigError, SerdeError
 from penstock.model import Headers
+from penstock.serde.made_again import MadeAgain
 
 NewHeaders = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]] | None
 """Headers as a user gives them."""
 
 
-class PlainSerde:
+class PlainSerde(MadeAgain):
     """For topics that are known by name alone: sends bytes and text as they are, anything else as JSON; reads bytes."""
 
     def encode(self, value: object, topic: str) -> bytes | None:
@@ -24,12 +25,6 @@ class PlainSerde:
 
     def decoder(self, topic: str) -> Callable[[bytes], bytes]:
         return as_it_is
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlainSerde)
-
-    def __hash__(self) -> int:
-        return hash(PlainSerde)
 
     def __repr__(self) -> str:
         return "PlainSerde()"

@@ -57,6 +57,8 @@ class ProtobufSerde(MadeAgain):
 
     def schema(self) -> Schema:
         """The file of the message, as its serialised descriptor; the files it imports are registered first."""
+        if self._framing is None:
+            raise ConfigError(f"{self!r} has no registry, which alone would want to know its schema")
         return self._schema_of_file(self.type.DESCRIPTOR.file)
 
     def encode(self, value: Any, topic: str) -> bytes | None:

@@ -188,6 +188,9 @@ class Topic(Generic[T]):
 
     def _encoded_key(self, key: object) -> bytes | None:
         if isinstance(self.key_serde, PlainSerde):
+            # Most keys are text, and the f-string costs more than all the rest.
+            if type(key) is str and key.isascii():
+                return key.encode()
             return encode_as_json_unless_text(key, f"topic {self.name!r}: a key")
         try:
             return self.key_serde.encode(key, self.name)
@@ -207,7 +210,7 @@ class Topic(Generic[T]):
         raise AttributeError(f"{self!r} cannot be changed: make another Topic")
 
     def _given(self) -> tuple[object, ...]:
-        return (self.name, self.type, self.key, self.partitions, type(self.serde), type(self.key_serde))
+        return (self.name, self.type, self.key, self.partitions, self.serde, self.key_serde)
 
     def __eq__(self, other: object) -> bool:
         return self._given() == other._given() if isinstance(other, Topic) else NotImplemented

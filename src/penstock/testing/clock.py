@@ -62,7 +62,7 @@ class VirtualClock:
     def sleepers(self) -> int:
         """How many threads sleep, or wait with a time limit."""
         with self._changed:
-            return sum(not sleeper.woken.is_set() for sleeper in self._sleepers)
+            return len(self._sleepers)
 
     def sleep(self, duration_s: float) -> None:
         """Return once the time has been advanced by so much."""
@@ -102,10 +102,13 @@ class VirtualClock:
             self._go_to(goal_ns)
 
     def wait_for_sleepers(self, count: int, timeout_s: float = 10.0) -> None:
-        """Return once at least so many threads sleep, or wait with a time limit. TimeoutError after real seconds."""
+        """Return once at least so many threads sleep, or wait with a time limit. TimeoutError after real seconds.
+
+        A thread that was notified by somebody else counts until it has moved.
+        """
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while (asleep := sum(not sleeper.woken.is_set() for sleeper in self._sleepers)) < count:
+            while (asleep := len(self._sleepers)) < count:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(f"after {timeout_s:g} s, {asleep} of {count} threads sleep")

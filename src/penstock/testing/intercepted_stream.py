@@ -12,7 +12,7 @@ from penstock.testing.interception import Interceptor, nothing
 
 class InterceptedStream:
     """`abc.Stream`. Its operations are the names of the methods, those of its feeds are "poll" and "commit", and
-    "acknowledge" is what happens when a receipt is settled, before anybody else hears of it. `feed` and `group_feed`
+    "acknowledge" is what happens when a receipt is settled, ahead of all its other callbacks. `feed` and `group_feed`
     are there if the stream has them."""
 
     OPERATIONS: ClassVar = (

@@ -17,7 +17,7 @@ def given_up(record: Record, group: str = "billing", error: str = "ValueError: n
         traceback=f"Traceback (most recent call last):\n{error}\n",
         attempts=3,
         first_ms=1_700_000_000_000,
-        last_ms=1_700_000_001_000 + record.offset,
+        last_ms=1_700_000_001_000 + record.offset % 1000,
         handler="bill",
         handler_version="1.2.0",
     )

@@ -147,7 +147,10 @@ class LoopAnalyser:
             if self._under_way >= self._most:
                 return False
             self._under_way += 1
-        self._loop.call_soon_threadsafe(self._start, call)
+        try:
+            self._loop.call_soon_threadsafe(self._start, call)
+        except RuntimeError as error:
+            raise ClosedError(f"the analyser {self.name} is closed") from error
         return True
 
     def stop(self) -> None:

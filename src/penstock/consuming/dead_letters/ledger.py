@@ -143,7 +143,11 @@ class Ledger:
         entry = self._entries.get(letter.id)
         if entry is None:
             entry = self._entries[letter.id] = _Entry(letter, rank, source, 0)
-            bisect.insort(self._order, (rank, letter.id))
+            place = (rank, letter.id)
+            if self._order and place < self._order[-1]:
+                bisect.insort(self._order, place)
+            else:
+                self._order.append(place)
         else:
             is_newer = supersedes(letter, entry.letter)
             entry.letter, entry.taker = merged(entry.letter, letter), ""
@@ -161,8 +165,10 @@ class Ledger:
 
 def _size_bytes(letter: DeadLetter) -> int:
     record = letter.record
-    parts = [record.key, record.value, *(content for _, content in record.headers)]
-    return 1000 + len(letter.traceback) + len(letter.error) + sum(len(part) for part in parts if part is not None)
+    size_bytes = 1000 + len(letter.traceback) + len(letter.error) + len(record.key or b"") + len(record.value or b"")
+    for name, content in record.headers:
+        size_bytes += 100 + len(name) + len(content or b"")
+    return size_bytes
 
 
 def _outline(letter: DeadLetter) -> DeadLetter:

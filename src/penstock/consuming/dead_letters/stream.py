@@ -15,7 +15,7 @@ from penstock.consuming.dead_letters.ledger import HELD_BYTES, Event, EventKind,
 from penstock.consuming.dead_letters.merging import admitted
 from penstock.consuming.dead_letters.stream_encoding import event_record, letter_records
 from penstock.consuming.dead_letters.stream_reading import TopicReading
-from penstock.errors import ConfigError, DeliveryError, StoreUnavailableError, TopicExistsError
+from penstock.errors import ConfigError, DeliveryError, StoreUnavailableError, TopicExistsError, UnknownTopicError
 from penstock.model import DeadLetter, LetterFilter, NewRecord
 from penstock.model.clock import SystemClock
 from penstock.streams import Connection
@@ -72,13 +72,13 @@ class StreamDeadLetters:
     def put(self, letters: Sequence[DeadLetter]) -> None:
         if not letters:
             return
-        self._make_topic()
-        partition, operation = self._home(), secrets.token_hex(8)
-        records: list[NewRecord] = []
-        for letter in letters:
-            order = self._next_order()
-            records += letter_records(admitted(letter), self.topic, partition, operation, order, self._limit_bytes)
-        self._append(records)
+        try:
+            self._make_topic()
+            self._put(letters)
+        except UnknownTopicError:  # somebody has deleted it since we made it
+            self._is_made = False
+            self._make_topic()
+            self._put(letters)
 
     def browse(self, which: LetterFilter, limit: int = 100, after: str | None = None) -> Sequence[DeadLetter]:
         with self._up_to_date() as ledger:
@@ -104,6 +104,14 @@ class StreamDeadLetters:
     def close(self) -> None:
         with self._lock:
             self._stream.close()
+
+    def _put(self, letters: Sequence[DeadLetter]) -> None:
+        partition, operation = self._home(), secrets.token_hex(8)
+        records: list[NewRecord] = []
+        for letter in letters:
+            order = self._next_order()
+            records += letter_records(admitted(letter), self.topic, partition, operation, order, self._limit_bytes)
+        self._append(records)
 
     def _note(self, kind: EventKind, ids: Collection[str], taker: str = "") -> str:
         """Write down what happens to these letters, where it can happen as far as we know; the log has the last word.
@@ -138,10 +146,9 @@ class StreamDeadLetters:
             ) from error
 
     def _home(self) -> int | None:
-        """The partition of all letters, where it can be chosen."""
-        if Feature.CHOSEN_PARTITION not in self._stream.features:
-            return None
-        return min(self._stream.partitions())
+        """The partition of all letters, where it can be chosen. UnknownTopicError when the topic is gone."""
+        partitions = self._stream.partitions()
+        return min(partitions) if Feature.CHOSEN_PARTITION in self._stream.features else None
 
     def _next_order(self) -> int:
         """A number higher than all before; of two processes, the one that puts later has the higher ones."""

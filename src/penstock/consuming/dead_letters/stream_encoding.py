@@ -32,6 +32,23 @@ PART: Final = _PREFIX + "part"
 """`2/3`: the second of three parts."""
 _MORE: Final = "part"
 
+_GROUP: Final = _PREFIX + "group"
+_TOPIC: Final = _PREFIX + "topic"
+_PARTITION: Final = _PREFIX + "partition"
+_POINTER: Final = _PREFIX + "pointer"
+_KEY: Final = _PREFIX + "key"
+_TIMESTAMP: Final = _PREFIX + "timestamp-ms"
+_ERROR: Final = _PREFIX + "error"
+_ERROR_KIND: Final = _PREFIX + "error-kind"
+_TRACEBACK: Final = _PREFIX + "traceback"
+_ATTEMPTS: Final = _PREFIX + "attempts"
+_FIRST: Final = _PREFIX + "first-ms"
+_LAST: Final = _PREFIX + "last-ms"
+_HANDLER: Final = _PREFIX + "handler"
+_HANDLER_VERSION: Final = _PREFIX + "handler-version"
+_REDRIVES: Final = _PREFIX + "redrives"
+_TAKER: Final = _PREFIX + "taker"
+
 
 class NotALetter(ValueError):
     """The record says nothing about a letter, or nothing that can be understood."""
@@ -68,7 +85,7 @@ def letter_records(
     letter = replace(letter, traceback=_last(letter.traceback, limit // 8), error=_first(letter.error, limit // 8))
     ours = (*_letter_headers(letter, operation), (ORDER, str(order).encode()))
     key = letter.id.encode()
-    whole = (*original.headers, *ours, (_PREFIX + "key", original.key), _count(len(original.headers)))
+    whole = (*original.headers, *ours, (_KEY, original.key), _count(len(original.headers)))
     if _size_bytes(whole) + len(original.value or b"") <= limit:
         return [NewRecord(topic, original.value, key, whole, partition=partition)]
     packed = msgspec.msgpack.encode(Packed(original.key, original.value, original.headers))
@@ -84,7 +101,7 @@ def letter_records(
 
 def event_record(event: Event, topic: str, partition: int | None, operation: str) -> NewRecord:
     """The record of anything else that happens to a letter."""
-    headers = (*_plain_headers(event.kind, operation), (_PREFIX + "taker", event.taker.encode()), _count(0))
+    headers = (*_plain_headers(event.kind, operation), (_TAKER, event.taker.encode()), _count(0))
     return NewRecord(topic, None, event.id.encode(), headers, partition=partition)
 
 
@@ -94,17 +111,15 @@ def read_record(record: Record) -> Noted:
     try:
         kind = ours[KIND].decode()
         id = (record.key or b"").decode()
-        operation = ours.get(OPERATION, b"").decode()
         part, _, parts = ours.get(PART, b"1/1").decode().partition("/")
-        order = int(ours.get(ORDER, b"0"))
-        noted = Noted(None, id, operation, order, int(part), int(parts), record.value or b"")
-        if kind == _MORE:
-            return noted
-        letter = None
+        event = None
         if kind == EventKind.PUT:
-            is_split = noted.parts > 1
-            letter = _letter(id, ours, None if is_split else record.value, record.headers[:count])
-        return replace(noted, event=Event(EventKind(kind), id, letter, ours.get(_PREFIX + "taker", b"").decode()))
+            value, headers = (record.value, record.headers[:count]) if parts == "1" else (None, ())
+            event = Event(EventKind.PUT, id, _letter(id, ours, value, headers))
+        elif kind != _MORE:
+            event = Event(EventKind(kind), id, taker=ours.get(_TAKER, b"").decode())
+        operation, order = ours.get(OPERATION, b"").decode(), int(ours.get(ORDER, b"0"))
+        return Noted(event, id, operation, order, int(part), int(parts), record.value or b"")
     except (KeyError, ValueError) as error:
         raise NotALetter(f"a header is missing or cannot be understood: {error!r}") from error
 
@@ -121,63 +136,60 @@ def join(letter: DeadLetter, payloads: Sequence[bytes]) -> DeadLetter:
 def _letter_headers(letter: DeadLetter, operation: str) -> Headers:
     record = letter.record
     texts = {
-        "group": letter.group,
-        "topic": record.topic,
-        "partition": str(record.partition),
-        "pointer": record.pointer,
-        "error": letter.error,
-        "error-kind": letter.error_kind,
-        "traceback": letter.traceback,
-        "attempts": str(letter.attempts),
-        "first-ms": str(letter.first_ms),
-        "last-ms": str(letter.last_ms),
-        "handler": letter.handler,
-        "handler-version": letter.handler_version,
-        "redrives": str(letter.redrives),
+        _GROUP: letter.group,
+        _TOPIC: record.topic,
+        _PARTITION: str(record.partition),
+        _POINTER: record.pointer,
+        _ERROR: letter.error,
+        _ERROR_KIND: letter.error_kind,
+        _TRACEBACK: letter.traceback,
+        _ATTEMPTS: str(letter.attempts),
+        _FIRST: str(letter.first_ms),
+        _LAST: str(letter.last_ms),
+        _HANDLER: letter.handler,
+        _HANDLER_VERSION: letter.handler_version,
+        _REDRIVES: str(letter.redrives),
     }
     if record.timestamp_ms is not None:
-        texts["timestamp-ms"] = str(record.timestamp_ms)
-    named = tuple((_PREFIX + name, text.encode("utf-8", "backslashreplace")) for name, text in texts.items())
+        texts[_TIMESTAMP] = str(record.timestamp_ms)
+    named = tuple((name, text.encode("utf-8", "backslashreplace")) for name, text in texts.items())
     return (*_plain_headers(EventKind.PUT, operation), *named)
 
 
 def _letter(id: str, ours: dict[str, bytes], value: bytes | None, headers: Headers) -> DeadLetter:
-    def text(name: str) -> str:
-        return ours[_PREFIX + name].decode()
-
-    timestamp_ms = ours.get(_PREFIX + "timestamp-ms")
+    timestamp_ms = ours.get(_TIMESTAMP)
     record = Record(
-        topic=text("topic"),
-        partition=int(text("partition")),
-        offset=int(text("pointer")),
-        key=ours.get(_PREFIX + "key"),
+        topic=ours[_TOPIC].decode(),
+        partition=int(ours[_PARTITION]),
+        offset=int(ours[_POINTER]),
+        key=ours.get(_KEY),
         value=value,
         headers=headers,
         timestamp_ms=None if timestamp_ms is None else int(timestamp_ms),
     )
     return DeadLetter(
         id=id,
-        group=text("group"),
+        group=ours[_GROUP].decode(),
         record=record,
-        error=text("error"),
-        error_kind=text("error-kind"),
-        traceback=text("traceback"),
-        attempts=int(text("attempts")),
-        first_ms=int(text("first-ms")),
-        last_ms=int(text("last-ms")),
-        handler=text("handler"),
-        handler_version=text("handler-version"),
-        redrives=int(text("redrives")),
+        error=ours[_ERROR].decode(),
+        error_kind=ours[_ERROR_KIND].decode(),
+        traceback=ours[_TRACEBACK].decode(),
+        attempts=int(ours[_ATTEMPTS]),
+        first_ms=int(ours[_FIRST]),
+        last_ms=int(ours[_LAST]),
+        handler=ours[_HANDLER].decode(),
+        handler_version=ours[_HANDLER_VERSION].decode(),
+        redrives=int(ours[_REDRIVES]),
     )
 
 
 def _ours(record: Record) -> tuple[int, dict[str, bytes]]:
     """How many headers are the original's, and ours by name. Ours are the last, so the last count is ours."""
-    counts = [content for name, content in record.headers if name == HEADERS]
-    if not counts or counts[-1] is None or not counts[-1].isdigit():
-        raise NotALetter(f"it has no header {HEADERS}")
-    count = int(counts[-1])
-    return count, {name: content for name, content in record.headers[count:] if content is not None}
+    for name, content in reversed(record.headers):
+        if name == HEADERS and content is not None and content.isdigit():
+            count = int(content)
+            return count, {name: content for name, content in record.headers[count:] if content is not None}
+    raise NotALetter(f"it has no header {HEADERS}")
 
 
 def _plain_headers(kind: str, operation: str) -> Headers:

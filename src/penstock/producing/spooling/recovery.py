@@ -61,7 +61,11 @@ def recover(folder: Path, committed: int, dropped: Holes, disk: Disk) -> Recover
         for step in batches_of(segment, 0, segment.base, disk):
             if isinstance(step, Bad):
                 torn = path is paths[-1] and step.end == segment.size
-                if not torn and not _is_empty(segment, step, disk):
+                if _is_empty(segment, step, disk):
+                    continue
+                if torn:
+                    logger.warning("%s: cut an unfinished write behind record %d", path, segment.end - 1)
+                else:
                     _report(found, segment, step)
                 continue
             good_end = step.end

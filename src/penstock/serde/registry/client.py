@@ -21,7 +21,7 @@ COMPATIBILITIES: Final = (
 
 
 class SchemaRegistry(MadeAgain):
-    """A schema registry with Confluent's API: `SchemaRegistry("https://registry.example", user=..., password=...)`.
+    """A schema registry with Confluent's API: `SchemaRegistry("https://schemas.example", user=..., password=...)`.
 
     `url` may be several addresses of one registry, separated by commas; user and password may stand in it. `token` is
     for bearer authentication. What cannot be reached, or says that it is in trouble, is tried `attempts` times with

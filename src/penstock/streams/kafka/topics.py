@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from penstock.errors import UnknownTopicError
+from penstock.errors import TopicExistsError, UnknownTopicError
 from penstock.model import Position, PositionKind
 from penstock.streams.kafka.failures import is_missing, is_passing, refused
 from penstock.streams.kafka.plain import NotKafkaError, PlainConnection
@@ -193,6 +194,20 @@ class TopicAdministration:
         except (KafkaException, ValueError) as error:
             raise refused(what, error) from error
         answer_of(future, what)
+
+    def provide(self, topic: str, partitions: int, config: Mapping[str, str]) -> int:
+        """Create a topic unless it is there, and give how many partitions it has once every broker may be asked."""
+        if topic not in {each.name for each in self.all()}:
+            with contextlib.suppress(TopicExistsError):  # somebody else may be quicker
+                self.create(topic, partitions, config)
+        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            try:
+                return len(self.partitions_of(topic))
+            except UnknownTopicError:
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(0.02)
 
     def delete(self, topic: str) -> None:
         answer_of(self.admin.delete_topics([topic])[topic], f"topic {topic!r} could not be deleted")

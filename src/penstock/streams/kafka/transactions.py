@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -16,6 +17,8 @@ from penstock.streams.options import Options
 
 _SLICE_S: Final = 1.0
 """Waits are cut into slices, so that Ctrl-C is noticed between them. librdkafka goes on where it was."""
+_NO_TOPIC: Final = "__consumer_offsets"
+"""Every broker may be asked for it, and none creates it when it is."""
 _ROOM_S: Final = 0.1
 _PAUSE_S: Final = 0.02
 _OVERTAKEN: Final = frozenset(
@@ -52,6 +55,10 @@ class TransactionalProducer:
         except KafkaException as error:
             raise ConfigError(f"librdkafka does not take its settings: {error}") from error
         try:
+            # Asked to start while it has no connection, librdkafka looks again half a second later. With the first
+            # answer it learns who the brokers are, and the second one comes over a connection that stays.
+            for _ in range(2):
+                self._through("reach the broker for", lambda left_s: self._producer.list_topics(_NO_TOPIC, left_s))
             self._through("start", self._producer.init_transactions)
         except BaseException:
             self.close()
@@ -80,7 +87,7 @@ class TransactionalProducer:
                 deadline_s = deadline_s or time.monotonic() + self._timeout_s
                 if time.monotonic() >= deadline_s:
                     raise TransactionLostError(
-                        f"no room for a record for topic {topic!r} within {self._timeout_s:g} s: see that the broker runs"
+                        f"no room for a record for topic {topic!r} within {self._timeout_s:g} s; is the broker up?"
                     ) from None
                 producer.poll(_ROOM_S)
             except KafkaException as error:
@@ -137,6 +144,7 @@ class TransactionalProducer:
         return kind(f"could not {what} a transaction of {self._id!r}: {reason.str() if reason else error}")
 
 
+@functools.lru_cache(maxsize=1_000)
 def _membership(group: str) -> object:
     """What librdkafka needs to know of a group to commit its offsets: here, no more than the name. That they come from
     the right owner is what the transactional id is for."""

@@ -10,7 +10,10 @@ write a suite stands in `suite`.
 
 from __future__ import annotations
 
+from penstock.testing.conformance.buffer import buffer
+from penstock.testing.conformance.checkpoint_store import checkpoint_store
+from penstock.testing.conformance.dead_letters import dead_letters
 from penstock.testing.conformance.queue import queue
 from penstock.testing.conformance.stream import stream
 
-__all__ = ["queue", "stream"]
+__all__ = ["buffer", "checkpoint_store", "dead_letters", "queue", "stream"]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from penstock.abc import CheckpointStore, Feature
 from penstock.errors import FencedError
 from penstock.model import CheckpointKey
-from penstock.testing.conformance.checkpoint_samples import StoreSuite, claimed, number_saved, numbered_change
+from penstock.testing.conformance.checkpoint_samples import (
+    StoreSuite,
+    claimed,
+    number_saved,
+    numbered_change,
+    only_lease,
+)
 from penstock.testing.conformance.child import Parent
 from penstock.testing.conformance.suite import needs
 
@@ -40,7 +46,7 @@ class CrashCases(StoreSuite):
             child.hear()
             child.kill()
         store = self.open()
-        (old,) = store.leases(key.group)
+        old = only_lease(store, key.group)
         assert old.owner == "first", f"the owner was killed, and the lease says {old}"
         new = claimed(store, key, "second")
         number = number_saved(store, key)

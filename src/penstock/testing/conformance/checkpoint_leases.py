@@ -8,7 +8,7 @@ from dataclasses import replace
 from penstock.abc import CheckpointStore, Feature
 from penstock.errors import FencedError
 from penstock.model import Change, CheckpointKey, Lease
-from penstock.testing.conformance.checkpoint_samples import StoreSuite, at, claimed
+from penstock.testing.conformance.checkpoint_samples import StoreSuite, at, claimed, only_lease
 from penstock.testing.conformance.child import Parent
 from penstock.testing.conformance.suite import needs
 
@@ -79,7 +79,7 @@ class LeaseCases(StoreSuite):
         store, key = self.open(), self.fresh_key()
         lease = store.renew(claimed(store, key))
         store.release(lease)
-        (free,) = store.leases(key.group)
+        free = only_lease(store, key.group)
         assert (free.owner, free.epoch) == ("", lease.epoch), f"{lease} was released, and is {free}"
         assert store.claim(key.group, key.lease_name, "b", lease) is None, "it was claimed as it was before its release"
         got = store.claim(key.group, key.lease_name, "b", free)

@@ -19,7 +19,8 @@ Spoil = Callable[[Any, CheckpointKey], None]
 class StoreSuite(Suite[CheckpointStore]):
     """What the cases of a checkpoint store share."""
 
-    spoil: ClassVar[Spoil | None] = None
+    spoil: ClassVar[Any] = None
+    """A `Spoil`, if the author of the store has given one."""
 
     def fresh_key(self, partition: int = 0) -> CheckpointKey:
         """A checkpoint that nobody has saved."""
@@ -28,6 +29,13 @@ class StoreSuite(Suite[CheckpointStore]):
     def check_saved(self, store: CheckpointStore, key: CheckpointKey, checkpoint: Checkpoint | None, why: str) -> None:
         found = store.load(key)
         assert found == checkpoint, f"{why}: load gave {_short(found)} instead of {_short(checkpoint)}"
+
+
+def only_lease(store: CheckpointStore, group: str) -> Lease:
+    """The lease of a group that has one."""
+    leases = store.leases(group)
+    assert len(leases) == 1, f"the group {group!r} has one lease, and leases() gave {leases}"
+    return leases[0]
 
 
 def claimed(store: CheckpointStore, key: CheckpointKey, owner: str = OWNER) -> Lease:

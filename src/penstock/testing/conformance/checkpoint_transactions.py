@@ -5,6 +5,7 @@ They use the transaction's connection by `execute` with plain SQL, which both sq
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from penstock.abc import CheckpointStore, Feature, StoreTransaction, TransactionalStore
@@ -127,7 +128,7 @@ class TransactionCases(StoreSuite):
 
     @needs(Feature.TRANSACTIONS)
     def test_ending_the_transaction_from_inside_is_refused(self) -> None:
-        endings = {
+        endings: dict[str, Callable[[Any], object]] = {
             "commit()": lambda connection: connection.commit(),
             "rollback()": lambda connection: connection.rollback(),
             "COMMIT": lambda connection: connection.execute("COMMIT"),

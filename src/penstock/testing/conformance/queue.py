@@ -138,7 +138,7 @@ class QueueCases(QueueSuite):
         queue = self.open()
         waiting = self.in_background(self.receive, queue, 1, COME_S * 4)
         self.put(queue, [0])
-        deliveries = waiting.result(COME_S)
+        deliveries = self.result_of(waiting, "a waiting receive ends when a record comes", COME_S)
         assert [self.number_of(delivery) for delivery in deliveries] == [0], f"{deliveries} came instead of record 0"
         queue.settle(deliveries[0], Outcome.DONE)
 
@@ -146,8 +146,9 @@ class QueueCases(QueueSuite):
         queue = self.open()
         self.check_empty(queue, "nothing was sent")
         began_s = time.monotonic()
-        self.check_empty(queue, "nothing was sent")
+        deliveries = queue.receive(1, BRIEF_S)
         waited_s = time.monotonic() - began_s
+        assert not deliveries, f"nothing was sent, and yet {deliveries} came"
         assert waited_s >= BRIEF_S / 2, f"a receive that was to wait {BRIEF_S} s gave up after {waited_s:.3f} s"
 
     def test_what_somebody_has_is_not_handed_to_another(self) -> None:
@@ -164,7 +165,8 @@ class QueueCases(QueueSuite):
         queue = self.open()
         self.put(queue, range(200))
         receivers = [self.in_background(self._receive_until_empty, queue) for _ in range(4)]
-        counts = Counter(number for receiver in receivers for number in receiver.result(COME_S * 2))
+        received = [self.result_of(receiver, "four receivers", COME_S * 2) for receiver in receivers]
+        counts = Counter(number for numbers in received for number in numbers)
         missing = set(range(200)) - set(counts)
         repeated = [number for number, count in counts.items() if count > 1]
         assert not missing, f"four receivers did not get {sorted(missing)}"

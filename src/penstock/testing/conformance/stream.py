@@ -6,13 +6,14 @@ from penstock.abc import Features, Streams
 from penstock.testing.conformance.stream_appending import AppendingCases
 from penstock.testing.conformance.stream_crashes import CrashCases
 from penstock.testing.conformance.stream_feeding import FeedingCases
+from penstock.testing.conformance.stream_groups import GroupCases
 from penstock.testing.conformance.stream_reading import ReadingCases
 from penstock.testing.conformance.stream_suite import Expire
 from penstock.testing.conformance.suite import Factory, collect
 
 
-class StreamCases(ReadingCases, AppendingCases, FeedingCases, CrashCases):
-    """What every stream promises: order, reading again, receipts, and what is left after a kill."""
+class StreamCases(ReadingCases, AppendingCases, FeedingCases, GroupCases, CrashCases):
+    """What every stream promises: order, reading again, receipts, groups if it has any, what is left after a kill."""
 
 
 def stream(

@@ -102,7 +102,8 @@ class AppendingCases(StreamSuite):
         stream = self.new_stream()
         writers = [self.in_background(_append_for, stream, name) for name in (b"a", b"b", b"c", b"d")]
         for writer in writers:
-            places(writer.result(SETTLE_S))
+            receipts = self.result_of(writer, "four threads that append", SETTLE_S)
+            places(receipts)
         found: dict[bytes, list[bytes]] = defaultdict(list)
         for record in self.everything(stream):
             name, _, number = (record.value or b"").partition(b" ")

@@ -111,7 +111,7 @@ class FeedingCases(StreamSuite):
         following.poll()
         waiting = self.in_background(following.poll, 10, SETTLE_S * 4)
         self.put(stream, numbered(1))
-        waiting.result(SETTLE_S)
+        self.result_of(waiting, "a waiting poll ends when a record comes", SETTLE_S)
         following.poll_until_count(1)
         check_values(following.records[0], numbered(1), "what a waiting poll gave when a record came")
 
@@ -137,11 +137,12 @@ class FeedingCases(StreamSuite):
         following.add(0, self.start_of(stream))
         following.feed.wake()
         waiting = self.in_background(following.poll, 10, SETTLE_S * 4)
-        count = waiting.result(SETTLE_S)
+        count = self.result_of(waiting, "a poll that was woken before it began ends at once", SETTLE_S)
         assert count == 0, "a poll that was woken gave records of an empty topic"
         waiting = self.in_background(following.poll, 10, SETTLE_S * 4)
         following.feed.wake()
-        assert waiting.result(SETTLE_S) == 0, "a poll that was woken gave records of an empty topic"
+        count = self.result_of(waiting, "a poll that is woken ends at once", SETTLE_S)
+        assert count == 0, "a poll that was woken gave records of an empty topic"
 
     @needs(Feature.PARTITIONS, Feature.CHOSEN_PARTITION)
     def test_a_paused_partition_gives_nothing_and_goes_on_where_it_was(self) -> None:

@@ -82,7 +82,7 @@ class ReadingCases(StreamSuite):
         end = stream.span(0)[1]
         waiting = self.in_background(stream.read, 0, end, 10, SETTLE_S * 4)
         self.put(stream, numbered(1))
-        batch = waiting.result(SETTLE_S)
+        batch = self.result_of(waiting, "a waiting read ends when a record comes", SETTLE_S)
         check_values(batch, numbered(1), "what a waiting read gave when a record came")
 
     def test_threads_can_read_at_the_same_time(self) -> None:
@@ -90,7 +90,8 @@ class ReadingCases(StreamSuite):
         self.put(stream, numbered(200))
         readers = [self.in_background(self.everything, stream, 0, limit) for limit in (7, 50, 13, 200)]
         for reader in readers:
-            check_values(reader.result(SETTLE_S), numbered(200), "what one of four reading threads got")
+            records = self.result_of(reader, "four threads that read", SETTLE_S)
+            check_values(records, numbered(200), "what one of four reading threads got")
 
     def test_the_span_begins_at_the_first_record_and_ends_behind_the_last(self) -> None:
         stream = self.new_stream()

@@ -149,7 +149,7 @@ class Suite(unittest.TestCase, Generic[B]):
         return f"{kind}-{uuid.uuid4().hex[:12]}"
 
     def in_background(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
-        """Call it in a thread of its own. Ask the future for its result with a timeout."""
+        """Call it in a thread of its own. `result_of` waits for it."""
         future: Future[R] = Future()
 
         def call() -> None:
@@ -160,6 +160,15 @@ class Suite(unittest.TestCase, Generic[B]):
 
         threading.Thread(target=call, name=f"background of {self.id()}", daemon=True).start()
         return future
+
+    def result_of(self, future: Future[R], why: str, timeout_s: float) -> R:
+        """What came out of something in the background; `why` says which promise is broken when nothing does."""
+        try:
+            return future.result(timeout_s)
+        except TimeoutError as error:
+            if future.done():
+                raise
+            raise AssertionError(f"{why}: not within {timeout_s:g} s") from error
 
     @contextmanager
     def expect(self, error: type[E], why: str) -> Iterator[Caught[E]]:

@@ -1,0 +1,312 @@
+"""A stream in memory: what it can do beyond what every stream does."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import penstock
+from penstock.abc import Feature, Streams
+from penstock.errors import (
+    ConfigError,
+    ConnectionClosedError,
+    InvalidTopicError,
+    OffsetOutOfRangeError,
+    TopicExistsError,
+    UnknownTopicError,
+    UrlError,
+)
+from penstock.model import NewRecord, Position, Record
+from penstock.streams.connecting import open_streams
+from penstock.streams.memory import MemoryStreams
+from penstock.streams.url import MemoryUrl, parse_url
+from penstock.testing import VirtualClock
+from tests.clients.names import fresh
+
+REAL_S = 10.0
+
+
+def values(records: Iterable[Record]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+@pytest.fixture
+def streams() -> MemoryStreams:
+    return MemoryStreams()
+
+
+def test_it_is_a_system_of_streams_without_groups_transactions_and_durability(streams: MemoryStreams) -> None:
+    assert isinstance(streams, Streams)
+    assert not streams.features & {Feature.GROUPS, Feature.TRANSACTIONS, Feature.DURABLE}
+    assert streams.stream("any").features == streams.features
+
+
+def test_what_is_sent_can_be_read(streams: MemoryStreams) -> None:
+    when = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    receipt = streams.send("orders", {"id": 1}, "key", headers={"a": "b"}, timestamp=when)
+    assert receipt.result(0) == penstock.Place("orders", 0, 0)
+    [record] = streams.read("orders")
+    assert (record.key, record.value, record.headers) == (b"key", b'{"id":1}', (("a", b"b"),))
+    assert record.timestamp == when
+    streams.flush()
+    assert streams.unacknowledged == 0
+
+
+def test_a_topic_is_created_by_the_first_record_with_the_partitions_of_the_memory() -> None:
+    streams = MemoryStreams(partitions=3)
+    streams.send("orders", b"x", partition=2).result(0)
+    assert list(streams.stream("orders").partitions()) == [0, 1, 2]
+    assert streams.topics() == ["orders"]
+
+
+def test_topics_are_created_and_deleted(streams: MemoryStreams) -> None:
+    streams.create_topic("b", 2)
+    streams.create_topic("a")
+    assert streams.topics() == ["a", "b"]
+    with pytest.raises(TopicExistsError):
+        streams.create_topic("a")
+    streams.delete_topic("a")
+    with pytest.raises(UnknownTopicError):
+        streams.delete_topic("a")
+    with pytest.raises(InvalidTopicError):
+        streams.create_topic("not a name")
+    with pytest.raises(InvalidTopicError):
+        streams.send("not a name", b"x")
+    with pytest.raises(ConfigError):
+        MemoryStreams(partitions=0)
+
+
+def test_who_waits_for_a_topic_that_is_deleted_is_told(streams: MemoryStreams) -> None:
+    streams.create_topic("topic")
+    stream = streams.stream("topic")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(stream.read, 0, 0, 1, 3600.0)
+        streams.delete_topic("topic")
+        with pytest.raises(UnknownTopicError):
+            waiting.result(REAL_S)
+    streams.send("topic", b"new").result(0)
+    assert values(stream.read(0, 0, 10, 0.0)) == [b"new"]
+
+
+def test_records_without_a_key_that_are_appended_together_stay_together() -> None:
+    streams = MemoryStreams(partitions=4)
+    stream = streams.stream("topic")
+    homes = [
+        {receipt.result(0).partition for receipt in stream.append([NewRecord("topic", b"x")] * 10)} for _ in range(8)
+    ]
+    assert all(len(home) == 1 for home in homes)
+    assert set.union(*homes) == {0, 1, 2, 3}
+
+
+def test_expired_records_are_out_of_range_and_never_skipped(streams: MemoryStreams) -> None:
+    for number in range(10):
+        streams.send("topic", b"%d" % number, timestamp=1000 + 10 * number)
+    streams.expire("topic", 0, 4)
+    stream = streams.stream("topic")
+    with pytest.raises(OffsetOutOfRangeError) as refusal:
+        stream.read(0, 3, 1, 0.0)
+    assert (refusal.value.partition, refusal.value.start, refusal.value.end) == (0, 4, 10)
+    assert stream.span(0) == (4, 10)
+    assert stream.locate(0, Position.at_time(1000)) == 4
+    assert stream.locate(0, Position.at_time(1055)) == 6
+    streams.expire("topic", 0, 1000)
+    assert stream.span(0) == (10, 10)
+    streams.send("topic", b"next")
+    assert values(stream.read(0, 10, 1, 0.0)) == [b"next"]
+
+
+def test_a_time_is_found_among_what_is_left_when_later_times_have_expired(streams: MemoryStreams) -> None:
+    for time_ms in (1_000, 9_000, 2_000, 3_000):
+        streams.send("topic", b"%d" % time_ms, timestamp=time_ms)
+    streams.expire("topic", 0, 2)
+    assert streams.stream("topic").locate(0, Position.at_time(2_500)) == 3
+
+
+def test_a_reader_that_waits_where_records_expire_is_told(streams: MemoryStreams) -> None:
+    streams.send("topic", b"0")
+    streams.skip("topic", 0, 5)
+    stream = streams.stream("topic")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(stream.read, 0, 1, 1, 3600.0)
+        streams.expire("topic", 0, 4)
+        with pytest.raises(OffsetOutOfRangeError):
+            waiting.result(REAL_S)
+
+
+def test_pointers_without_records_are_passed_over(streams: MemoryStreams) -> None:
+    streams.send("topic", b"0")
+    streams.skip("topic", 0, 3)
+    streams.send("topic", b"4")
+    streams.skip("topic", 0, 2)
+    stream = streams.stream("topic")
+    assert stream.span(0) == (0, 7)
+    first = stream.read(0, 0, 1, 0.0)
+    assert (first.next, values(first)) == (1, [b"0"])
+    second = stream.read(0, 1, 10, 0.0)
+    assert (second.start, second.next, list(second.pointers())) == (1, 7, [4])
+    assert (stream.read(0, 5, 10, 0.0).next, len(stream.read(0, 5, 10, 0.0))) == (7, 0)
+    feed = stream.feed()
+    feed.add(0, 5)
+    [batch] = feed.poll(10, 0.0)
+    assert (batch.start, batch.next, len(batch)) == (5, 7, 0)
+    assert feed.poll(10, 0.0) == ()
+
+
+def test_partitions_can_be_added(streams: MemoryStreams) -> None:
+    streams.create_topic("topic", 2)
+    streams.add_partitions("topic", 5)
+    assert len(streams.stream("topic").partitions()) == 5
+    with pytest.raises(ConfigError):
+        streams.add_partitions("topic", 5)
+
+
+def test_a_feed_serves_all_partitions_in_turn() -> None:
+    streams = MemoryStreams(partitions=2)
+    stream = streams.stream("topic")
+    for partition in (0, 1):
+        stream.append([NewRecord("topic", b"x", partition=partition)] * 10)
+    feed = stream.feed()
+    for partition in (0, 1):
+        feed.add(partition, 0)
+    turns = [[batch.partition for batch in feed.poll(5, 0.0)] for _ in range(4)]
+    assert turns == [[0], [1], [0], [1]]
+
+
+def test_a_record_for_another_topic_is_refused_and_nothing_is_stored(streams: MemoryStreams) -> None:
+    with pytest.raises(ConfigError, match="'other'"):
+        streams.stream("topic").append([NewRecord("topic", b"a"), NewRecord("other", b"b")])
+    assert streams.topics() == []
+
+
+def test_a_limit_of_nothing_is_refused(streams: MemoryStreams) -> None:
+    streams.create_topic("topic")
+    with pytest.raises(penstock.StreamError):
+        streams.stream("topic").read(0, 0, 0, 0.0)
+
+
+def test_a_pointer_that_is_no_number_is_refused(streams: MemoryStreams) -> None:
+    streams.create_topic("topic")
+    with pytest.raises(ConfigError, match="whole numbers"):
+        streams.stream("topic").locate(0, Position.at_pointer("1-2"))
+
+
+def test_its_clock_stamps_records_and_ends_waiting() -> None:
+    clock = VirtualClock(wall_ms=1_000_000)
+    streams = MemoryStreams(clock=clock)
+    streams.send("topic", b"x")
+    [record] = streams.read("topic")
+    assert record.timestamp_ms == 1_000_000
+    stream = streams.stream("topic")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(stream.read, 0, 1, 1, 60.0)
+        clock.wait_for_sleepers(1)
+        clock.advance(59)
+        assert not waiting.done()
+        clock.advance(1)
+        assert len(waiting.result(REAL_S)) == 0
+
+
+def test_closing_a_stream_ends_the_wait_of_its_reader(streams: MemoryStreams) -> None:
+    clock = VirtualClock()
+    streams = MemoryStreams(clock=clock)
+    streams.create_topic("topic")
+    stream = streams.stream("topic")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(stream.read, 0, 0, 1, 60.0)
+        clock.wait_for_sleepers(1)
+        stream.close()
+        with pytest.raises(ConnectionClosedError):
+            waiting.result(REAL_S)
+
+
+def test_a_callback_of_a_receipt_may_use_the_stream(streams: MemoryStreams) -> None:
+    stream = streams.stream("topic")
+    seen: list[int] = []
+    receipts = stream.append([NewRecord("topic", b"x")] * 3)
+    for receipt in receipts:
+        receipt.add_done_callback(lambda _: seen.append(len(stream.read(0, 0, 10, 0.0))))
+    assert seen == [3, 3, 3]
+
+
+def test_reading_ends_where_the_end_was_or_follows(streams: MemoryStreams) -> None:
+    streams.create_topic("topic", 2)
+    for number in range(6):
+        streams.send("topic", b"%d" % number, partition=number % 2)
+    with streams.read("topic") as reader:
+        streams.send("topic", b"late", partition=0)
+        assert sorted(map(str, values(reader))) == sorted(map(str, [b"%d" % number for number in range(6)]))
+    assert len(list(streams.read("topic", limit=3))) == 3
+    assert values(streams.read("topic", {1: 1}, partitions=[1])) == [b"3", b"5"]
+    assert values(streams.read("topic", "latest")) == []
+    assert len(list(streams.read("topic", follow=True, timeout=0.01))) == 7
+    with pytest.raises(OffsetOutOfRangeError):
+        streams.read("topic", {0: 99})
+    with pytest.raises(UnknownTopicError):
+        streams.read("topic", partitions=[2])
+    with pytest.raises(ConfigError):
+        streams.read("topic", "yesterday")
+    with pytest.raises(UnknownTopicError):
+        streams.read("other")
+
+
+def test_a_reader_that_is_closed_before_its_end_does_not_pretend_to_have_come_there(streams: MemoryStreams) -> None:
+    for _ in range(3):
+        streams.send("topic", b"x")
+    reader = streams.read("topic")
+    reader.close()
+    with pytest.raises(ConnectionClosedError):
+        next(reader)
+    following = streams.read("topic", "latest", follow=True)
+    threading.Timer(0.05, following.close).start()
+    assert list(following) == []
+
+
+def test_a_memory_that_was_closed_is_not_used(streams: MemoryStreams) -> None:
+    streams.close()
+    with pytest.raises(ConnectionClosedError):
+        streams.send("topic", b"x")
+    with pytest.raises(ConnectionClosedError):
+        streams.stream("topic")
+
+
+def test_a_url_leads_to_the_same_records_everywhere_in_the_process() -> None:
+    url = f"memory:{fresh()}"
+    with penstock.connect(url) as connection:
+        connection.create_topic("topic", 1)
+        connection.send("topic", "hello", key="k").result(0)
+        connection.flush()
+    with penstock.connect(url) as connection:
+        assert connection.topics() == ["topic"]
+        with connection.read("topic") as reader:
+            assert values(reader) == [b"hello"]
+        assert len(connection.stream("topic").read(0, 0, 10, 0.0)) == 1
+    with penstock.connect(f"memory:{fresh()}") as other:
+        assert other.topics() == []
+    opened = open_streams(url)
+    assert (opened.url, opened.topics()) == (url, ["topic"])
+    opened.close()
+
+
+def test_a_connection_to_memory_refuses_what_needs_a_broker() -> None:
+    with penstock.connect(f"memory:{fresh()}") as connection:
+        with pytest.raises(ConfigError, match="no broker"):
+            _ = connection.administration
+        with pytest.raises(ConfigError, match=r"retention\.ms means nothing"):
+            connection.create_topic("topic", config={"retention.ms": "1"})
+    with pytest.raises(ConnectionClosedError):
+        connection.send("topic", b"x")
+    with pytest.raises(ConfigError, match="acks means nothing to memory:"):
+        penstock.connect("memory:", acks=1)
+    with pytest.raises(ConfigError, match="exit_when_idle_s"):
+        penstock.connect("memory:", exit_when_idle_s=10)
+
+
+def test_a_memory_url_has_a_name_or_none() -> None:
+    assert parse_url("memory:orders") == MemoryUrl("orders")
+    assert parse_url("memory:") == MemoryUrl("")
+    with pytest.raises(UrlError, match="write memory:orders"):
+        parse_url("memory://orders")
