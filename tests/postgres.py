@@ -36,22 +36,19 @@ class PostgresServer:
         self._programs = real_parts.postgres_programs()
         self._settings = {**QUICK, **(settings or {})}
         self._process: ServerProcess | None = None
-        self._databases = itertools.count(1)
+        self._schemas = itertools.count(1)
 
     @property
     def url(self) -> str:
         """The database that every server has."""
-        return self.url_of("postgres")
-
-    def url_of(self, database: str) -> str:
-        return f"postgresql://penstock@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://penstock@127.0.0.1:{self.port}/postgres"
 
     def fresh_database(self) -> str:
-        """The URL of a new, empty database."""
-        name = f"test_{next(self._databases)}"
+        """The URL of a place where no table is: a new schema, which takes less time than a new database."""
+        name = f"test_{next(self._schemas)}"
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
-        return self.url_of(name)
+            connection.execute(f"CREATE SCHEMA {name}".encode())
+        return f"{self.url}?options=-csearch_path%3D{name}"
 
     def start(self) -> None:
         """Start on the folder, and on the port of the first start; returns when it answers."""

@@ -7,15 +7,15 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Streams
-from penstock.consuming.consumer import Consumer
 from penstock.consuming.handlers import Handler, handler_of
+from penstock.consuming.handling import HandlerConsumer
 from penstock.consuming.health import Health
-from penstock.consuming.options import ConsumerOptions, choice, idempotency_key, position
+from penstock.consuming.options import ConsumerOptions, options_from, retry_of
 from penstock.consuming.retry import Retry
 from penstock.consuming.stages import Stage, Stages, stage_of
 from penstock.errors import ConfigError, GroupError, HandlerError
@@ -30,7 +30,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LOOK_S: Final = 0.1
 _STAGES_STOP_S: Final = 10.0
-_PLAIN: Final = frozenset(field.name for field in fields(ConsumerOptions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class App:
         self._clock = clock
         self._declared: list[Declared] = []
         self._stages: dict[str, Stage] = {}
-        self._consumers: list[Consumer] = []
+        self._consumers: list[HandlerConsumer] = []
         self._stopping = threading.Event()
         self._running = False
 
@@ -108,7 +107,7 @@ class App:
         record that cannot be handled stops the app. `batch` has the handler called with lists of up to so many values.
         `group` and `checkpoints` are those of the app unless given. All other options are those of `ConsumerOptions`.
         """
-        settings = _settings(guarantee, order, workers, retry, options)
+        settings = options_from(guarantee=guarantee, order=order, workers=workers, retry=retry, **options)
 
         def declare(function: Function) -> Function:
             handler = handler_of(function, topic, to=to, batch=batch, version=version)
@@ -150,7 +149,7 @@ class App:
         A record that forked into tasks is finished when all of them, and all that they led to, have ended. A task that
         fails is tried again as `retry` says (3 times unless given); when it fails for good, its record does.
         """
-        policy = _retry_of(retry) or Retry(3)
+        policy = retry_of(retry) or Retry(3)
 
         def declare(function: Function) -> Function:
             if name in self._stages:
@@ -197,7 +196,7 @@ class App:
         return [consumer.health() for consumer in self._consumers]
 
     @property
-    def consumers(self) -> list[Consumer]:
+    def consumers(self) -> list[HandlerConsumer]:
         """Those that run, one for each handler."""
         return list(self._consumers)
 
@@ -209,8 +208,8 @@ class App:
     ) -> None:
         self.stop()
 
-    def _consumer(self, declared: Declared, streams: Streams, stages: Stages | None) -> Consumer:
-        return Consumer(
+    def _consumer(self, declared: Declared, streams: Streams, stages: Stages | None) -> HandlerConsumer:
+        return HandlerConsumer(
             streams,
             declared.handler.topic,
             declared.handler,
@@ -276,39 +275,3 @@ class App:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _settings(
-    guarantee: str | Guarantee,
-    order: str | Order,
-    workers: int,
-    retry: Retry | int | None,
-    options: dict[str, Any],
-) -> ConsumerOptions:
-    """The options as users write them, checked."""
-    unknown = sorted(set(options) - _PLAIN)
-    if unknown:
-        raise ConfigError(f"there is no option {unknown[0]!r}; there are {', '.join(sorted(_PLAIN))}")
-    policy = _retry_of(retry)
-    for name in ("start", "end", "on_expired"):
-        if options.get(name) is not None:
-            options[name] = None if options[name] == "fail" else position(options[name], name)
-    if "idempotency_key" in options:
-        options["idempotency_key"] = idempotency_key(options["idempotency_key"])
-    if policy is not None:
-        options["retry"] = policy
-    return ConsumerOptions(
-        guarantee=choice(Guarantee, guarantee, "guarantee"),
-        order=choice(Order, order, "order"),
-        workers=workers,
-        **options,
-    )
-
-
-def _retry_of(given: Retry | int | None) -> Retry | None:
-    """A policy as users write it: a Retry, or a number of attempts."""
-    if given is None or isinstance(given, Retry):
-        return given
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise ConfigError(f"retry={given!r}: use Retry(5), or a number of attempts")
-    return Retry(given)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import reduce
-from operator import or_
 
 from penstock.abc import CheckpointStore
 from penstock.model import Change, Checkpoint, CheckpointKey, Handled, Happening, Status
@@ -32,7 +30,9 @@ def assert_holds(store: CheckpointStore, key: CheckpointKey, seed: int, number: 
     """Everything in the store is as it was after change `number`: nothing of a later one, nothing of it missing."""
     changes = [nth_change(seed, each) for each in range(1, number + 1)]
     assert store.load(key) == (changes[-1].checkpoint if changes else None)
-    merged = reduce(or_, (dict(change.state) for change in changes), {})
+    merged: dict[bytes, bytes | None] = {}
+    for change in changes:
+        merged |= change.state
     assert store.state(key) == {name: value for name, value in merged.items() if value is not None}
     assert list(store.history(key, limit=10**6)) == [line for change in changes for line in change.happenings]
     asked = {f"id-{each}" for each in range(number + 3)}

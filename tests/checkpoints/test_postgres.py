@@ -67,9 +67,8 @@ def test_tables_of_a_newer_version_are_refused(url: str) -> None:
 
 
 def test_the_search_path_chooses_the_schema(url: str) -> None:
-    with psycopg.connect(url) as other:
-        other.execute("CREATE SCHEMA mine")
-    with PostgresCheckpoints(f"{url}?options=-csearch_path%3Dmine") as store, PostgresCheckpoints(url) as elsewhere:
+    other = shared_postgres().fresh_database()
+    with PostgresCheckpoints(url) as store, PostgresCheckpoints(other) as elsewhere:
         store.save(lease_on(store), KEY, change(1))
         assert start_of(store) == 1
         assert start_of(elsewhere) is None
@@ -83,9 +82,8 @@ def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
 
 def test_a_user_who_may_not_make_tables_is_told(url: str) -> None:
     with psycopg.connect(url) as other:
-        other.execute("DROP ROLE IF EXISTS reader")
         other.execute("CREATE ROLE reader LOGIN")
-    with pytest.raises(ConfigError, match="permission denied"):
+    with pytest.raises(ConfigError, match="schema"):
         PostgresCheckpoints(url.replace("penstock@", "reader@"))
 
 
@@ -178,7 +176,7 @@ class cut_off:
     def __enter__(self) -> tuple[CuttingProxy, PostgresCheckpoints]:
         self._proxy.__enter__()
         url = self._url.replace(f":{self._port}/", f":{self._proxy.port}/")
-        self._store = PostgresCheckpoints(f"{url}?gssencmode=disable")
+        self._store = PostgresCheckpoints(f"{url}&gssencmode=disable")
         return self._proxy, self._store
 
     def __exit__(self, *error: Any) -> None:

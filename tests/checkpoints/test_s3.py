@@ -90,7 +90,13 @@ def test_only_heads_that_changed_are_read_again() -> None:
         assert len(store.leases(group)) == 6
         gets: list[str] = []
         shelf: Any = store._shelf
-        shelf._get = lambda key, get=shelf._get: gets.append(key) or get(key)
+        get = shelf._get
+
+        def count(name: str) -> Any:
+            gets.append(name)
+            return get(name)
+
+        shelf._get = count
         store.renew(lease)
         assert len(store.leases(group)) == 6
         assert [each.rpartition("/")[2] for each in gets] == ["partition%3Atopic%3A0"]

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, SerdeError
@@ -178,6 +178,7 @@ def test_bytes_that_are_no_such_value_are_refused_whole() -> None:
         serde.decode(data + b"\0", "t")
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=60))
 def test_any_bytes_are_a_value_or_a_serde_error(data: bytes) -> None:
     serde = AvroSerde(Order)

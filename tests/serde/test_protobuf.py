@@ -95,13 +95,14 @@ def test_names_are_found_in_text_past_comments_enums_and_strings(shop: ModuleTyp
     assert name_in_text("/* message Z {} */ message A {} } } message C {}", (1,)) == "C"
 
 
+@settings(deadline=None)
 @given(path=st.lists(st.integers(0, 2**30), min_size=1, max_size=20))
 def test_indexes_come_back(path: list[int]) -> None:
     data = b"head" + encode_indexes(path)
     assert decode_indexes(data + b"tail", 4) == (tuple(path), len(data))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(data=st.binary(max_size=12))
 def test_any_bytes_are_indexes_or_a_value_error(data: bytes) -> None:
     try:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NewType
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SerdeError
@@ -147,6 +147,7 @@ def test_computed_fields_do_not_keep_a_strict_model_from_being_read() -> None:
     assert serde.decode(serde.encode(Fussy(size=Size.LARGE), "t"), "t") == Fussy(size=Size.LARGE)
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=200), number=st.integers(0, len(VALUES) + len(MODELS) - 1))
 def test_any_bytes_are_a_value_or_a_serde_error(data: bytes, number: int) -> None:
     form, _ = (VALUES + MODELS)[number]
@@ -160,6 +161,7 @@ def test_any_bytes_are_a_value_or_a_serde_error(data: bytes, number: int) -> Non
         assert value is None or serde.encode(value, "t") is not None
 
 
+@settings(deadline=None)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(-1e9, 1e9) | st.text(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import random
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from penstock.streams.memory import MemoryStreams
 from penstock.streams.url import MemoryUrl, parse_url
 from penstock.testing import VirtualClock
 from tests.clients.names import fresh
+from tests.seeds import seed_of
 
 REAL_S = 10.0
 
@@ -310,3 +312,56 @@ def test_a_memory_url_has_a_name_or_none() -> None:
     assert parse_url("memory:") == MemoryUrl("")
     with pytest.raises(UrlError, match="write memory:orders"):
         parse_url("memory://orders")
+
+
+def test_it_agrees_with_a_plain_list_whatever_is_done_to_it() -> None:
+    """Appends, gaps, expiry, and reads and polls of any size, held against a list of pointers and values."""
+    rng = random.Random(seed_of())
+    for _ in range(30):
+        streams = MemoryStreams()
+        streams.create_topic("topic")
+        stream, feed = streams.stream("topic"), streams.stream("topic").feed()
+        model: list[tuple[int, bytes, int]] = []
+        first = end = fed = 0
+        feed.add(0, 0)
+        for step in range(200):
+            action = rng.choice(("append", "append", "skip", "expire", "read", "poll", "time"))
+            if action == "append":
+                values_now = [b"%d" % (step * 10 + number) for number in range(rng.randint(1, 5))]
+                times_ms = [rng.randint(1, 1000) for _ in values_now]
+                stream.append(
+                    [NewRecord("topic", v, timestamp_ms=t) for v, t in zip(values_now, times_ms, strict=True)]
+                )
+                model += [(end + i, v, t) for i, (v, t) in enumerate(zip(values_now, times_ms, strict=True))]
+                end += len(values_now)
+            elif action == "skip":
+                count = rng.randint(1, 3)
+                streams.skip("topic", 0, count)
+                end += count
+            elif action == "expire" and rng.random() < 0.3:
+                before = rng.randint(first, end)
+                streams.expire("topic", 0, before)
+                first = before
+                model = [entry for entry in model if entry[0] >= first]
+            elif action == "read":
+                start, limit = rng.randint(first, end), rng.randint(1, 8)
+                expected = [entry for entry in model if entry[0] >= start]
+                batch = stream.read(0, start, limit, 0.0)
+                assert list(zip(batch.pointers(), batch.values(), strict=True)) == [e[:2] for e in expected[:limit]]
+                assert batch.next == (end if len(expected) <= limit else expected[limit - 1][0] + 1)
+            elif action == "poll" and fed >= first:
+                for batch in feed.poll(rng.randint(1, 8), 0.0):
+                    assert batch.start == fed
+                    between = [entry[:2] for entry in model if fed <= entry[0] < batch.next]
+                    assert list(zip(batch.pointers(), batch.values(), strict=True)) == between
+                    fed = batch.next
+            elif action == "poll":
+                with pytest.raises(OffsetOutOfRangeError):
+                    feed.poll(1, 0.0)
+                feed.add(0, first)
+                fed = first
+            elif action == "time":
+                time_ms = rng.randint(1, 1001)
+                found = next((pointer for pointer, _, at_ms in model if at_ms >= time_ms), end)
+                assert stream.locate(0, Position.at_time(time_ms)) == found
+        assert stream.span(0) == (first, end)

@@ -24,14 +24,22 @@ from penstock.streams.memory.topics import Topics
 FEATURES: Final = frozenset({Feature.KEYS, Feature.HEADERS, Feature.TIMES, Feature.IDEMPOTENCE, Feature.DURABLE})
 
 
+class Copies:
+    """How much of each file is in the memory."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.known_bytes: dict[str, int] = {}
+
+
 class FileStream(MemoryStream):
     """Its memory is a copy of the file, brought up to date before anything is done."""
 
-    def __init__(self, topic: str, topics: Topics, file: Path) -> None:
+    def __init__(self, topic: str, topics: Topics, file: Path, copies: Copies) -> None:
         super().__init__(topic, topics)
         self.file = file
+        self.copies = copies
         self.unwritten: list[NewRecord] = []
-        self.catching_up = threading.Lock()
 
     @property
     def features(self) -> Features:
@@ -58,15 +66,17 @@ class FileStream(MemoryStream):
 
     def catch_up(self) -> Sequence[Receipt]:
         """Take what the file has more than the memory; gives the receipts of what was taken."""
-        with self.catching_up:
-            known = self._topics.find_or_create(self.topic).span(0)[1]
-            return super().append(list(self.stored())[known:])
+        with self.copies.lock:
+            return super().append(list(self.more()))
 
-    def stored(self) -> Iterator[NewRecord]:
+    def more(self) -> Iterator[NewRecord]:
+        """What was written behind what is known."""
         with self.file.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            file.seek(self.copies.known_bytes.get(self.topic, 0))
             while file.tell() < size:
                 yield pickle.load(file)
+            self.copies.known_bytes[self.topic] = size
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -81,6 +91,7 @@ class FileStreams(MemoryStreams):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+        self.copies = Copies()
         for file in folder.glob("*.topic"):
             self._topics.find_or_create(file.stem)
 
@@ -93,7 +104,7 @@ class FileStreams(MemoryStreams):
         (self.folder / f"{topic}.topic").touch()
 
     def stream(self, topic: str) -> FileStream:
-        return self.kind(topic, self._topics, self.folder / f"{topic}.topic")
+        return self.kind(topic, self._topics, self.folder / f"{topic}.topic", self.copies)
 
 
 class AcknowledgesFirst(FileStream):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection
-from typing import Final
 
 from penstock.checkpoints._heads import epoch_of
 from penstock.checkpoints._shelf import Shelf
@@ -13,7 +12,7 @@ from penstock.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16
+AT_ONCE = 16
 """How many parts have to be removable before it is done, as each is a request."""
 
 

@@ -90,6 +90,9 @@ NO_HEAD: Final = Head("", 0, 0, b"")
 PARTITION: Final = "partition:"
 """What the names of the leases of checkpoints begin with."""
 
+FLOOR: Final = "~forgotten"
+"""The name of a head that each group has which was ever forgotten. It is gone, and keeps the highest epoch there was."""
+
 T = TypeVar("T")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.checkpoints._heads import PARTITION, Head, seal, unseal
+from penstock.checkpoints._heads import FLOOR, NO_HEAD, Head, seal, unseal
 from penstock.checkpoints._shelf import Shelf, Stamp
 from penstock.checkpoints._versions import PartGone
 from penstock.checkpoints.fencing import fenced
@@ -95,13 +95,30 @@ class Heads:
             "be written"
         )
 
-    def remove(self, group: str, name: str, now: Seen) -> None:
-        """Remove a lease, if it is as it was seen. That of a checkpoint leaves its epoch, and the checkpoint."""
-        if self._shelf.can_remove_heads and not name.startswith(PARTITION):
+    def remove(self, group: str, name: str, now: Seen, epoch: int) -> None:
+        """Remove a head, if it is as it was seen; or, where it cannot be removed or has a checkpoint, just the lease,
+        with this epoch for the next one to go on from."""
+        if self._shelf.can_remove_heads and not now.head.change:
             self._shelf.remove_head(group, name, now.stamp)
         else:
-            self._swap(group, name, now, now.head.changed(owner="", gone=True))
+            self._swap(group, name, now, now.head.changed(owner="", epoch=epoch, gone=True))
         self.let_go(group, name)
+
+    def floor(self, group: str) -> int:
+        """The highest epoch there was when the group was last forgotten; 0 if it never was."""
+        found = self.read(group, FLOOR)
+        return 0 if found is None else found.head.epoch
+
+    def raise_floor(self, group: str, epoch: int) -> None:
+        """Let no lease of the group that is claimed anew have this epoch or a lower one."""
+        for _ in range(ATTEMPTS):
+            now = self.read(group, FLOOR)
+            if now is not None and now.head.epoch >= epoch:
+                return
+            if self.swap(group, FLOOR, now, NO_HEAD.changed(epoch=epoch, gone=True)):
+                self.let_go(group, FLOOR)
+                return
+        raise StoreUnavailableError(f"{self._shelf.where}: the group {group!r} is forgotten by many at once")
 
     def let_go(self, group: str, name: str) -> None:
         """Do not remember this one any more."""

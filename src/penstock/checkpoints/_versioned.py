@@ -68,7 +68,7 @@ class VersionedCheckpoints:
         there = None if now is None or now.head.gone else now.head.lease(group, name)
         if seen != there:
             return None
-        last = NO_HEAD if now is None else now.head
+        last = now.head if now is not None else NO_HEAD.changed(epoch=self._heads.floor(group))
         head = last.changed(owner=owner, epoch=last.epoch + 1, beat=0, gone=False)
         return head.lease(group, name) if self._heads.swap(group, name, now, head) else None
 
@@ -89,7 +89,7 @@ class VersionedCheckpoints:
     def forget_lease(self, lease: Lease) -> None:
         now = self._heads.read(lease.group, lease.name)
         if now is not None and not now.head.gone and now.head.lease(lease.group, lease.name) == lease:
-            self._heads.remove(lease.group, lease.name, now)
+            self._heads.remove(lease.group, lease.name, now, lease.epoch)
             self._let_go(lease.group, lease.name)
 
     def load(self, key: CheckpointKey) -> Checkpoint | None:
@@ -135,8 +135,8 @@ class VersionedCheckpoints:
                 if self._has_readable_version(key):
                     raise
                 logger.error(
-                    "the checkpoint of %s in %s was damaged, and is replaced by a new one. Its keyed state, history and "
-                    "idempotency keys were damaged with it, and are gone",
+                    "the checkpoint of %s in %s was damaged, and is replaced by a new one. Its keyed state, history "
+                    "and idempotency keys were damaged with it, and are gone",
                     key,
                     self._shelf.where,
                 )
@@ -183,13 +183,13 @@ class VersionedCheckpoints:
     def forget(self, group: str) -> None:
         # Every lease is claimed first, so that nobody can save any more, and given back if one turns out to be held.
         # Only then is anything removed: first what the heads refer to, and the heads last.
+        heads = {name: head for name, head in self._heads.all(group).items() if head.change or not head.gone}
+        for name, head in sorted(heads.items()):
+            if head.owner:
+                raise in_use(head.lease(group, name))
         claimed: list[Lease] = []
         try:
-            for name, head in sorted(self._heads.all(group).items()):
-                if head.owner:
-                    raise in_use(head.lease(group, name))
-                if head.gone and not head.change:
-                    continue
+            for name, head in sorted(heads.items()):
                 mine = self.claim(group, name, FORGETTING, None if head.gone else head.lease(group, name))
                 if mine is None:
                     raise GroupError(f"the group {group!r} is in use: {name!r} was claimed just now. Stop its members")
@@ -198,19 +198,23 @@ class VersionedCheckpoints:
             for lease in claimed:
                 self.release(lease)
             raise
+        if not claimed:
+            return
+        floor = max(lease.epoch for lease in claimed)
+        self._heads.raise_floor(group, floor)
         try:
             for lease in claimed:
-                self._forget_held(lease)
+                self._forget_held(lease, floor)
         except FencedError as error:
             raise GroupError(f"the group {group!r} came back while it was forgotten: {error}") from error
 
-    def _forget_held(self, lease: Lease) -> None:
+    def _forget_held(self, lease: Lease, floor: int) -> None:
         place = lease.group, lease.name
         self._heads.write_held(lease, lambda head: head.changed(change=b"", inline=b"", part=""))
         self._shelf.remove_parts(*place, self._cleaner.older(*place, lease.epoch))
         now = self._heads.read(*place)
         if now is not None and now.head.is_held_by(lease):
-            self._heads.remove(*place, now)
+            self._heads.remove(*place, now, floor)
         self._let_go(*place)
 
     def state(self, key: CheckpointKey) -> Mapping[bytes, bytes]:

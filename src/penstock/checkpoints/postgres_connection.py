@@ -79,7 +79,7 @@ class GuardedConnection(psycopg.Connection[Any]):
 
 
 def rows_of(connection: GuardedConnection, sql: str, values: Any = ()) -> Rows:
-    """All rows that a statement gives, as tuples whatever row factory a user has set. It must be one that gives rows."""
+    """All rows of a statement that gives rows, as tuples, whatever row factory a user has set."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(sql, values)
         return cursor.fetchall()

@@ -88,6 +88,7 @@ class Loop:
         self._overdue_s = 0.0
         self._reading = Reading(stream.topic, clock, options.seed)
         self.shares: dict[int, Share] = {}
+        self.commits: collections.deque[threading.Event] = collections.deque()
         self.seeks: collections.deque[tuple[int, Pointer]] = collections.deque()
 
     def run(self) -> None:
@@ -111,6 +112,15 @@ class Loop:
     @property
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
+
+    def commit(self, timeout_s: float | None) -> bool:
+        """Save what is finished, with the next turn; wait for that, if there is a timeout. From any thread."""
+        saved = threading.Event()
+        self.commits.append(saved)
+        self._reported.set()
+        if self._feed is not None:
+            self._feed.wake()
+        return saved.wait(timeout_s) if timeout_s is not None else True
 
     def seek(self, partition: int, pointer: Pointer) -> None:
         """Go on elsewhere, with the next turn. From any thread."""
@@ -138,7 +148,10 @@ class Loop:
         self._give_overdue_away()
         while self.seeks:
             self._seek(*self.seeks.popleft())
-        self._save_what_is_due()
+        asked = [self.commits.popleft() for _ in range(len(self.commits))]
+        self._save_what_is_due(now=bool(asked))
+        for saved in asked:
+            saved.set()
         room = self._room()
         if room < self._options.in_flight // 4:
             room = self._wait_for_room()
@@ -309,12 +322,12 @@ class Loop:
         self._save(self.shares[partition])
         self._feed.seek(partition, pointer)
 
-    def _save_what_is_due(self) -> None:
+    def _save_what_is_due(self, *, now: bool) -> None:
         now_s = self._clock.monotonic_s()
         for share in list(self.shares.values()):
             pending = share.tracker.dirty or share.uncommitted
             idle = share.in_flight == share.uncommitted_count
-            if pending and (idle or now_s - share.saved_s >= self._options.commit_interval_s):
+            if pending and (now or idle or now_s - share.saved_s >= self._options.commit_interval_s):
                 self._save(share)
         self._progress.show(self._feed, self.shares.values(), wait=False)
 

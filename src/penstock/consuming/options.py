@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -135,3 +135,33 @@ def idempotency_key(value: Any) -> IdOf | None:
 
         return from_header
     raise ConfigError(f'idempotency_key={value!r}: use "key", "header:NAME", or a function of the record')
+
+
+def options_from(*, retry: Retry | int | None = None, **given: Any) -> ConsumerOptions:
+    """The options as users write them, checked. ConfigError names the one that is wrong, and what it may be."""
+    known = sorted(field.name for field in fields(ConsumerOptions))
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
+    options = dict(given)
+    for name, kind in (("guarantee", Guarantee), ("order", Order)):
+        if name in options:
+            options[name] = choice(kind, options[name], name)
+    policy = retry_of(retry)
+    if policy is not None:
+        options["retry"] = policy
+    for name in ("start", "end", "on_expired"):
+        if options.get(name) is not None:
+            options[name] = None if options[name] == "fail" and name == "on_expired" else position(options[name], name)
+    if "idempotency_key" in options:
+        options["idempotency_key"] = idempotency_key(options["idempotency_key"])
+    return ConsumerOptions(**options)
+
+
+def retry_of(given: Retry | int | None) -> Retry | None:
+    """A policy as users write it: a Retry, or a number of attempts."""
+    if given is None or isinstance(given, Retry):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise ConfigError(f"retry={given!r}: use Retry(5), or a number of attempts")
+    return Retry(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,11 +16,13 @@ from penstock.producing.kafka_delivery import KafkaDelivery
 from penstock.producing.kafka_transactions import TransactionDelivery
 from penstock.producing.memory import MemoryBuffer
 from penstock.producing.partitioners import BatchPartitioner
-from penstock.producing.settings import MOST_IN_FLIGHT_IN_ORDER, ProducerSettings
+from penstock.producing.settings import ProducerSettings
 from penstock.producing.spooling import Spool
+from penstock.producing.stream_delivery import StreamDelivery
 from penstock.streams.kafka.connection import Connection
 
 SPOOL_PREFIX: Final = "spool:"
+_ANY_TOPIC: Final = "any"
 PROGRESS_PREFIX: Final = "penstock-spool-"
 """Before a spool's id, in the names by which the brokers know it: its transactional id and its group."""
 
@@ -28,6 +31,8 @@ PROGRESS_PREFIX: Final = "penstock-spool-"
 class Chosen:
     delivery: Delivery
     in_flight: int
+    check: Callable[[], None]
+    """Raises when the stream cannot be used any more."""
 
 
 def open_buffer(buffer: str | Buffer, settings: ProducerSettings) -> MemoryBuffer | Spool | ForeignBuffer:
@@ -63,6 +68,10 @@ def check_guarantees(streams: Streams, settings: ProducerSettings, *, durable: b
     if kafka_of(streams) is None:
         if settings.compression is not None:
             raise ConfigError(f"compression={settings.compression!r} cannot be used on {streams.url}: leave it away")
+        if settings.in_flight not in (None, 1):
+            raise ConfigError(
+                f"in_flight={settings.in_flight}: only one batch at a time can be kept in order on {streams.url}"
+            )
         if settings.transactional_id is not None or (settings.idempotent and durable):
             raise GuaranteeError(f"transactions of {streams.url} are not known to this producer: use a Kafka stream")
 
@@ -73,11 +82,7 @@ def choose_delivery(
     connection = kafka_of(streams)
     durable = Feature.DURABLE in buffer.features
     if connection is None:
-        from penstock.producing.stream_delivery import StreamDelivery
-
-        keeps_order = Feature.IDEMPOTENCE in streams.features and settings.idempotent is not False
-        in_flight = settings.in_flight or (MOST_IN_FLIGHT_IN_ORDER if keeps_order else 1)
-        return Chosen(StreamDelivery(streams, partitioner), in_flight)
+        return Chosen(StreamDelivery(streams, partitioner), 1, _nothing_to_check)
     idempotent = is_idempotent(connection, settings)
     in_flight = in_flight_of(settings, idempotent)
     spool_id: str | None = getattr(buffer, "id", None) if durable else None
@@ -88,10 +93,21 @@ def choose_delivery(
         )
     progress = PROGRESS_PREFIX + spool_id if spool_id is not None and idempotent else None
     transactional_id = settings.transactional_id or progress
+    delivery: Delivery
     if transactional_id is not None:
         delivery = TransactionDelivery(connection, settings, partitioner, transactional_id, progress)
-        return Chosen(delivery, in_flight)
-    return Chosen(KafkaDelivery(connection, settings, partitioner, durable=durable), in_flight)
+    else:
+        delivery = KafkaDelivery(connection, settings, partitioner, durable=durable)
+    return Chosen(delivery, in_flight, lambda: _check_usable(connection))
+
+
+def _nothing_to_check() -> None:
+    """A stream that cannot be used says so when it is."""
+
+
+def _check_usable(connection: Connection) -> None:
+    """A connection knows when it is closed, and when the broker of a log came back where it cannot be found."""
+    connection.stream(_ANY_TOPIC)
 
 
 def kafka_of(streams: Streams) -> Connection | None:

@@ -13,6 +13,10 @@ Outcome = tuple[int, int, int, DeliveryError | None]
 again may help. There is one for each record ever sent, so it is no class."""
 
 
+class UndecidedError(DeliveryError):
+    """It may be stored or not, and nobody will ever know: sending it again could store it twice."""
+
+
 class Delivery(Protocol):
     """Takes records to a stream. Used by one thread, but for `hurry`.
 

@@ -55,7 +55,15 @@ class Engine:
         folder: Path | None = getattr(buffer, "folder", None) if self.durable else None
         refuse = _refuser(folder) if folder is not None else None
         self.pump = Pump(
-            buffer, chosen.delivery, settings, self.ledger, self.counts, chosen.in_flight, refuse, self.fail_left
+            buffer,
+            chosen.delivery,
+            settings,
+            self.ledger,
+            self.counts,
+            chosen.in_flight,
+            refuse,
+            chosen.check,
+            self.fail_left,
         )
         self.hurry: Callable[[], None] = self.pump.hurry
         self.pump.start()

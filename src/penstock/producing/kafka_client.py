@@ -41,7 +41,7 @@ REFUSED_FOR_GOOD: Final = frozenset(
 )
 """Sending the same record again would end the same way."""
 _FENCING: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, 90})
-"""The last is PRODUCER_FENCED, which confluent-kafka has no name for."""
+"""The last is PRODUCER_FENCED, which confluent-kafka has no name for. They count when nothing can be done about them."""
 
 
 def is_idempotent(connection: Connection, settings: ProducerSettings) -> bool:
@@ -107,7 +107,7 @@ def undelivered(topic: str, error: KafkaError, given_up: str | None = None) -> D
 
 def fenced(error: KafkaError, who: str) -> FencedError | None:
     """Whether another producer of the same name has taken over."""
-    if error.code() not in _FENCING:
+    if error.code() not in _FENCING or not error.fatal():
         return None
     return FencedError(
         f"another producer with the transactional id {who!r} has been started: this one may send no more. Give each "

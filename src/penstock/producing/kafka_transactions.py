@@ -9,6 +9,7 @@ far the spool was delivered. There is no moment at which a kill loses a record o
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from penstock.errors import ConfigError, DeliveryError
-from penstock.producing.delivering import Outcome
+from penstock.producing.delivering import Outcome, UndecidedError
 from penstock.producing.kafka_client import (
     REFUSED_FOR_GOOD,
     fenced,
@@ -56,8 +57,13 @@ class TransactionDelivery:
         transactional_id: str,
         progress_group: str | None,
     ) -> None:
-        """`progress_group`: where the progress of a spool is committed, if there is a spool."""
+        """`progress_group`: where the progress of a spool is committed, if there is a spool.
+
+        A spool's own id is nobody else's, as the spool is locked. Who loses it has been silent for longer than the
+        brokers wait, as a machine that was asleep, and takes it again; under any other id, somebody else is there.
+        """
         self._id = transactional_id
+        self._is_ours_alone = transactional_id == progress_group
         self._configuration = transactional_configuration(connection, settings, transactional_id)
         self._client_configuration = {
             **client_configuration(connection.bootstrap, connection.options),
@@ -70,6 +76,8 @@ class TransactionDelivery:
         self._ready = False
         self._stopping = threading.Event()
         self._news: list[Outcome] = []
+        self._in_doubt: dict[int, Outcome] | None = None
+        """Where the records stand if the last transaction was committed, when that is not known."""
 
     def start(self) -> None:
         if self._ready:
@@ -107,10 +115,23 @@ class TransactionDelivery:
     def send(self, batch: Sequence[Held]) -> None:
         try:
             self.start()
-            self._transact(batch)
+            left = self._without_delivered(batch) if self._in_doubt is not None else batch
+            if left:
+                self._transact(left)
         except DeliveryError as error:
             told = {sequence for sequence, _, _, _ in self._news}
             self._news += [(held.sequence, -1, -1, error) for held in batch if held.sequence not in told]
+
+    def _without_delivered(self, batch: Sequence[Held]) -> Sequence[Held]:
+        """What is left to send, once it is known what became of a transaction whose commit was not answered."""
+        assert self._in_doubt is not None
+        through = self.delivered_through(batch[0])
+        known, self._in_doubt = self._in_doubt, None
+        if through is None:
+            return batch
+        delivered = [held for held in batch if held.sequence <= through]
+        self._news += [known.get(held.sequence, (held.sequence, -1, -1, None)) for held in delivered]
+        return batch[len(delivered) :]
 
     def outcomes(self, wait_s: float) -> Sequence[Outcome]:
         news, self._news = self._news, []
@@ -148,11 +169,26 @@ class TransactionDelivery:
                 self._report_aborted(batch, errors)
                 return
             self._commit_progress(producer, batch)
-            self._call("a transaction could not be committed", producer.commit_transaction, _CALL_S)
+            self._commit(producer, outcomes)
         except _MustAbortError as error:
             self._abort(producer)
             raise DeliveryError(str(error), retriable=True) from error
         self._news += outcomes
+
+    def _commit(self, producer: Producer, outcomes: list[Outcome]) -> None:
+        """Once it was asked for, it is asked for until it is answered: nobody else can tell what became of it."""
+        self._in_doubt = {outcome[0]: outcome for outcome in outcomes}
+        try:
+            self._call("a transaction could not be committed", producer.commit_transaction, _CALL_S, attempts=None)
+        except _MustAbortError:
+            self._in_doubt = None
+            raise
+        except DeliveryError as error:
+            if self._progress is not None:
+                raise
+            self._in_doubt = None
+            raise UndecidedError(f"{error}; it may be stored or not") from error
+        self._in_doubt = None
 
     def _wait_for_reports(self, producer: Producer, expected: int) -> list[Outcome]:
         """What became of each record; fewer when some have failed already."""
@@ -202,13 +238,15 @@ class TransactionDelivery:
         self._ready = False
         self._producer = None
 
-    def _call(self, what: str, function: Callable[..., object], *arguments: object) -> None:
-        """Call librdkafka, again as long as it says that this may help.
+    def _call(
+        self, what: str, function: Callable[..., object], *arguments: object, attempts: int | None = _ATTEMPTS
+    ) -> None:
+        """Call librdkafka, again as long as it says that this may help, so many times or without end.
 
         FencedError when another producer has the id; _MustAbortError when the transaction must be aborted;
         DeliveryError when none of it can be done now.
         """
-        for attempt in range(_ATTEMPTS):
+        for attempt in itertools.count() if attempts is None else range(attempts):
             try:
                 function(*arguments)
                 return
@@ -217,7 +255,7 @@ class TransactionDelivery:
                 if reason is None:
                     raise DeliveryError(f"{what}: {error}", retriable=True) from error
                 self._judge(what, reason)
-            if self._stopping.wait(min(_PAUSE_S * 2**attempt, 1.0)):
+            if self._stopping.wait(min(_PAUSE_S * 2 ** min(attempt, 10), 1.0)):
                 break
         self._begin_anew()
         raise DeliveryError(f"{what}: the broker does not answer", retriable=True)
@@ -225,7 +263,7 @@ class TransactionDelivery:
     def _judge(self, what: str, reason: KafkaError) -> None:
         """Return if calling again may help; else raise what is to be done."""
         usurped = fenced(reason, self._id)
-        if usurped is not None:
+        if usurped is not None and not self._is_ours_alone:
             raise usurped
         if reason.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             raise ConfigError(

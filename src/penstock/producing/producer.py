@@ -322,7 +322,7 @@ class Producer:
         deadline_s = time.monotonic() + self.settings.max_block_s
         while not self._is_settled_when_full(records, receipts):
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
+            if left_s <= 0 or engine.pump.is_current_thread():  # a callback that waits would wait for itself
                 raise engine.no_room()
             engine.pump.wait_for_news(min(left_s, _ROOM_SLICE_S))
             self._check_usable()

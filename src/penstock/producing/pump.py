@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from penstock.abc import Feature
-from penstock.errors import ConfigError, DeliveryError, FencedError, PenstockError
+from penstock.errors import DeliveryError, PenstockError, StorageError
 from penstock.producing.buffered import NumberedBuffer
 from penstock.producing.counts import Counts
-from penstock.producing.delivering import Delivery
+from penstock.producing.delivering import Delivery, UndecidedError
 from penstock.producing.kept import Held
 from penstock.producing.ledger import Ledger
 from penstock.producing.settings import ProducerSettings
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 _HEAR_S: Final = 0.002
 """How long news of what is under way are waited for before the buffer is looked at again."""
 _IDLE_S: Final = 1.0
+_CHECK_S: Final = 1.0
 
 Refuse = Callable[[Sequence[Held], str], None]
 """Keeps records that can never be delivered."""
@@ -44,12 +45,15 @@ class Pump:
         counts: Counts,
         in_flight: int,
         refuse: Refuse | None,
+        check: Callable[[], None],
         on_failure: Callable[[], None],
     ) -> None:
         """`refuse` is there for a spool: what the stream refuses is kept by it. Without, its receipt fails.
 
-        `on_failure` is called when nothing more can be delivered.
+        `check` raises when the stream cannot be used any more. `on_failure` is called when nothing more is delivered.
         """
+        self._check = check
+        self._check_at_s = 0.0
         self._on_failure = on_failure
         self._buffer = buffer
         self._delivery = delivery
@@ -117,6 +121,9 @@ class Pump:
         for callback in callbacks:
             callback()
 
+    def is_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def stop(self, deadline_s: float) -> None:
         """Deliver what there is until the deadline (by `time.monotonic`), then end. Returns when it has ended."""
         self._stop_at_s = deadline_s
@@ -134,14 +141,7 @@ class Pump:
         try:
             self._begin()
             while not self._is_over():
-                self._ledger.mark(self._buffer.end)
-                self._take()
-                if self._under_way:
-                    self._hear(_HEAR_S)
-                else:
-                    self._rest()
-                if self._failed:
-                    self._repair()
+                self._turn()
         except _TimeIsOverError:
             logger.debug("the time was over before everything was delivered")
         except PenstockError as error:
@@ -152,6 +152,24 @@ class Pump:
             logger.exception("this producer delivers nothing any more")
         finally:
             self._end()
+
+    def _turn(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._check_at_s:
+            self._check_at_s = now_s + _CHECK_S
+            self._check()
+        try:
+            self._ledger.mark(self._buffer.end)
+            self._take()
+            if self._under_way:
+                self._hear(_HEAR_S)
+            else:
+                self._rest()
+            if self._failed:
+                self._repair()
+        except StorageError as error:
+            logger.error("%s; trying again", error)
+            self._back_off()
 
     def _begin(self) -> None:
         """Get the delivery ready, and pass over what an earlier process delivered without being able to say so."""
@@ -242,7 +260,10 @@ class Pump:
         self._commit()
 
     def _not_delivered(self, held: Held, error: DeliveryError) -> None:
-        if error.retriable or self._refuse is not None or self._delivery.is_whole:
+        if isinstance(error, UndecidedError) and not self._durable:
+            self._counts.failed += 1
+            self._ledger.settle(held.sequence, -1, -1, error)
+        elif error.retriable or self._refuse is not None or self._delivery.is_whole:
             self._failed[held.sequence] = (held, error)
         else:
             self._counts.refused += 1
@@ -314,7 +335,13 @@ class Pump:
         errors = {held.sequence: self._failed.pop(held.sequence)[1] for held in unit}
         reason = next((error for error in errors.values() if not error.retriable), errors[unit[0].sequence])
         if self._refuse is not None:
-            self._refuse(unit, str(reason))
+            try:
+                self._refuse(unit, str(reason))
+            except StorageError as error:
+                logger.error("%s; trying again", error)
+                self._failed.update((held.sequence, (held, errors[held.sequence])) for held in unit)
+                self._back_off()
+                return
         for held in unit:
             self._counts.refused += 1
             self._ledger.settle(held.sequence, -1, -1, DeliveryError(str(reason)))
@@ -370,7 +397,7 @@ class Pump:
             if self._under_way:
                 self._hear_last_words()
             self._delivery.close()
-        except (PenstockError, ConfigError, FencedError) as error:
+        except PenstockError as error:
             logger.error("the producer could not be ended cleanly: %s", error)
         finally:
             self.ended = True

@@ -38,8 +38,8 @@ class ProducerSettings:
     """A record with more bytes than this is refused by `send`. Kafka's topics take as much, unless told otherwise."""
 
     in_flight: int | None = None
-    """Batches that may be under way at once: 5 for an idempotent producer, which also is the most that Kafka keeps in
-    order, and 1 for any other, or a batch that is tried again could be overtaken."""
+    """Batches that may be under way at once: 5 for an idempotent producer on Kafka, which keeps as many in order, and 1
+    for any other, or a batch that is tried again could be overtaken. More than that is refused."""
 
     when_full: WhenFull = "block"
     """What `send` does when the buffer is full: wait, drop the oldest that is not under way, drop this one, or raise

@@ -45,6 +45,8 @@ class OpenTransactions:
             yield staged
         except BaseException as error:
             for receipt in staged.receipts:
+                if receipt.done:
+                    continue
                 receipt.seen = True
                 receipt.settle(
                     -1,

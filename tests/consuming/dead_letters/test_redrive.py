@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -276,6 +276,37 @@ def test_ctrl_c_ends_it_in_good_order(letters: SqliteDeadLetters, streams: Memor
     assert report == RedriveReport(redriven=7, interrupted=True)
     assert states(letters) == [REDRIVEN] * 7 + [WAITING] * 13, "no letter is left taken"
     assert len(records(streams)) == 7
+
+
+@pytest.mark.parametrize("step", ["result", "settle", "settled"])
+def test_ctrl_c_while_it_waits_for_acknowledgements_leaves_no_letter_taken(
+    letters: SqliteDeadLetters, streams: MemoryStreams, clock: HastyClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    interrupted: list[str] = []
+
+    def interrupt_once(at: str) -> None:
+        if at == step and not interrupted:
+            interrupted.append(at)
+            raise KeyboardInterrupt
+
+    wait, settle = Receipt.result, letters.settle
+
+    def waiting(receipt: Receipt, timeout: float | None = None) -> object:
+        interrupt_once("result")
+        return wait(receipt, timeout)
+
+    def settling(ids: Collection[str], taker: str, redriven: bool) -> None:
+        interrupt_once("settle")
+        settle(ids, taker, redriven)
+        interrupt_once("settled")
+
+    letters.put([letter(number) for number in range(300)])
+    monkeypatch.setattr(Receipt, "result", waiting)
+    monkeypatch.setattr(letters, "settle", settling)
+    report = redrive(letters, streams, LetterFilter(), clock=clock)
+    assert report == RedriveReport(redriven=200, interrupted=True), "the page that was under way is finished"
+    assert states(letters) == [REDRIVEN] * 200 + [WAITING] * 100
+    assert len(records(streams)) == 200
 
 
 def test_what_others_deal_with_meanwhile_is_not_sent(

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from penstock.abc import Feature, Features
+from penstock.consuming.dead_letters import stream_reading
 from penstock.consuming.dead_letters.stream import StreamDeadLetters
+from penstock.consuming.dead_letters.stream_encoding import Noted, read_record
 from penstock.errors import ConfigError, StoreUnavailableError
 from penstock.model import LetterFilter, LetterState, NewRecord, Record
 from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory.stream import MemoryStream
 from tests.consuming.dead_letters.letters import given_up
 
 EVERYTHING = LetterFilter(states=frozenset())
@@ -207,3 +210,44 @@ def _refusal() -> Exception:
     from penstock.errors import DeliveryError
 
     return DeliveryError("the disk is full")
+
+
+def test_an_interrupted_look_counts_nothing_twice(
+    streams: MemoryStreams, letters: StreamDeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letter = given_up(record())
+    letters.put([letter, given_up(record(8))])
+    letters.take([letter.id], "first")
+    letters.settle([letter.id], "first", redriven=True)
+    fresh = StreamDeadLetters(streams, "orders.dlq")
+    calls: list[Record] = []
+
+    def interrupted(found: Record) -> Noted:
+        calls.append(found)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read_record(found)
+
+    monkeypatch.setattr(stream_reading, "read_record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fresh.count(EVERYTHING)
+    assert [each.redrives for each in fresh.browse(EVERYTHING)] == [1, 0]
+
+
+def test_a_stream_that_acknowledges_before_it_shows_is_waited_for() -> None:
+    """As a broker does for a producer that asks for one acknowledgement only."""
+
+    class Late(MemoryStream):
+        def span(self, partition: int) -> tuple[int, int]:
+            start, end = super().span(partition)
+            return start, max(start, end - 1)
+
+    class LateStreams(MemoryStreams):
+        def stream(self, topic: str) -> Late:
+            return Late(topic, self._topics)
+
+    letters = StreamDeadLetters(LateStreams(), "orders.dlq")
+    letters.put([given_up(record()), given_up(record(8))])
+    taken = letters.take([given_up(record()).id], "first")
+    assert [each.id for each in taken] == [given_up(record()).id]
+    assert letters.discard([given_up(record()).id]) == 1

@@ -71,6 +71,5 @@ def test_every_broken_implementation_is_tried() -> None:
 def test_a_memory_only_backend_skips_what_needs_a_disk() -> None:
     result = unittest.TestResult()
     dead_letters(broken.Sound, frozenset())("test_what_was_put_survives_a_kill").run(result)
-    assert [reason for _, reason in result.skipped] == [
-        "the backend has no memory beyond the process (Feature.DURABLE)"
-    ]
+    ((_, reason),) = result.skipped
+    assert "memory beyond the process" in reason

@@ -136,10 +136,14 @@ class FileDeadLetters:
         if os.fstat(self._fd).st_size < self._read_bytes:
             self._begin()
         rest = b""
-        while chunk := os.pread(self._fd, _READ_BYTES, self._read_bytes + len(rest)):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._apply(line)
+        try:
+            while chunk := os.pread(self._fd, _READ_BYTES, self._read_bytes + len(rest)):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._apply(line)
+        except BaseException:
+            self._begin()  # nobody knows whether the last line was taken into account
+            raise
 
     def _apply(self, line: bytes) -> None:
         place = self._read_bytes

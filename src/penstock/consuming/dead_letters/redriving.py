@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from penstock import abc
@@ -108,6 +108,16 @@ def redriven_record(
     )
 
 
+@dataclass(slots=True)
+class _Page:
+    """Letters that are redriven together, and what has become of them so far."""
+
+    ids: Sequence[str]
+    sent: list[tuple[str, Receipt]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    gone: int = 0
+
+
 class _Run:
     """One redrive."""
 
@@ -156,19 +166,21 @@ class _Run:
             stream.close()
 
     def _redrive_page(self, ids: Sequence[str]) -> None:
-        sent: list[tuple[str, Receipt]] = []
-        gone = 0
+        page = _Page(ids)
         try:
             taken = {letter.id: letter for letter in self._letters.take(ids, self.taker)}
-            gone = len(ids) - len(taken)
+            page.gone = len(ids) - len(taken)
             for id in ids:
                 if id in taken:
-                    self._send(taken[id], sent)
+                    self._send(taken[id], page)
         finally:
-            self.report = replace(self.report, gone=self.report.gone + gone)
-            self._settle(ids, sent)
+            try:
+                self._settle(page)
+            except (KeyboardInterrupt, SystemExit):
+                self._settle(page)  # who is told to stop finishes this first; only who is told again does not
+                raise
 
-    def _send(self, letter: DeadLetter, sent: list[tuple[str, Receipt]]) -> None:
+    def _send(self, letter: DeadLetter, page: _Page) -> None:
         if self._bucket is not None:
             self._bucket.acquire()
         stream, partitions = self._stream(self._to or letter.record.topic)
@@ -177,32 +189,33 @@ class _Run:
         try:
             (receipt,) = stream.append([record])
         except DeliveryError as error:
-            self._failed(letter.id, error)
+            page.refused.append((letter.id, str(error)))
         else:
-            sent.append((letter.id, receipt))
+            page.sent.append((letter.id, receipt))
 
-    def _settle(self, ids: Sequence[str], sent: Sequence[tuple[str, Receipt]]) -> None:
-        """Settle what was acknowledged, and give back all else of the page that is ours."""
-        redriven = []
-        for id, receipt in sent:
+    def _settle(self, page: _Page) -> None:
+        """Settle what was acknowledged, and give back all else of the page that is ours. Doing it again is harmless."""
+        redriven, failures = [], list(page.refused)
+        for id, receipt in page.sent:
             try:
                 receipt.result(ACKNOWLEDGED_WITHIN_S)
             except (DeliveryError, TimeoutError) as error:
-                self._failed(id, error)
+                failures.append((id, str(error)))
             else:
                 redriven.append(id)
         if redriven:
             self._letters.settle(redriven, self.taker, redriven=True)
-            self.report = replace(self.report, redriven=self.report.redriven + len(redriven))
-        back = set(ids).difference(redriven)
+        back = set(page.ids).difference(redriven)
         if back:
             self._letters.settle(back, self.taker, redriven=False)
-
-    def _failed(self, id: str, error: Exception) -> None:
-        failures = self.report.failures
-        if len(failures) < FAILURES_KEPT:
-            failures = (*failures, (id, str(error)))
-        self.report = replace(self.report, failed=self.report.failed + 1, failures=failures)
+        before = self.report
+        self.report = replace(
+            before,
+            redriven=before.redriven + len(redriven),
+            failed=before.failed + len(failures),
+            gone=before.gone + page.gone,
+            failures=(*before.failures, *failures)[:FAILURES_KEPT],
+        )
 
     def _stream(self, topic: str) -> tuple[abc.Stream, frozenset[int]]:
         """A topic and the partitions that a record may be given to there. UnknownTopicError when there is none."""

@@ -172,13 +172,14 @@ class SqliteDeadLetters:
     def _writing(self) -> Iterator[None]:
         """A transaction. It has the right to write from its beginning, so it never fails half-way for want of it."""
         with self._lock, self._translated():
-            self._database.execute("BEGIN IMMEDIATE")
             try:
+                self._database.execute("BEGIN IMMEDIATE")
                 yield
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

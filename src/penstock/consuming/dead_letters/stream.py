@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -16,7 +16,7 @@ from penstock.consuming.dead_letters.merging import admitted
 from penstock.consuming.dead_letters.stream_encoding import event_record, letter_records
 from penstock.consuming.dead_letters.stream_reading import TopicReading
 from penstock.errors import ConfigError, DeliveryError, StoreUnavailableError, TopicExistsError, UnknownTopicError
-from penstock.model import DeadLetter, LetterFilter, NewRecord
+from penstock.model import DeadLetter, LetterFilter, NewRecord, Pointer
 from penstock.model.clock import SystemClock
 from penstock.streams import Connection
 
@@ -89,16 +89,16 @@ class StreamDeadLetters:
             return sum(1 for _ in ledger.find(which))
 
     def take(self, ids: Collection[str], taker: str) -> Sequence[DeadLetter]:
-        self._note(EventKind.TAKEN, ids, taker)
-        with self._up_to_date() as ledger:
+        _, places = self._note(EventKind.TAKEN, ids, taker)
+        with self._up_to_date(places) as ledger:
             return self._reading.letters([id for id in ledger.in_order(ids) if ledger.taken_by(id, taker)])
 
     def settle(self, ids: Collection[str], taker: str, redriven: bool) -> None:
         self._note(EventKind.REDRIVEN if redriven else EventKind.RETURNED, ids, taker)
 
     def discard(self, ids: Collection[str]) -> int:
-        operation = self._note(EventKind.DISCARDED, ids)
-        with self._up_to_date():
+        operation, places = self._note(EventKind.DISCARDED, ids)
+        with self._up_to_date(places):
             return self._reading.effect(operation)
 
     def close(self) -> None:
@@ -113,11 +113,12 @@ class StreamDeadLetters:
             records += letter_records(admitted(letter), self.topic, partition, operation, order, self._limit_bytes)
         self._append(records)
 
-    def _note(self, kind: EventKind, ids: Collection[str], taker: str = "") -> str:
+    def _note(self, kind: EventKind, ids: Collection[str], taker: str = "") -> tuple[str, Mapping[int, Pointer]]:
         """Write down what happens to these letters, where it can happen as far as we know; the log has the last word.
 
-        Gives the name of the operation, by which its effect can be asked for.
+        Gives the name of the operation, by which its effect can be asked for, and how far to read to see it.
         """
+        places: Mapping[int, Pointer] = {}
         operation = secrets.token_hex(8)
         with self._up_to_date() as ledger:
             events = [Event(kind, id, taker=taker) for id in ledger.in_order(ids)]
@@ -126,24 +127,30 @@ class StreamDeadLetters:
                 self._reading.expect(operation)
         if events:
             partition = self._home()
-            self._append([event_record(event, self.topic, partition, operation) for event in events])
-        return operation
+            places = self._append([event_record(event, self.topic, partition, operation) for event in events])
+        return operation, places
 
     @contextlib.contextmanager
-    def _up_to_date(self) -> Iterator[Ledger]:
-        """The ledger with everything that is in the topic by now."""
-        with self._lock:
-            yield self._reading.catch_up()
+    def _up_to_date(self, through: Mapping[int, Pointer] | None = None) -> Iterator[Ledger]:
+        """The ledger with everything that is in the topic by now, what was acknowledged `through` there included.
 
-    def _append(self, records: Sequence[NewRecord]) -> None:
-        """Returns when all are acknowledged."""
+        A stream may acknowledge a record before it lets it be read.
+        """
+        with self._lock:
+            yield self._reading.catch_up(through or {})
+
+    def _append(self, records: Sequence[NewRecord]) -> Mapping[int, Pointer]:
+        """Returns when all are acknowledged. Gives the last pointer that was written in each partition."""
+        last: dict[int, Pointer] = {}
         try:
             for receipt in self._stream.append(records):
-                receipt.result(self._timeout_s)
+                place = receipt.result(self._timeout_s)
+                last[place.partition] = max(place.offset, last.get(place.partition, place.offset))
         except (DeliveryError, TimeoutError) as error:
             raise StoreUnavailableError(
                 f"the dead letters in topic {self.topic!r} of {self._streams.url} could not be written: {error}"
             ) from error
+        return last
 
     def _home(self) -> int | None:
         """The partition of all letters, where it can be chosen. UnknownTopicError when the topic is gone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,8 +60,11 @@ class TopicReading:
         self._effects: dict[str, int] = {}
         self._begin()
 
-    def catch_up(self) -> Ledger:
-        """The ledger with everything that is in the topic now. One that does not exist yet has no letters."""
+    def catch_up(self, through: Mapping[int, Pointer]) -> Ledger:
+        """The ledger with everything that is in the topic now, at least `through` these pointers.
+
+        A topic that does not exist yet has no letters.
+        """
         for _ in range(_BEGINNINGS):
             try:
                 partitions = self._stream.partitions()
@@ -74,11 +77,14 @@ class TopicReading:
                     self._begin()
                 for partition, (start, end) in spans.items():
                     progress = self._progress.setdefault(partition, _Progress(start, start))
-                    self._read_on(partition, progress, end)
+                    self._read_on(partition, progress, max(end, through.get(partition, -1) + 1))
                 return self._ledger
             except OffsetOutOfRangeError as error:
                 logger.info("reading the dead letters in %r again from their start: %s", self._stream.topic, error)
                 self._begin()
+            except BaseException:
+                self._begin()  # nobody knows whether the last record was taken into account
+                raise
         raise StoreUnavailableError(
             f"the dead letters in topic {self._stream.topic!r} expire faster than they can be read: give the topic a "
             "longer retention"
@@ -86,7 +92,10 @@ class TopicReading:
 
     def letters(self, ids: Sequence[str]) -> list[DeadLetter]:
         """These letters, whole."""
-        return self._ledger.letters(ids, self._fetch)
+        try:
+            return self._ledger.letters(ids, self._fetch)
+        except OffsetOutOfRangeError as error:
+            raise StoreUnavailableError(f"dead letters expired while they were read; look again: {error}") from error
 
     def expect(self, operation: str) -> None:
         """Count what this operation will have changed."""

@@ -169,7 +169,10 @@ class Spool:
             if self._dropped and self._dropped[0][1] <= through + 1:
                 self._save_dropped(tuple(hole for hole in self._dropped if hole[1] > through + 1))
             if self._sealed and self._sealed[0].end <= through + 1:
-                self._delete_committed()
+                try:
+                    self._delete_committed()
+                except OSError as error:
+                    logger.warning("the spool %s could not delete a segment yet: %s", self.folder, error)
 
     def drop(self, count: int, after: int = -1) -> Sequence[Held]:
         with self._lock:

@@ -98,7 +98,8 @@ class WalkCases(StoreSuite):
 
     def _save(self, store: CheckpointStore, model: Model, known: list[Lease], key: CheckpointKey) -> None:
         lease = model.leases.get(key.lease_name) if self.rng.random() < 0.7 else None
-        lease = lease or self._any(known, key)
+        if lease is None or not lease.owner:
+            lease = self._any(known, key)
         change = self._change()
         now = model.leases.get(lease.name)
         try:

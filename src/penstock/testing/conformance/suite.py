@@ -199,7 +199,7 @@ def needs(*features: Feature) -> Callable[[Case], Case]:
         def checked(self: Suite[Any]) -> None:
             for feature in features:
                 if feature not in self.features:
-                    raise unittest.SkipTest(f"the backend has no {feature.value} (Feature.{feature.name})")
+                    raise unittest.SkipTest(f"does not apply: the backend has no {feature.value} ({feature.name})")
             case(self)
 
         return cast(Case, checked)
@@ -214,7 +214,7 @@ def lacks(feature: Feature) -> Callable[[Case], Case]:
         @functools.wraps(case)
         def checked(self: Suite[Any]) -> None:
             if feature in self.features:
-                raise unittest.SkipTest(f"the backend has Feature.{feature.name}, and nothing to refuse")
+                raise unittest.SkipTest(f"does not apply: the backend has {feature.name}, and nothing to refuse")
             case(self)
 
         return cast(Case, checked)

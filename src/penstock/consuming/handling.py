@@ -1,4 +1,4 @@
-"""The consumer: one handler on one topic, as a member of a group."""
+"""The consumer that calls: one handler on one topic, as a member of a group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock.model.clock import SystemClock
 from penstock.serde import Topic
 
 
-class Consumer:
+class HandlerConsumer:
     """Calls a handler for each record of a topic, as a member of a group.
 
     `run` does it in this thread until it is stopped, or has come to `end`; `start` does it in a thread of its own.
@@ -55,6 +55,7 @@ class Consumer:
         clock: Clock | None = None,
         keep_checkpoints_open: bool = False,
         stages: Stages | None = None,
+        make_workers: Callable[[Lanes, Callable[[Report], None]], Workers] | None = None,
     ) -> None:
         if not group or not isinstance(group, str):
             raise GroupError("a consumer needs a group: the name under which its progress is kept")
@@ -66,6 +67,7 @@ class Consumer:
         check_order(self.handler, self.options)
         self._streams = streams
         self._stages = stages
+        self._make_workers = make_workers
         self.stream: Stream = streams.stream(self.handler.topic.name)
         self._opened: Opened = open_checkpoints(
             checkpoints, streams, self.handler, self.options, keep_open=keep_checkpoints_open
@@ -136,6 +138,10 @@ class Consumer:
             raise ConfigError("seek needs a consumer that runs: start it first, or choose its start")
         self._loop.seek(partition, pointer)
 
+    def commit(self, timeout: float | None) -> bool:
+        """Have what is finished saved now. With a timeout, wait for it; False when it was not saved in time."""
+        return self._loop is None or self._loop.commit(timeout)
+
     def health(self) -> Health:
         """Whether it gets on, and if not, why."""
         return health_of(self._loop, self.stream, self.handler, self.group, self._clock)
@@ -204,6 +210,8 @@ class Consumer:
         )
 
     def _workers(self, lanes: Lanes, dedup: Deduplication, tell: Callable[[Report], None]) -> Workers:
+        if self._make_workers is not None:
+            return self._make_workers(lanes, tell)
         handler, options = self.handler, self.options
         gather = Gather(handler, None if self._means is Means.STREAM else self._deliver)
         with_state = options.order is not Order.NONE and Feature.STATE in self.store.features

@@ -1,0 +1,116 @@
+"""Members of a sharing group are killed at random and at every step: nothing is lost, and little is repeated."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.model import CheckpointKey
+from tests.consuming.eventually import wait_until
+from tests.consuming.share_worker import GROUP, TOPIC, is_all_finished
+from tests.seeds import seed_of
+from tests.tidy.source import ROOT
+
+VISIBILITY_S = 0.5
+
+
+class Workers:
+    """Worker processes on one database, each under a name of its own."""
+
+    def __init__(self, folder: Path, partitions: int, count: int) -> None:
+        self.database = folder / "checkpoints.db"
+        self.effects = folder / "effects"
+        self.partitions = partitions
+        self.count = count
+        self.running: list[subprocess.Popen[bytes]] = []
+        self._started = 0
+
+    def start(self, *crash: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.consuming.share_worker", str(self.database), str(self.effects)]
+        arguments = [f"w{self._started}", str(VISIBILITY_S), str(self.partitions), str(self.count), *crash]
+        self._started += 1
+        process = subprocess.Popen([*command, *arguments], cwd=ROOT)
+        self.running.append(process)
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        self.running.remove(process)
+        process.kill()
+        assert process.wait(20) == -signal.SIGKILL
+
+    def progress_bytes(self) -> int:
+        return self.effects.stat().st_size if self.effects.exists() else 0
+
+    def lines(self) -> list[tuple[str, int, str]]:
+        if not self.effects.exists():
+            return []
+        split = [line.split() for line in self.effects.read_text().splitlines()]
+        return [(name, int(attempt), value) for name, attempt, value in split]
+
+    def end(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def check_effects(workers: Workers, kills: int) -> int:
+    """Every record had its effect; and again at most what a killed worker had in hand. Gives how many repeated."""
+    counts = Counter(value for _, _, value in workers.lines())
+    expected = {f"{partition}:{n}" for partition in range(workers.partitions) for n in range(workers.count)}
+    assert set(counts) == expected, f"lost: {sorted(expected - set(counts))[:20]}"
+    repeated = sum(counts.values()) - len(counts)
+    assert repeated <= kills, f"{repeated} effects were repeated by {kills} kills of workers that do one at a time"
+    return repeated
+
+
+def test_nothing_is_lost_when_workers_are_killed_at_random(tmp_path: Path) -> None:
+    chance = random.Random(seed_of())
+    workers = Workers(tmp_path, partitions=2, count=2500)
+    kills = 8
+    try:
+        for _ in range(4):
+            workers.start()
+        for number in range(kills):
+            goal_bytes = workers.progress_bytes() + chance.randrange(500, 5000)
+            wait_until(lambda goal_bytes=goal_bytes: workers.progress_bytes() >= goal_bytes)  # type: ignore[misc]
+            workers.kill(chance.choice(workers.running))
+            workers.start()
+            print(f"kill {number}: {len(workers.lines())} effects so far")
+        wait_until(lambda: all(process.poll() == 0 for process in workers.running), timeout_s=60)
+        repeated = check_effects(workers, kills)
+        print(f"{kills} kills, 5000 records, {repeated} repeated")
+        assert len({name for name, _, _ in workers.lines()}) > 4, "others have taken over"
+    finally:
+        workers.end()
+    store = SqliteCheckpoints(workers.database)
+    for partition in range(2):
+        checkpoint = store.load(CheckpointKey(GROUP, TOPIC, partition))
+        assert checkpoint is not None
+        assert (checkpoint.start, checkpoint.finished, checkpoint.claims) == (2500, (), ())
+    store.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("step", "nth"), [("claim", 1), ("load", 2), ("save", 1), ("save", 2), ("save", 3), ("save", 8)]
+)
+def test_nothing_is_lost_when_a_worker_dies_at_a_step(tmp_path: Path, step: str, nth: int, when: str) -> None:
+    workers = Workers(tmp_path, partitions=1, count=12)
+    try:
+        dying = workers.start(step, str(nth), when)
+        assert dying.wait(20) == -signal.SIGKILL, f"it did not come to {step} number {nth}"
+        assert workers.start().wait(20) == 0
+        check_effects(workers, kills=1)
+        store = SqliteCheckpoints(workers.database)
+        assert is_all_finished(store, 1, 12)
+        store.close()
+    finally:
+        workers.end()
