@@ -10,25 +10,49 @@ import pytest
 import penstock
 
 PUBLIC = [
+    "App",
+    "Breaker",
     "BrokerUnavailableError",
+    "BufferFullError",
     "ConfigError",
     "Connection",
     "ConnectionClosedError",
+    "Consumer",
+    "Context",
+    "CorruptCheckpointError",
+    "DeadLetter",
     "DeliveryError",
+    "FencedError",
     "GroupError",
+    "Guarantee",
+    "GuaranteeError",
+    "HandlerError",
     "InvalidTopicError",
+    "LetterFilter",
+    "MissingExtraError",
+    "NewRecord",
     "OffsetOutOfRangeError",
+    "Order",
     "PenstockError",
     "Place",
     "Position",
+    "Producer",
     "Reader",
     "Receipt",
     "Record",
+    "Reject",
+    "Retry",
+    "SerdeError",
+    "SpoolInUseError",
+    "StoreUnavailableError",
     "StreamError",
+    "Topic",
     "TopicExistsError",
     "UnknownTopicError",
     "UrlError",
+    "WorkerDiedError",
     "connect",
+    "within",
 ]
 
 
@@ -50,8 +74,8 @@ def test_errors_have_one_root() -> None:
 
 
 def test_any_other_name_is_not_there() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'Producer'"):
-        penstock.Producer  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'Broker'"):
+        penstock.Broker  # noqa: B018
 
 
 def test_importing_the_package_loads_no_room() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from penstock.checkpoints.memory import MemoryCheckpoints
+from penstock.testing.conformance.checkpoint_crashes import CrashCases
 from penstock.testing.conformance.checkpoint_store import checkpoint_store
+from penstock.testing.conformance.checkpoint_walks import WalkCases
+from penstock.testing.conformance.suite import collect
 from tests.checkpoints.spoiling import (
     open_file,
     open_postgres,
@@ -15,8 +18,15 @@ from tests.checkpoints.spoiling import (
     spoil_sqlite,
 )
 
+
+class SmallJournalCases(WalkCases, CrashCases):
+    """Journals that are begun anew all the time: what matters is that nothing is lost, also by a kill."""
+
+
 TestMemory = checkpoint_store(MemoryCheckpoints, spoil=spoil_memory)
 TestSqlite = checkpoint_store(open_sqlite, spoil=spoil_sqlite)
 TestFile = checkpoint_store(open_file, spoil=spoil_file)
-TestFileWithSmallJournals = checkpoint_store(open_small_files)
+TestFileWithSmallJournals = collect(SmallJournalCases, open_small_files)
 TestPostgres = checkpoint_store(open_postgres, spoil=spoil_postgres)
+
+del CrashCases, WalkCases, SmallJournalCases  # they have no backend, and nothing to show

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 from penstock.checkpoints.format import decode_checkpoint, encode_checkpoint
 from penstock.consuming.claims import ClaimBook, ClaimWatch, missing
@@ -39,6 +40,10 @@ class Model:
             assert any(self.by_pointer[pointer] for pointer in range(claim.first, claim.end)), "none is empty"
 
 
+def is_one_of(numbers: set[int]) -> Callable[[Claim], bool]:
+    return lambda claim: claim.number in numbers
+
+
 def test_random_histories_agree_with_the_model() -> None:
     chance = random.Random(seed_of())
     for _ in range(60):
@@ -60,7 +65,7 @@ def test_random_histories_agree_with_the_model() -> None:
                 for pointer in range(*(run or (0, 0))):
                     model.by_pointer[pointer] = (owner, number, 1)
             elif action == "again":
-                for part in list(book.waiting(lambda claim, over=over: claim.number in over)):
+                for part in list(book.waiting(is_one_of(over))):
                     number = next(numbers)
                     attempt = book.take_again(part, owner, number, 1000)
                     assert attempt == part.attempt + 1

@@ -11,7 +11,6 @@ import pytest
 
 from penstock.abc import Feature, Outcome
 from penstock.checkpoints.memory import MemoryCheckpoints
-from penstock.consuming.lease_groups import LeaseGroupFeed
 from penstock.consuming.shared import Shared
 from penstock.consuming.sharing import StreamQueue
 from penstock.errors import (
@@ -406,7 +405,6 @@ def test_a_partition_that_somebody_owns_as_a_whole_is_left_alone(store: MemoryCh
     streams = MemoryStreams()
     send(streams, "a")
     owner = Running(streams.stream("jobs"), store, "owner")  # type: ignore[arg-type]
-    # Its group is another one for the feed, as the test double names it "billing".
     wait_until(lambda: len(owner.leases) == 1)
     queue = StreamQueue(streams.stream("jobs"), store, "billing", member="w", clock=SystemClock())
     try:
@@ -419,10 +417,16 @@ def test_a_partition_that_somebody_owns_as_a_whole_is_left_alone(store: MemoryCh
         queue.close()
 
 
-def test_a_topic_that_is_not_there_yet_is_waited_for(streams: MemoryStreams, consumer: Consumer) -> None:
+def test_a_topic_that_is_not_there_yet_is_waited_for(
+    streams: MemoryStreams, consumer: Consumer, clock: VirtualClock
+) -> None:
     queue = consumer()
     assert queue.receive(1, 0.0) == []
-    assert isinstance(LeaseGroupFeed, type)
+    send(streams, "first")
+    clock.advance(1.0)
+    came: list[Shared] = []
+    wait_until(lambda: came or came.extend(queue.receive(1, 0.0)))  # type: ignore[func-returns-value]
+    assert values(came) == ["first"]
 
 
 def test_what_it_can_do_follows_from_its_parts(consumer: Consumer) -> None:

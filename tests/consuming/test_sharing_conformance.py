@@ -6,6 +6,7 @@ from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming.sharing import StreamQueue
 from penstock.model.clock import SystemClock
 from penstock.testing import MemoryStreams, conformance
+from tests.consuming.queue_on_the_log import VISIBILITY_S, QueueOnTheLog
 
 STREAMS = MemoryStreams()
 STORE = MemoryCheckpoints()
@@ -13,7 +14,11 @@ STORE = MemoryCheckpoints()
 
 def in_memory() -> StreamQueue:
     stream = STREAMS.stream("queue")
-    return StreamQueue(stream, STORE, "workers", member="w", visibility_s=2.0, clock=SystemClock())
+    return StreamQueue(stream, STORE, "workers", member="w", visibility_s=VISIBILITY_S, clock=SystemClock())
 
 
-TestInMemory = conformance.queue(in_memory, visibility_s=2.0)
+TestInMemory = conformance.queue(in_memory, visibility_s=VISIBILITY_S)
+
+TestKilledOnTheLog = conformance.queue(QueueOnTheLog, visibility_s=VISIBILITY_S)
+for name in [name for name in dir(TestKilledOnTheLog) if name.startswith("test_") and "killed" not in name]:
+    setattr(TestKilledOnTheLog, name, None)  # memory shows the rest: here it is about what outlives a process

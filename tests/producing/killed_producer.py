@@ -96,8 +96,8 @@ def arm(step: str, nth: int) -> None:
     def call_after(what: str) -> None:
         real = delivery._call
 
-        def wrapped(self: Any, told: str, *more: Any) -> None:
-            real(self, told, *more)
+        def wrapped(self: Any, told: str, *more: Any, **options: Any) -> None:
+            real(self, told, *more, **options)
             if what in told and countdown.is_over():
                 die()
 

@@ -23,7 +23,7 @@ def test_a_producer_killed_at_any_step_delivers_everything_once_and_in_order(
         stream.create_topic(topic, 1)
     with factory(url, tmp_path, topics) as made:
         reached = set()
-        for nth in (1, 2, 7):
+        for nth in (1, 5):
             for step in STEPS:
                 code = made.run(RECORDS, step=step, nth=nth)
                 assert code in (0, KILLED), f"{step}: {made.output.read_text(errors='replace')[-4000:]}"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import confluent_kafka
 import pytest
 
 import penstock
 from penstock.errors import BufferFullError, DeliveryError, FencedError, InvalidTopicError
 from penstock.model import Receipt
 from penstock.producing.backoff import Backoff
+from penstock.producing.choosing import PROGRESS_PREFIX
+from penstock.producing.kafka_transactions import TransactionDelivery
 from penstock.producing.producer import Producer
 from penstock.producing.refused import read_refused
 from penstock.producing.spooling import Spool
@@ -204,6 +208,77 @@ def test_a_second_producer_of_the_same_name_fences_the_first(url: str, topic: st
         with pytest.raises(DeliveryError, match="can send no more"):
             first.send(topic, "d")
         first.close()
+
+
+def test_a_spool_that_lost_its_name_takes_it_again_and_repeats_nothing(
+    server: Penstock, url: str, stream: penstock.Connection, topic: str, tmp_path: Path
+) -> None:
+    """As after a long sleep of the machine: the brokers have given the producer up."""
+    spool = Spool(tmp_path / "spool")
+    retry = Backoff(first_s=0.01, longest_s=0.1)
+    with Producer(url, buffer=spool, retry=retry) as producer:
+        for turn in range(3):
+            receipts = [producer.send(topic, f"{turn} {number}", "key") for number in range(20)]
+            assert all(receipt.result(30) for receipt in receipts)
+            usurper = confluent_kafka.Producer(
+                {"bootstrap.servers": server.bootstrap, "transactional.id": PROGRESS_PREFIX + spool.id}
+            )
+            usurper.init_transactions(20)
+        producer.send(topic, "last", "key").result(30)
+    spool.close()
+    assert values(stream, topic) == [*(f"{turn} {number}" for turn in range(3) for number in range(20)), "last"]
+
+
+@pytest.mark.parametrize("was_committed", [True, False])
+def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(
+    was_committed: bool,
+    url: str,
+    stream: penstock.Connection,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = TransactionDelivery._call
+    lost: list[str] = []
+
+    def lose_the_answer(self: TransactionDelivery, what: str, *arguments: Any, **options: Any) -> None:
+        if "committed" in what and "progress" not in what and len(lost) < 3:
+            lost.append(what)
+            if was_committed:
+                real(self, what, *arguments, **options)
+            self._begin_anew()
+            raise DeliveryError("the answer is lost", retriable=True)
+        real(self, what, *arguments, **options)
+
+    monkeypatch.setattr(TransactionDelivery, "_call", lose_the_answer)
+    retry = Backoff(first_s=0.01, longest_s=0.1)
+    with Producer(url, buffer=f"spool:{tmp_path / 'spool'}", retry=retry, batch_records=10) as producer:
+        receipts = [producer.send(topic, str(number), "key") for number in range(100)]
+        places = [receipt.result(30) for receipt in receipts]
+    assert lost
+    records = list(stream.read(topic))
+    assert [record.value for record in records] == [b"%d" % number for number in range(100)]
+    assert [place.offset for place in places] == [record.offset for record in records]
+
+
+def test_in_memory_a_commit_whose_answer_was_lost_fails_and_is_not_repeated(
+    url: str, stream: penstock.Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = TransactionDelivery._call
+
+    def lose_the_answer(self: TransactionDelivery, what: str, *arguments: Any, **options: Any) -> None:
+        real(self, what, *arguments, **options)
+        if "committed" in what:
+            monkeypatch.undo()
+            self._begin_anew()
+            raise DeliveryError("the answer is lost", retriable=True)
+
+    monkeypatch.setattr(TransactionDelivery, "_call", lose_the_answer)
+    with Producer(url, transactional_id=fresh()) as producer:
+        with pytest.raises(DeliveryError, match="may be stored or not"):
+            producer.send(topic, "a").result(20)
+        producer.send(topic, "b").result(20)
+    assert values(stream, topic) == ["a", "b"]
 
 
 def test_progress_of_a_spool_is_taken_from_the_stream_when_the_folder_forgot_it(

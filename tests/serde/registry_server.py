@@ -104,7 +104,7 @@ class Registry:
 
     def _registered(self, subject: str, body: dict[str, Any]) -> int:
         schema = _whole(body)
-        _check_valid(schema)
+        self._check_valid(schema)
         ids = self.subjects.setdefault(subject, [])
         number = self.schemas.index(schema) + 1 if schema in self.schemas else 0
         if number in ids:
@@ -116,6 +116,21 @@ class Registry:
             number = len(self.schemas)
         ids.append(number)
         return number
+
+    def _check_valid(self, schema: dict[str, Any]) -> None:
+        try:
+            if schema["schemaType"] == "AVRO":
+                named: dict[str, Any] = {}
+                for each in schema["references"]:
+                    referred = self._schema(self._ids(each["subject"])[each["version"] - 1])
+                    fastavro.parse_schema(json.loads(referred["schema"]), named_schemas=named)
+                fastavro.parse_schema(json.loads(schema["schema"]), named_schemas=named)
+            elif schema["schemaType"] == "JSON":
+                json.loads(schema["schema"])
+            elif "syntax" not in schema["schema"]:
+                base64.b64decode(schema["schema"], validate=True)
+        except Exception as error:
+            raise Refused(422, 42201, f"Invalid schema: {error}") from error
 
     def _objections(self, subject: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         """For Avro, BACKWARD: what is written with the old schema can be read with the new one."""
@@ -144,18 +159,6 @@ def _whole(body: dict[str, Any]) -> dict[str, Any]:
 def _without_usual(schema: dict[str, Any]) -> dict[str, Any]:
     """As the API has it: the type is left out for Avro, and references where there are none."""
     return {name: value for name, value in schema.items() if value and value != "AVRO"}
-
-
-def _check_valid(schema: dict[str, Any]) -> None:
-    try:
-        if schema["schemaType"] == "AVRO":
-            fastavro.parse_schema(json.loads(schema["schema"]))
-        elif schema["schemaType"] == "JSON":
-            json.loads(schema["schema"])
-        elif "syntax" not in schema["schema"]:
-            base64.b64decode(schema["schema"], validate=True)
-    except Exception as error:
-        raise Refused(422, 42201, f"Invalid schema: {error}") from error
 
 
 def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError, SerdeError
+from penstock.errors import ConfigError, RegistryError, SerdeError
 from penstock.serde import AvroSerde, JsonSerde, Reference, Schema, SchemaRegistry, Topic
 from penstock.serde.avro_schema import avro_schema_of
+from tests.serde.registry_server import Registry
 from tests.serde.values import ORDER, PAYMENT, Created, Order, Parcel, Payment, Person, Point, Removed, Sensor, Tree
 
 NOON = datetime.datetime(2026, 11, 15, 12, tzinfo=datetime.UTC)
@@ -220,25 +221,20 @@ def test_a_value_is_read_into_the_readers_schema(registry: SchemaRegistry) -> No
         old.decode(written_by_new)  # a double is no long
 
 
-def test_schemas_may_refer_to_others(registry: SchemaRegistry) -> None:
+def test_schemas_may_refer_to_others(registry: SchemaRegistry, server: Registry) -> None:
+    """Another producer wrote with a schema that only names a part of it, which is registered on its own."""
     inner = {"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]}
-    registry.register("money", Schema(json.dumps(inner)))
-    fields = [{"name": "price", "type": "shop.Money"}]
-    outer = {"type": "record", "name": "shop.Bill", "fields": fields}
+    outer = {"type": "record", "name": "shop.Bill", "fields": [{"name": "price", "type": "shop.Money"}]}
     whole = {**outer, "fields": [{"name": "price", "type": inner}]}
-    registry.set_compatibility("NONE")
-    # What another producer wrote, whose schema refers to the registered one.
-    server_side = Schema(json.dumps(outer), references=(Reference("shop.Money", "money", 1),))
-    number = _register_without_checks(registry, "bills-value", server_side)
+    registry.register("money", Schema(json.dumps(inner)))
+    with pytest.raises(RegistryError, match="refused with 422: Invalid schema"):
+        registry.register("bills-value", Schema(json.dumps(outer)))
+    referring = Schema(json.dumps(outer), references=(Reference("shop.Money", "money", 1),))
+    number = registry.register("bills-value", referring)
     payload = AvroSerde(whole).encode({"price": {"cents": 5}}, "bills")
     assert payload is not None
-    reader = AvroSerde(whole, registry=registry)
+    reader = AvroSerde(whole, registry=SchemaRegistry(server.url))
     assert reader.decode(b"\0" + number.to_bytes(4) + payload, "bills") == {"price": {"cents": 5}}
-
-
-def _register_without_checks(registry: SchemaRegistry, subject: str, schema: Schema) -> int:
-    registry._schemas[77] = schema  # the stand-in server does not resolve references when it checks schemas
-    return 77
 
 
 class Untold(TypedDict, total=False):

@@ -17,7 +17,9 @@ from tests.streams.embedded import stop_broker
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
-    with Penstock(tmp_path_factory.mktemp("streams"), "--config", "group.initial.rebalance.delay.ms=0") as running:
+    settings = ("group.initial.rebalance.delay.ms=0", "group.min.session.timeout.ms=500")
+    arguments = [word for setting in settings for word in ("--config", setting)]
+    with Penstock(tmp_path_factory.mktemp("streams"), *arguments) as running:
         yield running
 
 

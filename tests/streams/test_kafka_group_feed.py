@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import pytest
 
 import penstock
-from penstock.errors import ConfigError, FencedError, GroupError, OffsetOutOfRangeError, StreamError
-from penstock.model import Lease, Pointer
+from penstock.checkpoints.kafka import KafkaCheckpoints
+from penstock.errors import (
+    ConfigError,
+    FencedError,
+    GroupError,
+    OffsetOutOfRangeError,
+    StreamError,
+    UnknownTopicError,
+)
+from penstock.model import Change, Checkpoint, CheckpointKey, Lease, Pointer
 from penstock.streams.kafka.group_feed import KafkaGroupFeed
 from penstock.streams.kafka.groups import GroupAdministration
 from tests.clients.names import fresh
+from tests.seeds import seed_of
+from tests.servers import Penstock
 from tests.streams.kafka_feeds import TIMEOUT_S, Collected, Share, fill, filled_topic
 from tests.streams.test_kafka_feed import delete_before
 
 SESSION_S: Final = 6.0
+"""The shortest that brokers allow, unless they are told otherwise, as the embedded log of these tests was."""
+SHORT_SESSION_S: Final = 1.0
 EVERY_ASSIGNOR: Final = ("range", "roundrobin", "sticky", "cooperative")
 
 
@@ -30,11 +44,18 @@ class Member:
     """A feed, its listener, and what came of it, driven by the test."""
 
     def __init__(
-        self, connection: penstock.Connection, topic: str, group: str, assignor: str = "cooperative", **progress: int
+        self,
+        connection: penstock.Connection,
+        topic: str,
+        group: str,
+        assignor: str = "cooperative",
+        *,
+        session_s: float = SESSION_S,
+        **progress: int,
     ) -> None:
         self.share = Share({int(name.removeprefix("p")): pointer for name, pointer in progress.items()})
         self.feed: KafkaGroupFeed = connection.stream(topic).group_feed(
-            group, self.share, member=fresh("member"), assignor=assignor, session_timeout_s=SESSION_S
+            group, self.share, member=fresh("member"), assignor=assignor, session_timeout_s=session_s
         )
         self.collected = Collected(self.feed)
 
@@ -185,37 +206,165 @@ def test_wake_ends_a_poll_that_waits(stream: penstock.Connection) -> None:
 def test_a_slow_listener_does_not_cost_the_member_its_place(stream: penstock.Connection) -> None:
     """`revoked` takes longer than the session: heartbeats go on meanwhile, and nobody gets its partitions too early."""
     topic, group = filled_topic(stream, (10, 10)), fresh("group")
-    first = Member(stream, topic, group)
+    first = Member(stream, topic, group, session_s=SHORT_SESSION_S)
     second_owned_during_revoke: list[set[int]] = []
     released = threading.Event()
 
     def slow(partitions: Sequence[int]) -> None:
-        released.wait(SESSION_S * 1.2)
+        released.wait(SHORT_SESSION_S * 2.5)
         second_owned_during_revoke.append(set(second.share.owned))
         Share.revoked(first.share, partitions)
 
     step_until("the first has all", [first], lambda: len(first.share.owned) == 2)
     first.share.revoked = slow  # type: ignore[method-assign]
-    second = Member(stream, topic, group)
-    stop = threading.Event()
-
-    def drive_second() -> None:
-        while not stop.is_set():
-            second.step()
-
-    thread = threading.Thread(target=drive_second)
-    thread.start()
-    try:
+    second = Member(stream, topic, group, session_s=SHORT_SESSION_S)
+    with driven(second):
         step_until("the second has one", [first], lambda: len(second.share.owned) == 1)
-    finally:
-        stop.set()
-        thread.join()
     assert second_owned_during_revoke == [set()]
     assert "lost" not in {what for what, _ in first.share.told}, first.share.told
     assert len(first.share.owned) == 1
     released.set()
     first.close()
     second.close()
+
+
+@contextmanager
+def driven(member: Member) -> Iterator[None]:
+    """Step the member in a thread of its own."""
+    stop = threading.Event()
+
+    def drive() -> None:
+        while not stop.is_set():
+            member.step()
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative"])
+def test_a_member_that_does_not_poll_for_too_long_loses_its_share_and_comes_back(
+    server: Penstock, assignor: str
+) -> None:
+    options = {"max.poll.interval.ms": 1500}
+    with penstock.connect(f"kafka://{server.bootstrap}", librdkafka=options) as connection:
+        topic, group = filled_topic(connection, (10, 10)), fresh("group")
+        sleeper = Member(connection, topic, group, assignor, session_s=SHORT_SESSION_S)
+        step_until("it has all", [sleeper], lambda: sleeper.collected.count() == 20)
+        heir = Member(connection, topic, group, assignor, session_s=SHORT_SESSION_S)
+        heir.share.progress = sleeper.share.progress
+        step_until("the other one has all", [heir], lambda: len(heir.share.owned) == 2)
+        assert len(sleeper.share.owned) == 2, "it has not been told yet"
+        with pytest.raises(FencedError):
+            sleeper.feed.commit({0: 1}, wait=True)
+        with driven(heir):
+            step_until("it hears of it", [sleeper], lambda: ("lost", (0, 1)) in sleeper.share.told)
+            step_until("it comes back", [sleeper], lambda: len(sleeper.share.owned) == 1)
+        sleeper.close()
+        heir.close()
+
+
+class Register:
+    """Who owns what, across members: nobody may own what another one still has."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.owners: dict[int, object] = {}
+        self.progress: dict[int, Pointer] = {}
+        self.read: dict[int, list[int]] = {}
+        self.problems: list[str] = []
+
+
+class Registered(Share):
+    def __init__(self, register: Register) -> None:
+        super().__init__()
+        self.register = register
+        self.progress = register.progress
+
+    def assigned(self, partitions: Mapping[int, Lease | None]) -> Mapping[int, Pointer]:
+        with self.register.lock:
+            for partition in partitions:
+                if partition in self.register.owners:
+                    self.register.problems.append(f"{partition} was given away while somebody had it")
+                self.register.owners[partition] = self
+            return super().assigned(partitions)
+
+    def _give_back(self, partitions: Sequence[int]) -> None:
+        with self.register.lock:
+            for partition in partitions:
+                if self.register.owners.pop(partition, None) is not self:
+                    self.register.problems.append(f"{partition} was given back by one who did not have it")
+            super()._give_back(partitions)
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative"])
+def test_while_members_come_and_go_each_record_is_read_once_by_one_of_them(
+    stream: penstock.Connection, assignor: str
+) -> None:
+    rng = random.Random(seed_of())
+    partitions, each = 6, 3000
+    topic, group, register = filled_topic(stream, (each,) * partitions), fresh("group"), Register()
+
+    def live(polls: int, limit: int) -> None:
+        """A member that leaves after so many polls with something in them."""
+        feed = stream.stream(topic).group_feed(
+            group, Registered(register), member=fresh("m"), assignor=assignor, session_timeout_s=SESSION_S
+        )
+        try:
+            deadline_s = time.monotonic() + TIMEOUT_S
+            while polls > 0 and sum(map(len, register.read.values())) < partitions * each:
+                assert time.monotonic() < deadline_s, "there is no progress"
+                for batch in feed.poll(limit, 0.05):
+                    polls -= 1
+                    register.read.setdefault(batch.partition, []).extend(map(int, map(bytes, batch.values())))
+                    register.progress[batch.partition] = batch.next
+        except BaseException as error:
+            register.problems.append(repr(error))
+            raise
+        finally:
+            feed.close()
+
+    threads: list[threading.Thread] = []
+    for _ in range(8):
+        threads.append(threading.Thread(target=live, args=(rng.randrange(1, 60), rng.randrange(20, 200))))
+        threads[-1].start()
+        threads[max(0, len(threads) - 3)].join(rng.uniform(0, 0.5))
+    last = threading.Thread(target=live, args=(1_000_000, 500))
+    last.start()
+    for thread in (*threads, last):
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive(), "a member did not end"
+    assert not register.problems, register.problems[:5]
+    assert register.read == {partition: list(range(each)) for partition in range(partitions)}
+    assert not register.owners
+
+
+def test_checkpoints_in_kafka_can_be_saved_for_a_group_with_members(either: penstock.Connection) -> None:
+    topic, group = filled_topic(either, (10,)), fresh("group")
+    member = Member(either, topic, group)
+    step_until("all is read", [member], lambda: member.collected.count() == 10)
+    store, key = KafkaCheckpoints(either, partitions=2), CheckpointKey(group, topic, 0)
+    lease = store.claim(group, key.lease_name, "a", None)
+    assert lease is not None
+    store.save(lease, key, Change(Checkpoint(4, 10)))
+    description = GroupAdministration(either.administration).describe(group)
+    assert [place.committed for place in description.progress] == [4]
+    assert len(description.members) == 1
+    member.close()
+    store.close()
+
+
+def test_a_topic_that_is_not_there_is_an_error(either: penstock.Connection) -> None:
+    feed = either.stream(fresh()).group_feed(
+        fresh("group"), Share(), member="m", assignor="range", session_timeout_s=SESSION_S
+    )
+    with pytest.raises(UnknownTopicError):
+        Collected(feed).step_until("the error comes", lambda: False)
+    feed.close()
 
 
 def test_a_commit_of_somebody_elses_partition_is_refused_when_waited_for(stream: penstock.Connection) -> None:
@@ -234,10 +383,13 @@ class Refusing(Share):
         raise RuntimeError("no room")
 
 
-def test_an_error_of_the_listener_comes_out_of_poll_and_the_feed_can_be_closed(stream: penstock.Connection) -> None:
+@pytest.mark.parametrize("assignor", ["range", "cooperative"])
+def test_an_error_of_the_listener_comes_out_of_poll_and_the_feed_can_be_closed(
+    stream: penstock.Connection, assignor: str
+) -> None:
     topic = filled_topic(stream, (1,))
     feed = stream.stream(topic).group_feed(
-        fresh("group"), Refusing(), member="m", assignor="range", session_timeout_s=SESSION_S
+        fresh("group"), Refusing(), member="m", assignor=assignor, session_timeout_s=SESSION_S
     )
     collected = Collected(feed)
     with pytest.raises(RuntimeError, match="no room"):
@@ -246,6 +398,23 @@ def test_an_error_of_the_listener_comes_out_of_poll_and_the_feed_can_be_closed(s
         feed.poll(1, 0)
     feed.close()
     assert not collected.values
+
+
+class Clinging(Share):
+    def revoked(self, partitions: Sequence[int]) -> None:
+        raise RuntimeError("not now")
+
+
+def test_an_error_of_the_listener_while_it_is_closed_comes_out_of_close(stream: penstock.Connection) -> None:
+    topic = filled_topic(stream, (1,))
+    feed = stream.stream(topic).group_feed(
+        fresh("group"), Clinging(), member="m", assignor="range", session_timeout_s=SESSION_S
+    )
+    collected = Collected(feed)
+    collected.step_until("its record comes", lambda: collected.count() == 1)
+    with pytest.raises(RuntimeError, match="not now"):
+        feed.close()
+    feed.close()
 
 
 def test_what_cannot_be_is_refused_by_name(stream: penstock.Connection) -> None:

@@ -57,6 +57,7 @@ class FileStream(MemoryStream):
         self._check_open()
         with self.locked():
             self.catch_up()
+            os.truncate(self.file, self.copies.known_bytes.get(self.topic, 0))
             self.write(records)
             return self.catch_up()[: len(records)]
 
@@ -70,13 +71,15 @@ class FileStream(MemoryStream):
             return super().append(list(self.more()))
 
     def more(self) -> Iterator[NewRecord]:
-        """What was written behind what is known."""
+        """What was written behind what is known, up to a record that was torn when its writer was killed."""
         with self.file.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
             file.seek(self.copies.known_bytes.get(self.topic, 0))
-            while file.tell() < size:
-                yield pickle.load(file)
-            self.copies.known_bytes[self.topic] = size
+            while True:
+                try:
+                    yield pickle.load(file)
+                except (EOFError, pickle.UnpicklingError):
+                    return
+                self.copies.known_bytes[self.topic] = file.tell()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -108,15 +111,16 @@ class FileStreams(MemoryStreams):
 
 
 class AcknowledgesFirst(FileStream):
-    """Acknowledges what it will write a little later."""
+    """Acknowledges what it will write when it is closed."""
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
         self.unwritten += records
-        with self.locked():
-            if len(self.unwritten) >= 8:
-                self.write(self.unwritten)
-                self.unwritten.clear()
         return MemoryStream.append(self, records)
+
+    def close(self) -> None:
+        self.write(self.unwritten)
+        self.unwritten.clear()
+        super().close()
 
 
 class WritesTwice(FileStream):

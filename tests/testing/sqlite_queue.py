@@ -103,9 +103,10 @@ class SendsLater(SqliteQueue):
 
     def send(self, records: Sequence[NewRecord]) -> None:
         self._unsent += records
-        if len(self._unsent) >= 10:
-            super().send(self._unsent)
-            self._unsent.clear()
+
+    def close(self) -> None:
+        super().send(self._unsent)
+        super().close()
 
 
 class SettlesLater(SqliteQueue):
@@ -117,9 +118,11 @@ class SettlesLater(SqliteQueue):
 
     def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
         self._unsettled.append(delivery)
-        if len(self._unsettled) >= 50:
-            for each in self._unsettled:
-                super().settle(each, Outcome.DONE)
+
+    def close(self) -> None:
+        for each in self._unsettled:
+            super().settle(each, Outcome.DONE)
+        super().close()
 
 
 class ForgetsWhatIsHandedOut(SqliteQueue):

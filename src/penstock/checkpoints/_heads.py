@@ -91,7 +91,7 @@ PARTITION: Final = "partition:"
 """What the names of the leases of checkpoints begin with."""
 
 FLOOR: Final = "~forgotten"
-"""The name of a head that each group has which was ever forgotten. It is gone, and keeps the highest epoch there was."""
+"""The name of a head in each group that was ever forgotten. It is gone, and keeps the highest epoch there was."""
 
 T = TypeVar("T")
 

@@ -189,7 +189,7 @@ class FileCheckpoints:
     def _held(self, lease: Lease) -> Lease:
         """The lease as it is stored, if it is still this owner's."""
         now = read_lease(self._lease_path(lease.group, lease.name))
-        if now is None or (now.owner, now.epoch) != (lease.owner, lease.epoch):
+        if now is None or not lease.owner or (now.owner, now.epoch) != (lease.owner, lease.epoch):
             raise fenced(lease, now)
         return now
 

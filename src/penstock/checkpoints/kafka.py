@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -29,7 +30,13 @@ from penstock.checkpoints.kafka_saving import Saving, opened_checkpoint
 from penstock.checkpoints.kafka_shelf import Shelf
 from penstock.checkpoints.kafka_transaction import KafkaTransaction
 from penstock.checkpoints.kafka_writing import LeaseWriter, Storage, Write
-from penstock.errors import ConfigError, ConnectionClosedError, FencedError, StoreUnavailableError
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    ConnectionClosedError,
+    FencedError,
+    StoreUnavailableError,
+)
 from penstock.model import Change, Checkpoint, CheckpointKey, Happening, Lease, Pointer
 from penstock.streams import connect
 from penstock.streams.kafka.connection import Connection
@@ -230,6 +237,14 @@ class KafkaCheckpoints:
         checkpoint = self._shelf.entry(checkpoint_entry(key))
         if lease is None or checkpoint is None:
             return []
+        try:
+            return self._read_history(key, lease, checkpoint, pointer, limit)
+        except BrokerUnavailableError as error:
+            raise StoreUnavailableError(f"the history of {key} cannot be read: {error}") from error
+
+    def _read_history(
+        self, key: CheckpointKey, lease: bytes, checkpoint: bytes, pointer: Pointer | None, limit: int
+    ) -> Sequence[Happening]:
         return self._history.read(
             key,
             partition_of(key.group, key.lease_name, self._shelf.partitions),
@@ -255,7 +270,10 @@ class KafkaCheckpoints:
 
     def _begin(self, writer: LeaseWriter, lease: Lease) -> None:
         problem: TransactionLostError | None = None
-        for _ in range(_BEGIN_ATTEMPTS):
+        deadline_s = time.monotonic() + self._timeout_s
+        for attempt in range(_BEGIN_ATTEMPTS):
+            if attempt and time.monotonic() > deadline_s:
+                break
             try:
                 if not writer.is_ready:  # who has lost the lease finds out without fencing who has it
                     writer.look()
@@ -293,8 +311,11 @@ class KafkaCheckpoints:
 
     def _forget_offsets(self, group: str) -> None:
         groups = GroupAdministration(self._connection.administration)
-        if group in {each.name for each in groups.all()}:
-            groups.delete(group)
+        try:
+            if group in {each.name for each in groups.all()}:
+                groups.delete(group)
+        except BrokerUnavailableError as error:
+            raise StoreUnavailableError(f"group {group!r} could not be forgotten: {error}") from error
 
     def _look(self, key: CheckpointKey | None = None) -> None:
         """See what was committed: under the lease of one partition, or everywhere."""

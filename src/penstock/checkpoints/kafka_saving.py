@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import time
 from dataclasses import dataclass
@@ -23,13 +24,17 @@ from penstock.checkpoints.kafka_entries import (
 from penstock.checkpoints.kafka_history import KafkaHistory
 from penstock.checkpoints.kafka_shelf import Shelf
 from penstock.checkpoints.kafka_writing import Write
-from penstock.errors import CorruptCheckpointError
+from penstock.errors import BrokerUnavailableError, CorruptCheckpointError, StreamError
 from penstock.model import Change, CheckpointKey, Lease
 from penstock.streams.kafka.connection import Connection
+from penstock.streams.kafka.topics import TopicAdministration
+
+logger = logging.getLogger(__name__)
 
 _HEAD: Final = struct.Struct(">16sq")
 """The token of the save, and from when on lines of the history count."""
 _TOPICS_KNOWN_S: Final = 60.0
+_TOPICS_TIMEOUT_S: Final = 1.0
 _LARGEST_OFFSET: Final = (1 << 63) - 1
 
 
@@ -51,7 +56,7 @@ class Saving:
     """From changes to what is written. Any thread may use it."""
 
     def __init__(self, connection: Connection, shelf: Shelf, history: KafkaHistory) -> None:
-        self._connection = connection
+        self._administration = TopicAdministration(connection.administration.admin, _TOPICS_TIMEOUT_S)
         self._shelf = shelf
         self._history = history
         self._since_ms: dict[CheckpointKey, int] = {}
@@ -102,8 +107,12 @@ class Saving:
         ]
 
     def _is_topic(self, topic: str) -> bool:
-        """Whether Kafka has this topic, so that a group can have offsets in it."""
+        """Whether Kafka has this topic, so that a group can have offsets in it. Not, if that cannot be had now."""
         if topic not in self._topics and time.monotonic() - self._topics_seen_s > _TOPICS_KNOWN_S:
-            self._topics = frozenset(each.name for each in self._connection.administration.all())
+            try:
+                self._topics = frozenset(each.name for each in self._administration.all())
+            except (BrokerUnavailableError, StreamError) as error:
+                logger.info("the group's offsets in topic %r are not shown for now: %s", topic, error)
+                return False
             self._topics_seen_s = time.monotonic()
         return topic in self._topics

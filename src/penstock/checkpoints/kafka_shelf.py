@@ -28,6 +28,7 @@ from penstock.errors import (
 from penstock.model import Handled, Lease
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.feed import KafkaFeed
+from penstock.streams.kafka.topics import TopicAdministration
 
 _AT_ONCE: Final = 2_000
 _SLICE_S: Final = 0.1
@@ -45,6 +46,7 @@ class Shelf:
         self._connection = connection
         self._topic = topic
         self._timeout_s = timeout_s
+        self._topics = TopicAdministration(connection.administration.admin, timeout_s)
         self._lock = threading.RLock()
         self._feed: KafkaFeed | None = None
         self._next: dict[int, int] = {}
@@ -54,7 +56,7 @@ class Shelf:
         """For each group and topic, the idempotency keys that are remembered, and since when."""
         self._written: set[int] = set()
         """Partitions that we wrote to since they were last read to their very end."""
-        self.partitions = connection.administration.provide(topic, partitions, {"cleanup.policy": "compact"})
+        self.partitions = self._topics.provide(topic, partitions, {"cleanup.policy": "compact"})
 
     def entry(self, entry: Entry) -> bytes | None:
         with self._lock:
@@ -126,7 +128,7 @@ class Shelf:
 
     def _targets(self, committed: list[int], everything: list[int]) -> dict[int, int]:
         """Up to where each partition is to be read."""
-        topics = self._connection.administration
+        topics = self._topics
         try:
             targets = topics.latest(self._topic, [each for each in committed if each not in everything])
             targets |= topics.ends(self._topic, everything)
@@ -139,10 +141,11 @@ class Shelf:
             return
         feed = self._open_feed()
         begun_s = time.monotonic()
-        for partition in targets:
-            feed.add(partition, self._next.get(partition, 0))
-        waiting = set(targets)
+        waiting: set[int] = set()
         try:
+            for partition in targets:
+                feed.add(partition, self._next.get(partition, 0))
+                waiting.add(partition)
             while waiting:
                 for batch in feed.poll(_AT_ONCE, _SLICE_S):
                     for key, value in zip(batch.keys(), batch.values(), strict=True):
@@ -160,9 +163,11 @@ class Shelf:
                 if waiting and when_stuck is not None and waited_s > _PATIENCE_S:
                     when_stuck()
                     when_stuck = None
-        except PenstockError:
+        except PenstockError as error:
             self._feed = None  # begin anew next time, from where we are
             feed.close()
+            if isinstance(error, BrokerUnavailableError | StreamError):
+                raise StoreUnavailableError(f"topic {self._topic!r} cannot be read: {error}") from error
             raise
         finally:
             if self._feed is not None:
@@ -174,9 +179,7 @@ class Shelf:
             # The end of a partition is told with the answer to a fetch, which must not keep us waiting for records.
             prompt = {"fetch.wait.max.ms": 5, **self._connection.options.librdkafka}
             options = dataclasses.replace(self._connection.options, librdkafka=prompt)
-            self._feed = KafkaFeed(
-                self._connection.bootstrap, options, self._topic, self._connection.administration, _AT_ONCE
-            )
+            self._feed = KafkaFeed(self._connection.bootstrap, options, self._topic, self._topics, _AT_ONCE)
             self._connection.keep(self._feed)
         return self._feed
 

@@ -103,7 +103,8 @@ class LeaseWriter:
 
     @property
     def producer(self) -> TransactionalProducer:
-        assert self._producer is not None
+        if self._producer is None:
+            raise TransactionLostError(f"what was under way under {self.name!r} was given up")
         return self._producer
 
     def ready(self) -> None:
@@ -152,7 +153,10 @@ class LeaseWriter:
         first, once it can be known.
         """
         problem: TransactionLostError | None = None
+        deadline_s = time.monotonic() + self._storage.timeout_s
         for attempt in range(_ATTEMPTS):
+            if attempt and time.monotonic() > deadline_s:
+                break
             try:
                 if attempt and not self._is_worth_another(decide, counted):
                     return counted()

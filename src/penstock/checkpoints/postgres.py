@@ -11,9 +11,9 @@ from penstock.checkpoints.fencing import in_use
 from penstock.checkpoints.format import decode_checkpoint
 from penstock.checkpoints.postgres_connection import rows_of
 from penstock.checkpoints.postgres_pool import Pool
-from penstock.checkpoints.postgres_saving import id_bytes, statement_for
+from penstock.checkpoints.postgres_saving import id_bytes
 from penstock.checkpoints.postgres_schema import make_tables
-from penstock.checkpoints.postgres_transaction import PostgresTransaction, refusal
+from penstock.checkpoints.postgres_transaction import PostgresTransaction, refusal, saved
 from penstock.errors import ConfigError
 from penstock.model import Change, Checkpoint, CheckpointKey, Happening, Lease, Pointer, Status
 
@@ -104,7 +104,7 @@ class PostgresCheckpoints:
     def renew(self, lease: Lease) -> Lease:
         sql = f"UPDATE penstock_lease SET beat = beat + 1 WHERE {IS_HELD_AS} RETURNING beat"
         with self._pool.connection() as connection:
-            rows = rows_of(connection, sql, _held_as(lease))
+            rows = rows_of(connection, sql, _held_as(lease)) if lease.owner else []
             if not rows:
                 raise refusal(connection, lease)
         return Lease(lease.group, lease.name, lease.owner, lease.epoch, rows[0][0])
@@ -126,10 +126,8 @@ class PostgresCheckpoints:
         return decode_checkpoint(rows[0][0], key) if rows else None
 
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
-        sql, values = statement_for(lease, key, change)
         with self._pool.connection() as connection:
-            if not rows_of(connection, sql, values):
-                raise refusal(connection, lease)
+            saved(connection, lease, key, change)
 
     def checkpoints(self, group: str) -> Mapping[CheckpointKey, Checkpoint]:
         sql = 'SELECT topic, partition, data FROM penstock_checkpoint WHERE "group" = %s ORDER BY topic, partition'

@@ -33,6 +33,8 @@ class PostgresTransaction:
         self._transaction: Any = None
         self._number: str | None = None
         """The server's number of the transaction, by which it can be asked later what became of it."""
+        self._failure: Exception | None = None
+        """Why a save failed: then nothing of this transaction may count, even if the user has swallowed the error."""
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
@@ -45,12 +47,13 @@ class PostgresTransaction:
         if connection.is_idle():
             raise _ended()
         try:
-            rows = rows_of(connection, *statement_for(lease, key, change))
-            if not rows:
-                raise refusal(connection, lease)
+            self._number = saved(connection, lease, key, change)
         except psycopg.Error as error:
-            raise self._pool.translated(error) from error
-        self._number = rows[0][0]
+            self._failure = self._pool.translated(error)
+            raise self._failure from error
+        except Exception as error:
+            self._failure = error
+            raise
 
     def savepoint(self) -> AbstractContextManager[None]:
         """What is done inside is undone, and only that, when the block is left with an error."""
@@ -80,6 +83,8 @@ class PostgresTransaction:
         connection.is_guarded = False
         connection.row_factory = self._factory
         is_ended = connection.is_idle()
+        if kind is None and self._failure is not None:
+            kind, error, trace = type(self._failure), self._failure, self._failure.__traceback__
         try:
             self._transaction.__exit__(kind, error, trace)
         except psycopg.Error as failure:
@@ -93,6 +98,8 @@ class PostgresTransaction:
             raise _ended() from error
         if isinstance(error, psycopg.OperationalError) and connection.closed:
             raise self._pool.translated(error) from error
+        if error is self._failure and error is not None:
+            raise error
 
     def _settle(self, connection: GuardedConnection, failure: psycopg.Error) -> None:
         """Find out what became of a commit that was not answered."""
@@ -151,6 +158,14 @@ class _Savepoint:
     ) -> None:
         # psycopg would silence its own Rollback; here, whoever raises hears of it.
         self._inner.__exit__(kind, error, trace)
+
+
+def saved(connection: GuardedConnection, lease: Lease, key: CheckpointKey, change: Change) -> str:
+    """Save a change, and give the number of the transaction it is in. FencedError when the lease is another's."""
+    rows = rows_of(connection, *statement_for(lease, key, change)) if lease.owner else []
+    if not rows:
+        raise refusal(connection, lease)
+    return str(rows[0][0])
 
 
 def refusal(connection: GuardedConnection, lease: Lease) -> FencedError:

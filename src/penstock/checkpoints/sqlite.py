@@ -102,6 +102,8 @@ class SqliteCheckpoints:
         return Lease(group, name, owner, rows[0][0], 0) if rows else None
 
     def renew(self, lease: Lease) -> Lease:
+        if not lease.owner:
+            raise refusal(self._database, lease)
         rows = self._database.write(
             f"UPDATE penstock_lease SET beat = beat + 1 WHERE {IS_HELD_AS} RETURNING beat",
             (lease.group, lease.name, lease.owner, lease.epoch),
@@ -141,8 +143,9 @@ class SqliteCheckpoints:
             return
         database.take_turn()
         try:
-            database.execute(SAVE, values)
-            if database.cursor.rowcount != 1:
+            if lease.owner:
+                database.execute(SAVE, values)
+            if not lease.owner or database.cursor.rowcount != 1:
                 raise refusal(database, lease)
         finally:
             database.give_turn()

@@ -52,7 +52,7 @@ def save_change(
     """Save everything, inside of a transaction; `values` are the `checkpoint_values`."""
     cursor = database.cursor
     try:
-        if cursor.execute(SAVE, values).rowcount != 1:
+        if not lease.owner or cursor.execute(SAVE, values).rowcount != 1:
             raise refusal(database, lease)
         if not is_one_statement(change):
             _save_rest(cursor, key, change)

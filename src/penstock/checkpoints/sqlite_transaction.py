@@ -20,6 +20,8 @@ class SqliteTransaction:
         self._database = database
         self._connection: GuardedConnection | None = None
         self._depth = 0
+        self._failure: Exception | None = None
+        """Why a save failed: then nothing of this transaction may count, even if the user has swallowed the error."""
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -32,7 +34,11 @@ class SqliteTransaction:
         """Save the checkpoint; it counts when the transaction commits."""
         if not self.connection.in_transaction:
             raise _ended()
-        save_change(self._database, lease, key, change, checkpoint_values(lease, key, change))
+        try:
+            save_change(self._database, lease, key, change, checkpoint_values(lease, key, change))
+        except Exception as error:
+            self._failure = error
+            raise
 
     def savepoint(self) -> Savepoint:
         """What is done inside is undone, and only that, when the block is left with an error."""
@@ -50,12 +56,12 @@ class SqliteTransaction:
         connection, self._connection = self._connection, None
         assert connection is not None, "the block was left before it was entered"
         connection.is_guarded = False
-        if kind is None and connection.in_transaction:
+        if kind is None and self._failure is None and connection.in_transaction:
             self._database.commit()
             return
         self._database.roll_back()
         if kind is None:
-            raise _ended()
+            raise self._failure or _ended()
         if connection.was_refused and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
             raise TransactionError(NOT_YOURS) from error
 

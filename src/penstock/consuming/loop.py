@@ -34,7 +34,7 @@ _WAIT_S: Final = 0.1
 """How long a turn waits for records: the most by which other duties are late."""
 _POLL_AT_LEAST_S: Final = 0.1
 _MOST_AT_ONCE: Final = 10_000
-DEADLY: Final = 3
+DEADLY: Final = 5
 """A record whose handling has killed so many processes is given up."""
 _REPORTS_AT_ONCE: Final = 100
 

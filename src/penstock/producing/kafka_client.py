@@ -41,7 +41,7 @@ REFUSED_FOR_GOOD: Final = frozenset(
 )
 """Sending the same record again would end the same way."""
 _FENCING: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, 90})
-"""The last is PRODUCER_FENCED, which confluent-kafka has no name for. They count when nothing can be done about them."""
+"""The last is PRODUCER_FENCED, which confluent-kafka has no name for. They count where they are fatal."""
 
 
 def is_idempotent(connection: Connection, settings: ProducerSettings) -> bool:

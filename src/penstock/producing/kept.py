@@ -41,25 +41,26 @@ class Kept:
         self.end = start
         """Behind the last record here."""
         self.size_bytes = 0
-        self._records: dict[int, NewRecord] = {}
+        self._entries: dict[int, tuple[NewRecord, int]] = {}
+        """The records, each with its size."""
         self._together: dict[int, int] = {}
         """The last number of their group, for records that were put together with others."""
         self._holes: list[tuple[int, int]] = []
         """Numbers without a record, `(first, end)`, ascending."""
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._entries)
 
     def add(self, sequence: int, records: Sequence[NewRecord], size_bytes: int) -> None:
         """Add records behind the last; where `sequence` is further on, there are none in between."""
         if sequence > self.end:
             self._add_hole(self.end, sequence)
         if len(records) == 1:
-            self._records[sequence] = records[0]
+            self._entries[sequence] = (records[0], size_bytes)
         else:
             last = sequence + len(records) - 1
             for number, record in enumerate(records, sequence):
-                self._records[number] = record
+                self._entries[number] = (record, size_of(record))
                 self._together[number] = last
         self.end = sequence + len(records)
         self.size_bytes += size_bytes
@@ -67,55 +68,56 @@ class Kept:
     def peek(self, after: int, limit: int, limit_bytes: int) -> list[Held]:
         """The records behind number `after`, at least one if there is one."""
         found: list[Held] = []
-        size = 0
+        left_bytes = limit_bytes
         number = max(after + 1, self.start)
-        records, together = self._records, self._together
+        entries, together = self._entries, self._together
         new: Callable[..., Held] = tuple.__new__  # a third of the time of Held(...)
         while number < self.end and len(found) < limit:
-            record = records.get(number)
-            if record is None:
+            entry = entries.get(number)
+            if entry is None:
                 number = self._behind_hole(number)
                 continue
-            size += size_of(record)
-            if found and size > limit_bytes:
+            left_bytes -= entry[1]
+            if left_bytes < 0 and found:
                 break
-            found.append(new(Held, (number, record, together.get(number, number) if together else number)))
+            found.append(new(Held, (number, entry[0], together.get(number, number) if together else number)))
             number += 1
         return found
 
     def commit(self, through: int) -> int:
         """Let go of everything up to this number. Gives how many records that were."""
-        count = 0
+        before = len(self._entries)
         size = 0
         number = self.start
         stop = min(through + 1, self.end)
+        pop, together = self._entries.pop, self._together
         while number < stop:
-            record = self._records.pop(number, None)
-            if record is None:
+            entry = pop(number, None)
+            if entry is None:
                 number = self._behind_hole(number)
                 continue
-            size += size_of(record)
-            if self._together:
-                self._together.pop(number, None)
-            count += 1
+            size += entry[1]
+            if together:
+                together.pop(number, None)
             number += 1
         self.size_bytes -= size
         self.start = max(self.start, through + 1)
         self.end = max(self.end, self.start)
-        self._holes = [(first, end) for first, end in self._holes if end > self.start]
-        return count
+        if self._holes:
+            self._holes = [(first, end) for first, end in self._holes if end > self.start]
+        return before - len(self._entries)
 
     def drop(self, count: int, after: int) -> list[Held]:
         """Take the oldest records behind `after` out, and give them."""
         dropped: list[Held] = []
         number = max(after + 1, self.start)
         while number < self.end and len(dropped) < count:
-            record = self._records.pop(number, None)
-            if record is None:
+            entry = self._entries.pop(number, None)
+            if entry is None:
                 number = self._behind_hole(number)
                 continue
-            self.size_bytes -= size_of(record)
-            dropped.append(Held(number, record, self._together.pop(number, number)))
+            self.size_bytes -= entry[1]
+            dropped.append(Held(number, entry[0], self._together.pop(number, number)))
             number += 1
         if dropped:
             self._add_hole(dropped[0].sequence, dropped[-1].sequence + 1)
@@ -128,7 +130,7 @@ class Kept:
         raise AssertionError(f"record {number} is neither here nor dropped")
 
     def _add_hole(self, first: int, end: int) -> None:
-        holes = [hole for hole in self._holes if hole[1] < first or hole[0] > end]
+        apart = [hole for hole in self._holes if hole[1] < first or hole[0] > end]
         touching = [hole for hole in self._holes if not (hole[1] < first or hole[0] > end)]
-        holes.append((min([first, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)])))
-        self._holes = sorted(holes)
+        apart.append((min([first, *(start for start, _ in touching)]), max([end, *(stop for _, stop in touching)])))
+        self._holes = sorted(apart)

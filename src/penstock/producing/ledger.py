@@ -63,8 +63,10 @@ class Ledger:
                 self._early[sequence] = (partition, offset, error)
                 if sequence in self._receipts:
                     self._meet(sequence)
-            return
-        self._settle(receipt, partition, offset, error)
+        elif error is None:
+            receipt.settle(partition, offset)
+        else:
+            self._settle(receipt, partition, offset, error)
 
     def committed(self, through: int) -> None:
         """Records up to this number are done."""

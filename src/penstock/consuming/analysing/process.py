@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ClosedError, ConfigError, WorkerDiedError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _START_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S: Final = 5.0
@@ -108,6 +109,8 @@ class _Worker:
 
     def __init__(self, name: str, function: Callable[[Any], Any]) -> None:
         self._name = name
+        import multiprocessing  # which programs without such analysers need not load
+
         # Never forked: this process has threads, and a copy of it might wait for ever for a lock that one of them held.
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()

@@ -43,7 +43,7 @@ class PositionFile:
             os.close(self._fd)
             raise
         self._turn, self.committed = _newest(data)
-        if self._turn == 0 and any(data):
+        if self._turn == 0 and any(data[:_SLOT_BYTES]) and any(data[_SLOT_BYTES:]):
             logger.error("%s is damaged: records that were delivered may be delivered again", path)
 
     def move(self, committed: int) -> None:

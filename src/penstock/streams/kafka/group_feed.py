@@ -166,10 +166,10 @@ class KafkaGroupFeed(PolledFeed):
         return [] if message is None else [message]
 
     def _let_go(self, consumer: Consumer) -> None:
+        before = self._failure
         consumer.close()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            logger.debug("the member of group %r had failed: %s", self._group, failure)
+        if self._failure is not None and self._failure is not before:
+            raise self._failure
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         partitions = sorted(place.partition for place in places)

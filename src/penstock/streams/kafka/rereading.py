@@ -91,8 +91,12 @@ class _Place:
                 return KafkaBatch(self._topic, partition, start, next)
 
     def close(self) -> None:
+        """Let go of the feed. A read that waits ends with ConnectionClosedError."""
+        self.let_go = True
+        feed = self._feed
+        if feed is not None:
+            feed.close()
         with self.lock:
-            self.let_go = True
             if self._feed is not None:
                 self._feed.close()
 

@@ -126,6 +126,8 @@ def member_configuration(
         "session.timeout.ms": session_timeout_ms,
         # With its answer a member hears that partitions are shared out anew, so a rebalance takes at least this long.
         "heartbeat.interval.ms": max(1, min(1_000, session_timeout_ms // 10)),
+        # Partitions that a topic is given later are shared out when a member hears of them.
+        "topic.metadata.refresh.interval.ms": 30_000,
         # How long a member may be busy, handing back what is in flight above all, before the group goes on without it.
         "max.poll.interval.ms": max(300_000, session_timeout_ms),
         **options.librdkafka,

@@ -66,15 +66,16 @@ class ConfigValue:
 
 
 class TopicAdministration:
-    """Requests about topics. Each waits for its answer, at most ANSWER_TIMEOUT_S."""
+    """Requests about topics. Each waits for its answer; what changes nothing is asked again, for `timeout_s` at most."""
 
-    def __init__(self, admin: AdminClient) -> None:
+    def __init__(self, admin: AdminClient, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.admin = admin
+        self._timeout_s = timeout_s
 
     def all(self) -> list[TopicSummary]:
         """All topics, the broker's own among them, in the order of their names."""
         what = "the topics could not be listed"
-        found = look_up(what, lambda: self.admin.list_topics(timeout=ANSWER_TIMEOUT_S).topics.values())
+        found = look_up(what, lambda: self.admin.list_topics(timeout=self._timeout_s).topics.values(), self._timeout_s)
         summaries = [
             TopicSummary(topic.topic, tuple(sorted(topic.partitions)), topic.topic.startswith("__"))
             for topic in found
@@ -85,7 +86,7 @@ class TopicAdministration:
     def partitions_of(self, topic: str) -> tuple[int, ...]:
         """The numbers of a topic's partitions. Never creates the topic."""
         what = f"topic {topic!r} could not be looked up"
-        description = look_up(what, lambda: self.ask_for(topic).result(ANSWER_TIMEOUT_S))
+        description = look_up(what, lambda: self.ask_for(topic).result(self._timeout_s), self._timeout_s)
         return tuple(sorted(partition.id for partition in description.partitions))
 
     def require_partition(self, topic: str, partition: int) -> None:
@@ -159,13 +160,13 @@ class TopicAdministration:
             futures = self.admin.list_offsets(places, isolation_level=isolation)
             for place, future in futures.items():
                 try:
-                    found[place.topic, place.partition] = future.result(ANSWER_TIMEOUT_S).offset
+                    found[place.topic, place.partition] = future.result(self._timeout_s).offset
                 except KafkaException as error:
                     if not is_missing(error):
                         raise
             return found
 
-        return look_up("offsets could not be looked up", ask)
+        return look_up("offsets could not be looked up", ask, self._timeout_s)
 
     def sizes(self) -> dict[tuple[str, int], int] | None:
         """How many bytes each partition takes, copies not counted. None where that cannot be asked without security."""
@@ -256,9 +257,9 @@ def answer_of(future: concurrent.futures.Future[Any], what: str) -> Any:
         raise refused(what, error) from error
 
 
-def look_up(what: str, ask: Callable[[], Answer]) -> Answer:
-    """The answer to a request that changes nothing, asked again while the broker is away, up to ANSWER_TIMEOUT_S."""
-    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+def look_up(what: str, ask: Callable[[], Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+    """The answer to a request that changes nothing, asked again while the broker is away, up to `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
     pause_s = 0.02
     while True:
         try:

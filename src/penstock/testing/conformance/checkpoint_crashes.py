@@ -15,7 +15,7 @@ from penstock.testing.conformance.checkpoint_samples import (
 from penstock.testing.conformance.child import Parent
 from penstock.testing.conformance.suite import needs
 
-KILLS = 6
+KILLS = 4
 MOST_SAVES = 40
 LARGE = 3000
 

@@ -12,7 +12,7 @@ from penstock.testing.conformance.checkpoint_samples import StoreSuite, at, clai
 from penstock.testing.conformance.child import Parent
 from penstock.testing.conformance.suite import needs
 
-COMPETITORS = 4
+COMPETITORS = 3
 CLAIMS = 25
 THREADS = 8
 
@@ -72,6 +72,8 @@ class LeaseCases(StoreSuite):
         store.release(mine)
         with self.expect(FencedError, "an owner renewed a lease that it has released"):
             store.renew(mine)
+        with self.expect(FencedError, "a lease was renewed that nobody holds"):
+            store.renew(only_lease(store, key.group))
         with self.expect(FencedError, "a lease was renewed that was never claimed"):
             store.renew(Lease(key.group, "never", "a", 1, 0))
 

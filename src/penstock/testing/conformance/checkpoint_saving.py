@@ -19,6 +19,7 @@ from penstock.testing.conformance.checkpoint_samples import (
     happening,
     number_saved,
     numbered_change,
+    only_lease,
 )
 from penstock.testing.conformance.suite import needs
 
@@ -148,6 +149,8 @@ class SavingCases(StoreSuite):
         store.release(new)
         with self.expect(FencedError, "who has released the lease saved"):
             store.save(new, key, self._one_of(numbered_change(2)))
+        with self.expect(FencedError, "somebody saved in the name of nobody, under a lease that was released"):
+            store.save(only_lease(store, key.group), key, self._one_of(numbered_change(2)))
         self._check_number(store, key, 1, "a save after the release was refused")
         never = self.fresh_key()
         with self.expect(FencedError, "somebody saved who has never claimed the lease"):

@@ -21,7 +21,7 @@ from penstock.testing.conformance.checkpoint_samples import (
 from penstock.testing.conformance.child import Child, Parent
 from penstock.testing.conformance.suite import needs
 
-KILLS = 4
+KILLS = 3
 MOST_EFFECTS = 30
 SHARED_EFFECTS = 150
 
@@ -67,6 +67,19 @@ class TransactionCases(StoreSuite):
             tx.save(old, key, numbered_change(1))
         assert effects(store, table) == [], "the effect of an owner that was fenced is there"
         assert number_saved(store, key) == 0, "the checkpoint of an owner that was fenced is there"
+
+    @needs(Feature.TRANSACTIONS)
+    def test_who_swallows_that_the_lease_is_lost_commits_no_effect_either(self) -> None:
+        store, key, table = self._ready()
+        old = claimed(store, key, "a")
+        claimed(store, key, "b")
+        with self.expect(FencedError, "a transaction committed whose save had been refused"), transaction(store) as tx:
+            put(tx, table, 1)
+            try:
+                tx.save(old, key, numbered_change(1))
+            except FencedError:
+                put(tx, table, 2)
+        assert effects(store, table) == [], "the effect of an owner that was fenced is there"
 
     @needs(Feature.TRANSACTIONS, Feature.DURABLE)
     def test_a_claim_in_the_middle_of_a_transaction_comes_before_it_or_after_it(self) -> None:

@@ -1,0 +1,63 @@
+"""A consumer in a process of its own, one of whose records kills whoever handles it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.app import App
+from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
+from penstock.model import DeadLetter, LetterFilter, NewRecord
+from penstock.streams.memory import MemoryStreams
+from penstock.testing.crashing import die
+
+KILLER: Final = 11
+_FORKING: Final = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(["tests.crash.dying_consumer", "tests.crash.killed_by_a_record"])
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+
+    def finish(self) -> int:
+        process = _FORKING.Process(target=_consume, args=(self.folder,))
+        process.start()
+        process.join(60)
+        assert process.exitcode is not None
+        return process.exitcode
+
+    def handled(self) -> list[int]:
+        return [int(line) for line in (self.folder / "handled.txt").read_text().split()]
+
+    def letters(self) -> list[DeadLetter]:
+        letters = SqliteDeadLetters(self.folder / "letters.db")
+        found = list(letters.browse(LetterFilter()))
+        letters.close()
+        return found
+
+
+def _consume(folder: Path) -> None:
+    streams = MemoryStreams(partitions=1)
+    streams.stream("orders").append([NewRecord("orders", str(number).encode()) for number in range(30)])
+    app = App(streams, group="group", checkpoints=SqliteCheckpoints(folder / "checkpoints.db"))
+    handled = os.open(folder / "handled.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    @app.handle(
+        "orders",
+        dead_letters=SqliteDeadLetters(folder / "letters.db"),
+        end="latest",
+        session_timeout_s=0.15,
+        commit_interval_s=60,
+    )
+    def handle(value: bytes) -> None:
+        if int(value) == KILLER:
+            die()
+        os.write(handled, value + b"\n")
+
+    app.run()
+    os._exit(0)

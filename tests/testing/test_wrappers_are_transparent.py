@@ -1,0 +1,28 @@
+"""A faulty part without a script keeps all promises of the part that it wraps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.checkpoints.memory import MemoryCheckpoints
+from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.consuming.dead_letters.file import FileDeadLetters
+from penstock.testing import FaultyLetters, FaultyStore, FaultyStreams, MemoryStreams, conformance
+
+
+def open_streams() -> FaultyStreams:
+    return FaultyStreams(MemoryStreams())
+
+
+def open_store(folder: Path) -> FaultyStore:
+    return FaultyStore(SqliteCheckpoints(folder / "checkpoints.db"))
+
+
+def open_letters(folder: Path) -> FaultyLetters:
+    return FaultyLetters(FileDeadLetters(folder / "letters"))
+
+
+TestFaultyStreams = conformance.stream(open_streams)
+# What is left after a kill is shown for the stores themselves.
+TestFaultyStore = conformance.checkpoint_store(open_store, MemoryCheckpoints().features)
+TestFaultyLetters = conformance.dead_letters(open_letters, frozenset())
