@@ -11,7 +11,7 @@ from penstock.consuming.handlers import Handler
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.saving import Saving
 from penstock.consuming.share import Share
-from penstock.consuming.tracker import Tracker
+from penstock.consuming.tracker import DIED, Tracker
 from penstock.model import Checkpoint, CheckpointKey, Lease, Pointer
 
 logger = logging.getLogger(__name__)
@@ -83,12 +83,13 @@ class Owning:
             dedup_window_s=self._dedup_window_s,
         )
         state = dict(self._store.state(key)) if Feature.STATE in self._store.features else {}
-        suspicious = checkpoint.restarts >= SUSPICIOUS_RESTARTS
+        suspicious = checkpoint.restarts >= SUSPICIOUS_RESTARTS or any(
+            failing.error == DIED for failing in checkpoint.failing
+        )
         if suspicious:
             logger.warning(
-                "%s: %d owners before this one died between %d and %d; these records are handled one at a time",
+                "%s: owners before this one died between %d and %d; these records are handled one at a time",
                 key,
-                checkpoint.restarts - 1,
                 checkpoint.start,
                 checkpoint.next,
             )

@@ -26,6 +26,8 @@ HISTORY_EVERY_S: Final = 1.0
 KEEP_HISTORY_MS: Final = 7 * 24 * 3_600_000
 _CLEAN_EVERY_S: Final = 60.0
 _ERROR_LENGTH: Final = 2_000
+DIED: Final = "its handler did not return: the process died"
+"""What is noted of a suspect before it is tried. It stays if the process does not."""
 
 
 class Tracker:
@@ -154,9 +156,7 @@ class Tracker:
         before = self._failing.get(pointer)
         attempts = (before.attempts if before else 0) + 1
         first_ms = before.first_ms if before else now_ms
-        self._failing[pointer] = Failing(
-            pointer, attempts, "its handler did not return: the process died", first_ms, now_ms
-        )
+        self._failing[pointer] = Failing(pointer, attempts, DIED, first_ms, now_ms)
         self._careful = pointer
         self.dirty = True
         return attempts
