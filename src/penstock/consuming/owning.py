@@ -16,7 +16,7 @@ from penstock.model import Checkpoint, CheckpointKey, Lease, Pointer
 
 logger = logging.getLogger(__name__)
 
-SUSPICIOUS_RESTARTS: Final = 4
+SUSPICIOUS_RESTARTS: Final = 3
 """The so-manyth owner in a row, after others that ended without a word and without getting on, is careful."""
 
 
