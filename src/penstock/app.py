@@ -17,6 +17,7 @@ from penstock.consuming.handling import HandlerConsumer
 from penstock.consuming.health import Health
 from penstock.consuming.options import ConsumerOptions, options_from, retry_of
 from penstock.consuming.retry import Retry
+from penstock.consuming.snapshots import Snapshots
 from penstock.consuming.stages import Stage, Stages, stage_of
 from penstock.errors import ConfigError, GroupError, HandlerError
 from penstock.model import Guarantee, Order
@@ -41,6 +42,7 @@ class Declared:
     options: ConsumerOptions
     checkpoints: str | CheckpointStore | None
     dead_letters: str | DeadLetters | None
+    snapshots: Snapshots | None
 
 
 class App:
@@ -98,6 +100,8 @@ class App:
         group: str | None = None,
         checkpoints: str | CheckpointStore | None = None,
         version: str | None = None,
+        snapshot: Callable[[int], Any] | None = None,
+        restore: Callable[[int, Any], None] | None = None,
         **options: Any,
     ) -> Callable[[Function], Function]:
         """Declare the handler of a topic. Returning means done, raising means to try again, `Reject` not to.
@@ -105,13 +109,18 @@ class App:
         `to` is the topic for what the handler returns. `dead_letters` is a topic, "sqlite:./letters.db",
         "file:./letters.jsonl", "postgresql://..." or an object of yours; by default the topic `TOPIC.dlq`; False: a
         record that cannot be handled stops the app. `batch` has the handler called with lists of up to so many values.
-        `group` and `checkpoints` are those of the app unless given. All other options are those of `ConsumerOptions`.
+        `snapshot(partition)` gives the state that the handler keeps itself, and `restore(partition, state)` takes it
+        back when the partition is begun: it is saved together with the pointers. `group` and `checkpoints` are those of
+        the app unless given. All other options are those of `ConsumerOptions`.
         """
+        if (snapshot is None) != (restore is None):
+            raise ConfigError("snapshot and restore go together: what was saved must be taken back")
+        snapshots = None if snapshot is None or restore is None else Snapshots(snapshot, restore)
         settings = options_from(guarantee=guarantee, order=order, workers=workers, retry=retry, **options)
 
         def declare(function: Function) -> Function:
             handler = handler_of(function, topic, to=to, batch=batch, version=version)
-            self._declare(handler, group or self.group, settings, checkpoints, dead_letters)
+            self._declare(handler, group or self.group, settings, checkpoints, dead_letters, snapshots)
             return function
 
         return declare
@@ -123,6 +132,7 @@ class App:
         options: ConsumerOptions,
         checkpoints: str | CheckpointStore | None,
         dead_letters: str | DeadLetters | bool | None,
+        snapshots: Snapshots | None,
     ) -> None:
         if self._running:
             raise HandlerError(f"{handler.name}: the app is running: declare its handlers before `run`")
@@ -140,6 +150,7 @@ class App:
             options,
             checkpoints if checkpoints is not None else self._checkpoints,
             None if dead_letters is False or dead_letters is None else dead_letters,
+            snapshots,
         )
         self._declared.append(declared)
 
@@ -219,6 +230,7 @@ class App:
             dead_letters=declared.dead_letters,
             clock=self._clock,
             stages=stages,
+            snapshots=declared.snapshots,
         )
 
     def _wait(self) -> None:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
+from penstock.checkpoints._aws import descriptions
 from tests.moto_server import REGION, shared_endpoint
 
 WRITING: Final = ("PutItem", "DeleteItem", "BatchWriteItem")
@@ -62,6 +63,7 @@ def lose_answer(wire: Wire, number: int) -> None:
 
 def make_client(service: str, attempts: int = 4) -> Any:
     boto3: Any = importlib.import_module("boto3.session")
+    botocore: Any = importlib.import_module("botocore.session")
     config: Any = importlib.import_module("botocore.config")
     settings = config.Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
@@ -69,4 +71,8 @@ def make_client(service: str, attempts: int = 4) -> Any:
         response_checksum_validation="when_required",
         s3={"addressing_style": "path"},
     )
-    return boto3.Session().client(service, region_name=REGION, endpoint_url=shared_endpoint(), config=settings)
+    session = botocore.get_session()
+    session.register_component("data_loader", descriptions())
+    return boto3.Session(botocore_session=session).client(
+        service, region_name=REGION, endpoint_url=shared_endpoint(), config=settings
+    )

@@ -24,7 +24,7 @@ from tests.checkpoints.changes import assert_holds, nth_change, number_in
 from tests.checkpoints.small_shelf import open_small
 from tests.servers import LAUNCHER
 
-SAVES = 9
+SAVES = 6
 
 
 def fresh_key() -> CheckpointKey:

@@ -28,7 +28,7 @@ def records(stream: penstock.Connection, numbers: str) -> list[Record]:
     return list(stream.read(numbers))
 
 
-everywhere = pytest.mark.parametrize("place", ["topic", "sqlite", "file"], indirect=True)
+everywhere = pytest.mark.parametrize("place", ["topic", "file"], indirect=True)
 
 
 @pytest.fixture

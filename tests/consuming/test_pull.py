@@ -121,7 +121,7 @@ def test_what_makes_no_sense_is_refused(streams: MemoryStreams, store: MemoryChe
     fill("orders", 1)
     with pytest.raises(ConfigError, match="workers is for handlers"):
         Consumer(streams, "orders", group="g", checkpoints=store, workers=3)
-    with pytest.raises(GuaranteeError, match="App.handle"):
+    with pytest.raises(GuaranteeError, match=r"App\.handle"):
         Consumer(streams, "orders", group="g", checkpoints=store, guarantee="exactly-once")
     with Consumer(streams, "orders", group="g", checkpoints=store) as consumer:
         (record,) = take(consumer, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -34,7 +35,7 @@ def test_runs_hold_exactly_what_was_added_and_never_touch(added: list[tuple[int,
     assert {pointer for first, end in runs for pointer in range(first, end)} == plain
     assert [pointer in runs for pointer in range(80)] == [pointer in plain for pointer in range(80)]
     listed = list(runs)
-    assert all(left[1] < right[0] for left, right in zip(listed, listed[1:], strict=False))
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(listed))
 
 
 def test_the_start_moves_over_what_is_finished_without_a_gap() -> None:
@@ -133,11 +134,16 @@ def test_what_is_undone_leaves_no_trace() -> None:
     tracked = tracker()
     tracked.read(batch_of([0, 1, 2], 0, 3))
     before = tracked.checkpoint()
-    with pytest.raises(RuntimeError), tracked.undone_on_error():
-        tracked.succeeded(0, 2, 2, 1)
-        tracked.keep({b"k": b"v"})
-        tracked.remember("id")
-        raise RuntimeError
+
+    def fails() -> None:
+        with tracked.undone_on_error():
+            tracked.succeeded(0, 2, 2, 1)
+            tracked.keep({b"k": b"v"})
+            tracked.remember("id")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
     assert tracked.checkpoint() == before
     change = tracked.change(last=True)
     assert (change.happenings, dict(change.state), change.handled) == ((), {}, ())

@@ -29,6 +29,7 @@ from penstock.model import Change, Checkpoint, CheckpointKey, Lease, Pointer
 from penstock.streams.kafka.group_feed import KafkaGroupFeed
 from penstock.streams.kafka.groups import GroupAdministration
 from tests.clients.names import fresh
+from tests.clients.waiting import eventually
 from tests.seeds import seed_of
 from tests.servers import Penstock
 from tests.streams.kafka_feeds import TIMEOUT_S, Collected, Share, fill, filled_topic
@@ -255,6 +256,8 @@ def test_a_member_that_does_not_poll_for_too_long_loses_its_share_and_comes_back
         topic, group = filled_topic(connection, (10, 10)), fresh("group")
         sleeper = Member(connection, topic, group, assignor, session_s=SHORT_SESSION_S)
         step_until("it has all", [sleeper], lambda: sleeper.collected.count() == 20)
+        groups = GroupAdministration(connection.administration)
+        eventually("the group goes on without it", lambda: not groups.describe(group).members)
         heir = Member(connection, topic, group, assignor, session_s=SHORT_SESSION_S)
         heir.share.progress = sleeper.share.progress
         step_until("the other one has all", [heir], lambda: len(heir.share.owned) == 2)
@@ -320,7 +323,7 @@ def test_while_members_come_and_go_each_record_is_read_once_by_one_of_them(
                 assert time.monotonic() < deadline_s, "there is no progress"
                 for batch in feed.poll(limit, 0.05):
                     polls -= 1
-                    register.read.setdefault(batch.partition, []).extend(map(int, map(bytes, batch.values())))
+                    register.read.setdefault(batch.partition, []).extend(int(value or b"") for value in batch.values())
                     register.progress[batch.partition] = batch.next
         except BaseException as error:
             register.problems.append(repr(error))

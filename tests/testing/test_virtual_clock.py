@@ -80,6 +80,27 @@ def test_who_waits_until_a_time_in_a_loop_comes_to_an_end_whatever_is_left_by_ro
     assert loops < 10
 
 
+def test_nobody_who_falls_asleep_while_time_passes_is_forgotten() -> None:
+    clock = VirtualClock(monotonic_s=0.0)
+    slept: list[float] = []
+
+    def sleep_again_and_again() -> None:
+        for _ in range(200):
+            before_s = clock.monotonic_s()
+            clock.sleep(1)
+            slept.append(clock.monotonic_s() - before_s)
+
+    thread = threading.Thread(target=sleep_again_and_again, daemon=True)
+    thread.start()
+    for _ in range(100_000):
+        if not thread.is_alive():
+            break
+        clock.advance(0.5)
+    thread.join(REAL_S)
+    assert len(slept) == 200
+    assert min(slept) >= 1
+
+
 def test_no_time_is_no_sleep() -> None:
     clock = VirtualClock()
     clock.sleep(0)

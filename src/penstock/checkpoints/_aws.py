@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -75,8 +76,9 @@ def options_in(url: str, scheme: str, known: frozenset[str]) -> tuple[str, str, 
 def client(service: str, region: str | None, endpoint: str | None, timeout_s: float) -> Any:
     """A client of boto3 with the credentials of the usual chain: environment, profile, role."""
     try:
-        session = importlib.import_module("boto3.session")
-        config = importlib.import_module("botocore.config")
+        boto3: Any = importlib.import_module("boto3.session")
+        botocore: Any = importlib.import_module("botocore.session")
+        config: Any = importlib.import_module("botocore.config")
     except ImportError:
         raise MissingExtraError(f"keeping checkpoints in {service}", EXTRA) from None
     settings: dict[str, Any] = {
@@ -92,11 +94,20 @@ def client(service: str, region: str | None, endpoint: str | None, timeout_s: fl
         settings["s3"] = {"addressing_style": "path"}
     with errors_in_our_words(service, {}):
         try:
-            return session.Session().client(
+            session = botocore.get_session()
+            session.register_component("data_loader", descriptions())
+            return boto3.Session(botocore_session=session).client(
                 service, region_name=region, endpoint_url=endpoint, config=config.Config(**settings)
             )
         except ValueError as error:
             raise ConfigError(f"{service} cannot be reached so: {error}") from None
+
+
+@functools.cache
+def descriptions() -> Any:
+    """What botocore knows about the services: large files, which are read once for all clients. Credentials and
+    settings belong to each session, and are looked up for each client."""
+    return importlib.import_module("botocore.loaders").create_loader()
 
 
 @contextlib.contextmanager

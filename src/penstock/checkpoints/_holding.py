@@ -34,6 +34,7 @@ class Heads:
         self._shelf = shelf
         self._lock = threading.Lock()
         self._seen: dict[tuple[str, str], Seen] = {}
+        self._turns: dict[tuple[str, str], threading.Lock] = {}
         self.is_closed = False
 
     def read(self, group: str, name: str) -> Seen | None:
@@ -62,8 +63,7 @@ class Heads:
         has claimed since shows that an earlier try, whose answer was lost, has counted.
         """
         group, name = lease.group, lease.name
-        with self._lock:
-            now = self._seen.get((group, name))
+        now = self._remembered(group, name)
         is_remembered = now is not None
         if now is None:
             now = self.read(group, name)
@@ -87,7 +87,12 @@ class Heads:
                 continue
             if head is now.head:
                 return head
-            now, is_remembered, has_tried = self._swap(group, name, now, head), False, True
+            with self._turn(group, name):
+                # Another thread of this owner may have renewed the lease meanwhile: what was prepared fits that, too.
+                latest = self._remembered(group, name)
+                if latest is not None and latest.head.is_held_by(lease) and latest.head.change == now.head.change:
+                    now, head = latest, follow(latest.head)
+                now, is_remembered, has_tried = self._swap(group, name, now, head), False, True
             if now is not None and now.head.write == head.write:
                 return head
         raise StoreUnavailableError(
@@ -124,6 +129,15 @@ class Heads:
         """Do not remember this one any more."""
         with self._lock:
             self._seen.pop((group, name), None)
+
+    def _remembered(self, group: str, name: str) -> Seen | None:
+        with self._lock:
+            return self._seen.get((group, name))
+
+    def _turn(self, group: str, name: str) -> threading.Lock:
+        """Held while a head is written, so that the threads of an owner do not get in each other's way."""
+        with self._lock:
+            return self._turns.setdefault((group, name), threading.Lock())
 
     def _swap(self, group: str, name: str, now: Seen | None, head: Head) -> Seen | None:
         """Try to write a head; gives what is there afterwards, which is this very head if that was done."""

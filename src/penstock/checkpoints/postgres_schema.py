@@ -33,7 +33,6 @@ TABLES: Final = (
         "end" numeric NOT NULL, status text NOT NULL, attempt bigint NOT NULL, error text NOT NULL,
         begun_ms bigint NOT NULL, ended_ms bigint NOT NULL, owner text NOT NULL, handler text NOT NULL,
         PRIMARY KEY (checkpoint, line))""",
-    'CREATE INDEX penstock_happening_end ON penstock_happening (checkpoint, "end", first)',
     "CREATE INDEX penstock_happening_ended ON penstock_happening (checkpoint, ended_ms)",
     """CREATE TABLE penstock_state (
         checkpoint bigint NOT NULL, key bytea NOT NULL, value bytea NOT NULL, PRIMARY KEY (checkpoint, key))""",

@@ -33,7 +33,6 @@ TABLES: Final = (
         attempt INTEGER NOT NULL, error TEXT NOT NULL, begun_ms INTEGER NOT NULL, ended_ms INTEGER NOT NULL,
         owner TEXT NOT NULL, handler TEXT NOT NULL,
         PRIMARY KEY (checkpoint, line)) WITHOUT ROWID""",
-    'CREATE INDEX penstock_happening_end ON penstock_happening (checkpoint, "end", first)',
     "CREATE INDEX penstock_happening_ended ON penstock_happening (checkpoint, ended_ms)",
     """CREATE TABLE penstock_state (
         checkpoint INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL,

@@ -75,3 +75,18 @@ def check_order(handler: Handler, options: ConsumerOptions) -> None:
         return  # more workers than one serve several partitions
     if handler.is_async and handler.batch is not None:
         raise GuaranteeError(f"{handler.name} is async and takes batches: that is not supported; take one value")
+
+
+def check_snapshots(handler: Handler, options: ConsumerOptions, store: CheckpointStore, wanted: bool) -> None:
+    """GuaranteeError when a handler's own state cannot be saved together with the pointers."""
+    if not wanted:
+        return
+    if Feature.STATE not in store.features:
+        raise GuaranteeError(f"{handler.name}: snapshots need a store for state; {type(store).__name__} has none")
+    if options.order is not Order.PARTITION or handler.is_async or options.processes:
+        raise GuaranteeError(
+            f"{handler.name}: snapshots need order='partition' and a plain def in threads: a state that several "
+            "records change at once is never that of a checkpoint. Use ctx.state, which is kept by key"
+        )
+    if options.guarantee is not Guarantee.AT_LEAST_ONCE:
+        raise GuaranteeError(f"{handler.name}: snapshots go with at-least-once, which they make exact for the state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -14,7 +15,7 @@ from penstock.consuming.dead_letters.opening import open_dead_letters
 from penstock.consuming.dedup import Deduplication
 from penstock.consuming.defaults import Opened, open_checkpoints
 from penstock.consuming.giving_up import GivingUp
-from penstock.consuming.guarantees import Means, check_order, means_of
+from penstock.consuming.guarantees import Means, check_order, check_snapshots, means_of
 from penstock.consuming.handlers import Handler, Wants, handler_of
 from penstock.consuming.health import Health, health_of
 from penstock.consuming.lanes import Lanes, Task
@@ -25,6 +26,7 @@ from penstock.consuming.owning import Owning
 from penstock.consuming.processes import ProcessRunner, check_can_be_sent
 from penstock.consuming.runners import BatchRunner, Caller, FullRunner, Gather, Report, Runner, TreeRunner, ValueRunner
 from penstock.consuming.saving import Saving
+from penstock.consuming.snapshots import SnapshotRunner, Snapshots, restore
 from penstock.consuming.stages import Stages
 from penstock.consuming.transactions import TransactionRunner
 from penstock.consuming.workers import AsyncRunner, AsyncWorkers, ThreadWorkers, Workers
@@ -55,6 +57,7 @@ class HandlerConsumer:
         clock: Clock | None = None,
         keep_checkpoints_open: bool = False,
         stages: Stages | None = None,
+        snapshots: Snapshots | None = None,
         make_workers: Callable[[Lanes, Callable[[Report], None]], Workers] | None = None,
     ) -> None:
         if not group or not isinstance(group, str):
@@ -68,12 +71,14 @@ class HandlerConsumer:
         self._streams = streams
         self._stages = stages
         self._make_workers = make_workers
+        self._snapshots = snapshots
         self.stream: Stream = streams.stream(self.handler.topic.name)
         self._opened: Opened = open_checkpoints(
             checkpoints, streams, self.handler, self.options, keep_open=keep_checkpoints_open
         )
         self.store: CheckpointStore = self._opened.store
         try:
+            check_snapshots(self.handler, self.options, self.store, snapshots is not None)
             self._means = means_of(self.handler, self.options, self.store, self.stream)
             if self.options.processes:
                 check_can_be_sent(self.handler)
@@ -187,6 +192,7 @@ class HandlerConsumer:
             clock,
             outputs_in_transaction=self._means is Means.STREAM,
             stages=self._stages,
+            begin_share=None if self._snapshots is None else functools.partial(restore, self._snapshots),
         )
 
     def _join(self, listener: Loop) -> GroupFeed:
@@ -221,6 +227,10 @@ class HandlerConsumer:
             return AsyncWorkers(options.workers, AsyncRunner(handler, gather, caller), lanes, tell, name)
 
         def make_runner() -> Runner:
+            runner = make_plain_runner()
+            return runner if self._snapshots is None else SnapshotRunner(runner, self._snapshots)
+
+        def make_plain_runner() -> Runner:
             if self._is_root:
                 assert self._stages is not None
                 tree_runner = TreeRunner(handler, gather, caller, self._stages, options.tree_timeout_s)

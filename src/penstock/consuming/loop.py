@@ -63,6 +63,7 @@ class Loop:
         *,
         outputs_in_transaction: bool,
         stages: Stages | None = None,
+        begin_share: Callable[[Share], None] | None = None,
     ) -> None:
         self._stream = stream
         self._options = options
@@ -73,6 +74,7 @@ class Loop:
         self._owning = owning
         self._dedup = dedup
         self._clock = clock
+        self._begin_share = begin_share
         self._settling = Settling(
             options, lanes, giving_up, dedup, stages, clock, outputs_in_transaction=outputs_in_transaction
         )
@@ -318,7 +320,9 @@ class Loop:
         self._lanes.clear(share)
         self._giving_up.forget(share)
         self._settling.put_freed(self._dedup.forget(share))
-        self.shares[partition] = self._owning.restarted(share, pointer)
+        moved = self.shares[partition] = self._owning.restarted(share, pointer)
+        if self._begin_share is not None:
+            self._begin_share(moved)
         self._save(self.shares[partition])
         self._feed.seek(partition, pointer)
 
@@ -362,6 +366,8 @@ class Loop:
         starts = {}
         for partition, lease in partitions.items():
             share = self._owning.take(partition, lease)
+            if self._begin_share is not None:
+                self._begin_share(share)
             self.shares[partition] = share
             starts[partition] = share.tracker.position
         self._was_assigned = True

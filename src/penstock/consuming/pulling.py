@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -35,6 +36,7 @@ _READ_S: Final = 0.5
 _ROUND_S: Final = 0.25
 """With more partitions than threads: how long it takes until each has been asked, when all of them are silent."""
 _SHORTEST_READ_S: Final = 0.005
+_CLOSING_S: Final = 5.0
 _AHEAD: Final = 2
 """How many batches of a partition may lie here before it is read on."""
 _LIMIT: Final = 500
@@ -146,15 +148,18 @@ class PullingFeed:
             self._arrived.notify_all()
 
     def close(self) -> None:
-        """Returns when no thread reads any more, which takes as long as a read that has begun."""
+        """Returns when no thread reads any more, which takes as long as a read that has begun, and 5 s at most."""
         with self._arrived:
             self._closed = True
             self._partitions.clear()
             self._turns.clear()
             self._arrived.notify_all()
             self._wanted.notify_all()
+        until_s = time.monotonic() + _CLOSING_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until_s - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("a read of %s does not return; its thread ends when it does", self._stream.topic)
 
     def _check_open(self) -> None:
         if self._closed:

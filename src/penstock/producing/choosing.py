@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from penstock.abc import Buffer, Feature, Streams
-from penstock.errors import ConfigError, GuaranteeError
+from penstock.errors import ConfigError, ConnectionClosedError, GuaranteeError
 from penstock.producing.buffered import ForeignBuffer, NumberedBuffer
 from penstock.producing.delivering import Delivery
 from penstock.producing.kafka_client import in_flight_of, is_idempotent
@@ -106,8 +107,12 @@ def _nothing_to_check() -> None:
 
 
 def _check_usable(connection: Connection) -> None:
-    """A connection knows when it is closed, and when the broker of a log came back where it cannot be found."""
-    connection.stream(_ANY_TOPIC)
+    """A connection knows when the broker of a log has come back where it cannot be found, and raises then.
+
+    That it was closed is no reason to stop: what is left is delivered first.
+    """
+    with contextlib.suppress(ConnectionClosedError, ReferenceError):
+        connection.stream(_ANY_TOPIC)
 
 
 def kafka_of(streams: Streams) -> Connection | None:

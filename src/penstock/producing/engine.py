@@ -88,9 +88,12 @@ class Engine:
         return True
 
     def make_room(self) -> bool:
-        """Drop the oldest record that is not under way. Whether there was one."""
+        """Drop the oldest record that is not under way, with those that it was put together with. Whether there was
+        one."""
         with self.pump.taking:
-            dropped = self.buffer.drop(1, self.pump.taken)
+            oldest = self.buffer.peek(self.pump.taken, 1, 1)
+            count = oldest[0].together_with - oldest[0].sequence + 1 if oldest else 0
+            dropped = self.buffer.drop(count, self.pump.taken) if oldest else ()
         for each in dropped:
             error = DeliveryError(f"a record for topic {each.record.topic!r} was dropped: the buffer was full")
             self.ledger.drop(each.sequence, error)

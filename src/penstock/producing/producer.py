@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import functools
 import logging
@@ -122,7 +123,7 @@ class Producer:
                 owned_streams.close()
             raise
         self.settings = settings
-        self.streams = system
+        self._url = system.url
         self._on_delivery = on_delivery
         self._transactions = OpenTransactions()
         self._checks_names = kafka_of(system) is not None
@@ -153,19 +154,15 @@ class Producer:
         Raises SerdeError, InvalidTopicError, RecordTooLargeError or ConfigError for a record that could never be sent;
         BufferFullError; StorageError when the disk of a spool has no room; DeliveryError when this producer has failed.
         """
-        if self._closed or self._forks != _forks:
-            self._check_usable()
-        record = self._new_record(topic, value, key, headers, timestamp, partition)
-        receipt = Receipt(record.topic, self._hurry)
-        if self._on_delivery is not None:
-            receipt.add_done_callback(self._on_delivery)
-        staged = self._transactions.current if self._transactions.count else None
-        if staged is not None:
-            staged.records.append(record)
-            staged.receipts.append(receipt)
-        elif not self._engine.try_put((record,), (receipt,)):
-            self._put_when_full((record,), (receipt,))
-        return receipt
+        if timestamp is None:
+            timestamp = time.time_ns() // 1_000_000
+        return self._send(self._new_record(topic, value, key, headers, timestamp, partition))
+
+    def send_record(self, record: NewRecord) -> Receipt:
+        """Send a record that is in bytes already. As `send` in everything else."""
+        if record.timestamp_ms is None:
+            record = dataclasses.replace(record, timestamp_ms=time.time_ns() // 1_000_000)
+        return self._send(record)
 
     async def send_async(
         self,
@@ -184,7 +181,10 @@ class Producer:
         self._check_usable()
         if self._transactions.current is not None:
             raise ConfigError("send_async waits for the record, and a transaction for the end of its block: use send")
+        if timestamp is None:
+            timestamp = time.time_ns() // 1_000_000
         record = self._new_record(topic, value, key, headers, timestamp, partition)
+        self._check_record(record)
         receipt = Receipt(record.topic)
         if self._on_delivery is not None:
             receipt.add_done_callback(self._on_delivery)
@@ -227,6 +227,15 @@ class Producer:
         engine.wait(timeout)
         engine.ledger.raise_failures()
 
+    def wait_until_settled(self, timeout: float | None = None) -> bool:
+        """As `flush`, but says whether it came to that in time, and leaves failures to the receipts."""
+        self._check_usable()
+        try:
+            self._engine.wait(timeout)
+        except TimeoutError:
+            return False
+        return True
+
     @property
     def stats(self) -> ProducerStats:
         return self._engine.stats()
@@ -265,7 +274,7 @@ class Producer:
         await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
-        return f"<Producer to {self.streams.url}{' (closed)' if self._closed else ''}>"
+        return f"<Producer to {self._url}{' (closed)' if self._closed else ''}>"
 
     def _new_record(
         self,
@@ -273,41 +282,54 @@ class Producer:
         value: object,
         key: object,
         headers: NewHeaders,
-        timestamp: datetime.datetime | int | None,
+        timestamp: datetime.datetime | int,
         partition: int | None,
     ) -> NewRecord:
-        if timestamp is None:
-            timestamp_ms = time.time_ns() // 1_000_000
-        else:
-            timestamp_ms = milliseconds(timestamp, "the timestamp")
-            if timestamp_ms <= 0:
-                raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
         if isinstance(topic, Topic):
-            record = topic.new_record(value, key, headers, timestamp_ms, partition)
-        else:
-            if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
-                raise ConfigError(f"the partition {partition!r} is no number")
-            if partition is not None and partition < 0:
-                raise ConfigError(f"the partition {partition} is negative: they are numbered from 0")
-            record = NewRecord(
-                topic,
-                encode_as_json_unless_text(value, "a value"),
-                None if key is None else encode_as_json_unless_text(key, "a key"),
-                encode_headers(headers) if headers is not None else (),
-                timestamp_ms,
-                partition,
-            )
+            return topic.new_record(value, key, headers, timestamp, partition)
+        timestamp_ms = timestamp if type(timestamp) is int else milliseconds(timestamp, "the timestamp")
+        if timestamp_ms <= 0:
+            raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
+        if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
+            raise ConfigError(f"the partition {partition!r} is no number")
+        if partition is not None and partition < 0:
+            raise ConfigError(f"the partition {partition} is negative: they are numbered from 0")
+        return NewRecord(
+            topic,
+            value if type(value) is bytes else encode_as_json_unless_text(value, "a value"),
+            None if key is None else encode_as_json_unless_text(key, "a key"),
+            encode_headers(headers) if headers is not None else (),
+            timestamp_ms,
+            partition,
+        )
+
+    def _send(self, record: NewRecord) -> Receipt:
+        if self._closed or self._forks != _forks:
+            self._check_usable()
+        self._check_record(record)
+        receipt = Receipt(record.topic, self._hurry)
+        if self._on_delivery is not None:
+            receipt.add_done_callback(self._on_delivery)
+        staged = self._transactions.current if self._transactions.count else None
+        if staged is not None:
+            staged.records.append(record)
+            staged.receipts.append(receipt)
+        elif not self._engine.try_put((record,), (receipt,)):
+            self._put_when_full((record,), (receipt,))
+        return receipt
+
+    def _check_record(self, record: NewRecord) -> None:
         if record.topic not in self._names:
             self._check_name(record.topic)
-        if (
-            (record.value is not None and len(record.value) > self._surely_small) or record.key is not None or headers
-        ) and (size := size_of(record)) > self._largest:
+        value = record.value
+        if ((value is not None and len(value) > self._surely_small) or record.key is not None or record.headers) and (
+            size := size_of(record)
+        ) > self._largest:
             raise RecordTooLargeError(
                 f"a record of {size - RECORD_OVERHEAD_BYTES} bytes for topic {record.topic!r} is larger than "
                 f"max_request_bytes={self.settings.max_request_bytes}: send less, or raise it, and "
                 "max.message.bytes of the topic"
             )
-        return record
 
     def _check_name(self, name: object) -> None:
         if not isinstance(name, str) or not name:
@@ -372,10 +394,10 @@ class Producer:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise ConnectionClosedError(f"the producer to {self.streams.url} is closed: make another")
+            raise ConnectionClosedError(f"the producer to {self._url} is closed: make another")
         if self._forks != _forks:
             raise ConnectionClosedError(
-                f"the producer to {self.streams.url} belongs to process {self._pid}, which made it: make one in this "
+                f"the producer to {self._url} belongs to process {self._pid}, which made it: make one in this "
                 "process, too"
             )
 

@@ -99,7 +99,6 @@ class VirtualClock:
             goal_ns = self._passed_ns + round(duration_s * _NS)
             while (sleeper := self._next_due(goal_ns)) is not None:
                 self._wake(sleeper)
-            self._go_to(goal_ns)
 
     def wait_for_sleepers(self, count: int, timeout_s: float = 10.0) -> None:
         """Return once at least so many threads sleep, or wait with a time limit. TimeoutError after real seconds.
@@ -139,9 +138,13 @@ class VirtualClock:
                 heapq.heapify(self._sleepers)
 
     def _next_due(self, until_ns: int) -> _Sleeper | None:
-        """Who is to be woken next, with the clock set to its time."""
+        """Who is to be woken next, with the clock set to its time; or None, with the clock set to `until_ns`.
+
+        Both at once, so that who falls asleep meanwhile is either woken or sleeps from then on.
+        """
         with self._changed:
             if not self._sleepers or self._sleepers[0].due_ns > until_ns:
+                self._go_to(until_ns)
                 return None
             sleeper = heapq.heappop(self._sleepers)
             self._go_to(sleeper.due_ns)

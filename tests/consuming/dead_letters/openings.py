@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,18 +22,20 @@ URL_VARIABLE: Final = "PENSTOCK_TEST_LETTERS_URL"
 """Where the stream is that the tests have started; child processes inherit it."""
 
 
-class OwnStreamLetters(StreamDeadLetters):
-    """Letters with a connection of their own, as a process has."""
+@functools.cache
+def connection(number: int) -> penstock.Connection:
+    """A connection of this process to the stream. There are two, used in turn: making one takes half a second."""
+    return penstock.connect(os.environ[URL_VARIABLE])
 
-    def __init__(
-        self, streams: penstock.Connection | MemoryStreams, topic: str, held_bytes: int = 64 * 1024**2
-    ) -> None:
-        super().__init__(streams, topic, held_bytes=held_bytes)
-        self.streams = streams
 
-    def close(self) -> None:
-        super().close()
-        self.streams.close()
+_turns = itertools.cycle((0, 1))
+
+
+def hang_up() -> None:
+    """Close the connections, before the stream is."""
+    for number in (0, 1):
+        connection(number).close()
+    connection.cache_clear()
 
 
 class StreamByKey(MemoryStream):
@@ -55,20 +59,20 @@ class StreamsByKey(MemoryStreams):
         return StreamByKey(topic, self._topics)
 
 
-def on_the_log(folder: Path) -> OwnStreamLetters:
-    return OwnStreamLetters(penstock.connect(os.environ[URL_VARIABLE]), folder.name)
+def on_the_log(folder: Path) -> StreamDeadLetters:
+    return StreamDeadLetters(connection(next(_turns)), folder.name)
 
 
-def in_memory(folder: Path) -> OwnStreamLetters:
-    return OwnStreamLetters(MemoryStreams.named(folder.name), "letters")
+def in_memory(folder: Path) -> StreamDeadLetters:
+    return StreamDeadLetters(MemoryStreams.named(folder.name), "letters")
 
 
-def in_memory_by_key(folder: Path) -> OwnStreamLetters:
+def in_memory_by_key(folder: Path) -> StreamDeadLetters:
     """On a stream of three partitions that chooses them itself, and with hardly any room to hold letters."""
     streams = StreamsByKey.named(folder.name)
     if "letters" not in streams.topics():
         streams.create_topic("letters", 3)
-    return OwnStreamLetters(streams, "letters", held_bytes=5_000)
+    return StreamDeadLetters(streams, "letters", held_bytes=5_000)
 
 
 def in_sqlite(folder: Path) -> SqliteDeadLetters:

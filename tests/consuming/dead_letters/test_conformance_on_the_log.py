@@ -21,6 +21,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
     with Penstock(tmp_path_factory.mktemp("letters")) as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv(openings.URL_VARIABLE, f"kafka://{running.bootstrap}")
         yield running
+        openings.hang_up()
 
 
 TestLog = dead_letters(openings.on_the_log)

@@ -6,7 +6,6 @@ its calls; which calls there are is found by letting one run through.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,21 +18,16 @@ import penstock
 from penstock.abc import DeadLetters
 from penstock.consuming.dead_letters import open_dead_letters, redrive, redrive_of
 from penstock.model import LetterFilter, LetterState, NewRecord, Record
-from penstock.testing.conformance.child import Child, Parent
-from penstock.testing.crashing import CrashPoint
-from penstock.testing.intercepted_letters import InterceptedLetters
-from penstock.testing.intercepted_stream import InterceptedStreams
 from tests.clients.names import fresh
 from tests.consuming.dead_letters.hasty_clock import HastyClock
+from tests.consuming.dead_letters.killed_redrive import PAGE, URL_VARIABLE, run_redrive
 from tests.consuming.dead_letters.letters import given_up
 from tests.postgres import shared_postgres
 from tests.seeds import seed_of
 from tests.servers import Penstock
 
 LETTERS: Final = 6
-PAGE: Final = 3
 NEVER: Final = 10**9
-URL_VARIABLE: Final = "PENSTOCK_TEST_REDRIVE_URL"
 EVERYTHING: Final = LetterFilter(states=frozenset())
 Spec = Callable[[Path, str], str]
 
@@ -60,20 +54,6 @@ def on_the_stream(folder: Path, topic: str) -> str:
 
 def in_postgres(folder: Path, topic: str) -> str:
     return shared_postgres().fresh_database()
-
-
-def connected() -> penstock.Connection:
-    return penstock.connect(os.environ[URL_VARIABLE])
-
-
-def redrive_all(streams: penstock.Connection, parent: Parent, spec: str, at: str, nth: int, after: bool) -> None:
-    """What the child does. Letters and streams share one crash point, and count together."""
-    point = CrashPoint(at, nth, after)
-    between = InterceptedStreams(streams, point)
-    letters = open_dead_letters(spec, between)
-    report = redrive(InterceptedLetters(letters, point), between, LetterFilter(), clock=HastyClock(), rate_per_s=PAGE)
-    parent.say((report.redriven, dict(point.steps)))
-    letters.close()
 
 
 def put_letters(streams: penstock.Connection, spec: str, topic: str) -> list[Record]:
@@ -120,8 +100,7 @@ def kill_and_finish(streams: penstock.Connection, spec_of: Spec, folder: Path, a
     folder.mkdir()
     spec = spec_of(folder, topic)
     originals = put_letters(streams, spec, topic)
-    with Child(connected, redrive_all, spec, at, nth, after) as child:
-        child.wait_until_killed(60)
+    run_redrive(spec, at, nth, after).wait_until_killed()
     letters = open_dead_letters(spec, streams)
     redrive(letters, streams, LetterFilter(), clock=HastyClock())
     appended = check_finished(streams, letters, topic, originals)
@@ -135,22 +114,20 @@ def steps_of(streams: penstock.Connection, spec_of: Spec, folder: Path) -> dict[
     topic = fresh()
     spec = spec_of(folder, topic)
     originals = put_letters(streams, spec, topic)
-    with Child(connected, redrive_all, spec, "append", NEVER, False) as child:
-        ((redriven, steps),) = child.wait_until_done(60)
+    redriven, steps = run_redrive(spec, "append", NEVER, False).wait_until_done()
     assert redriven == LETTERS
     letters = open_dead_letters(spec, streams)
     assert set(check_finished(streams, letters, topic, originals).values()) == {1}
     letters.close()
-    return dict(steps)
+    return steps
 
 
-POINTS: Final = (
-    [("browse", nth) for nth in (1, 3)]
-    + [("take", nth) for nth in (1, 2)]
-    + [("append", nth) for nth in (1, 3, 4)]
-    + [("acknowledge", nth) for nth in (1, 3, 6)]
-    + [("settle", nth) for nth in (1, 2)]
-)
+POINTS: Final = [("browse", 3), ("take", 1), ("take", 2), ("append", 1), ("append", 4)] + [
+    ("acknowledge", 1),
+    ("acknowledge", 6),
+    ("settle", 1),
+    ("settle", 2),
+]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -66,7 +66,7 @@ class ConfigValue:
 
 
 class TopicAdministration:
-    """Requests about topics. Each waits for its answer; what changes nothing is asked again, for `timeout_s` at most."""
+    """Requests about topics. Each waits for its answer; what changes nothing is asked again, up to `timeout_s`."""
 
     def __init__(self, admin: AdminClient, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.admin = admin

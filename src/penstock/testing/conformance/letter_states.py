@@ -161,12 +161,17 @@ class StateCases(LetterSuite):
 
     def test_letters_are_redriven_once_by_competing_takers(self) -> None:
         openings = [self.open() for _ in range(3)]
-        openings[0].put([self.letter(number) for number in range(90)])
-        begin = threading.Barrier(6)
+        put = [self.letter(number) for number in range(90)]
+        openings[0].put(put)
+        together = threading.Barrier(6)
         which = LetterFilter(group=self.group, states=frozenset({WAITING}))
 
         def redrive_all(letters: DeadLetters, taker: str) -> None:
-            begin.wait(SETTLE_S)
+            ids = [letter.id for letter in put[:30]]
+            letters.take(ids, taker)
+            together.wait(SETTLE_S)  # each has been given them all, and the last one has them
+            letters.settle(ids, taker, redriven=True)
+            together.wait(SETTLE_S)
             while page := letters.browse(which, 10):  # ends: each round takes what the page had, or others have
                 taken = letters.take([letter.id for letter in page], taker)
                 letters.settle([letter.id for letter in taken], taker, redriven=True)
