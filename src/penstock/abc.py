@@ -139,7 +139,7 @@ class Feed(Protocol):
         """
 
     def wake(self) -> None:
-        """End a `poll` that waits, now. May be called from any thread."""
+        """End a `poll` that waits, now, or else the next one. May be called from any thread."""
 
     def close(self) -> None: ...
 

@@ -20,7 +20,7 @@ class MemoryShelf:
         self._heads: dict[tuple[str, str], tuple[bytes, str]] = {}
         self._parts: dict[tuple[str, str], dict[str, bytes]] = {}
         self.reads = 0
-        self.before_swap: Callable[[], None] | None = None
+        self.before_swap: Callable[[], object] | None = None
 
     def read_head(self, group: str, name: str) -> tuple[bytes, str] | None:
         self.reads += 1

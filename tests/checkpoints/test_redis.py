@@ -80,7 +80,7 @@ def test_a_writer_killed_at_any_time_leaves_the_old_checkpoint_or_the_new_one(st
     seed, key = seed_of(), fresh_key()
     rng = random.Random(seed)
     number = 0
-    for _ in range(6):
+    for _ in range(3):
         with Child(open_redis, save_for_ever, key.group, seed, number + 1) as child:
             heard = [child.hear() for _ in range(rng.randrange(1, 40))]
             acknowledged = (heard + child.kill())[-1]

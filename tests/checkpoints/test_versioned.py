@@ -195,7 +195,7 @@ def test_a_group_that_is_claimed_while_it_is_forgotten_stays() -> None:
         lease = claimed(store, key, "owner")
         store.save(lease, key, nth_change(7, 1))
         store.release(lease)
-    shelf.before_swap = lambda: claimed(other, last, "newcomer") and None
+    shelf.before_swap = lambda: claimed(other, last, "newcomer")
     with pytest.raises(GroupError, match="is in use"):
         store.forget("group")
     assert {lease.name: lease.owner for lease in store.leases("group")} == {

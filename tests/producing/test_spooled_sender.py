@@ -48,15 +48,18 @@ def test_what_it_could_not_deliver_is_delivered_by_the_next(tmp_path: Path) -> N
 def test_a_forgotten_connection_with_a_spool_lets_go_of_it(url: str, tmp_path: Path) -> None:
     topic = fresh()
 
-    def forget() -> weakref.ref[penstock.Connection]:
+    forgotten: list[weakref.ref[penstock.Connection]] = []
+
+    def forget() -> None:
         stream = connect_with_spool(url, tmp_path / "spool")
         stream.send(topic, "x")
-        return weakref.ref(stream)
+        forgotten.append(weakref.ref(stream))
+        del stream
+        gc.collect()
 
     with pytest.warns(ResourceWarning, match="was not closed"):
-        forgotten = forget()
-        gc.collect()
-    assert forgotten() is None
+        forget()
+    assert forgotten[0]() is None
     with connect_with_spool(url, tmp_path / "spool") as stream:
         stream.flush(20)
         assert [record.value for record in stream.read(topic)] == [b"x"]

@@ -14,10 +14,12 @@ from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.runners import Report
 from penstock.consuming.share import Share, Uncommitted
 from penstock.consuming.stages import StageError, Stages
-from penstock.errors import FencedError, StoreUnavailableError
+from penstock.errors import FencedError, RegistryUnavailableError, StoreUnavailableError
 from penstock.model import Batch, Guarantee, Order
 
 _STORE_AGAIN_S: Final = 0.5
+_NOT_THE_RECORD: Final = (StoreUnavailableError, RegistryUnavailableError)
+"""The database of the effects, or the schema registry, is away: that says nothing about the record, and is no attempt."""
 
 
 class Settling:
@@ -100,8 +102,7 @@ class Settling:
         rest = (task.batch, report.done, task.high)
         if isinstance(report.error, FencedError):
             return
-        if isinstance(report.error, StoreUnavailableError):
-            # The database of the effects is away: that says nothing about the record.
+        if isinstance(report.error, _NOT_THE_RECORD):
             self._lanes.release(task.lane, [rest], _STORE_AGAIN_S)
         elif report.error is not None:
             self._giving_up.failed(report)

@@ -106,7 +106,7 @@ class Checkpoint:
     failing: tuple[Failing, ...] = ()
     """Unfinished records that failed, in the order of their pointers."""
     restarts: int = 0
-    """How many owners have taken over since `start` last moved or one of them ended well: a record may be killing them."""
+    """How many owners took over since `start` moved, or since one of them ended well: a record may be killing them."""
     processed: int = 0
     """How often a handler has been called."""
     delivered: int = 0

@@ -45,6 +45,8 @@ class Engine:
         self.settings = settings
         self.durable = Feature.DURABLE in buffer.features
         self.is_whole = chosen.delivery.is_whole
+        self.waits_for_disk: bool = getattr(buffer, "waits_for_disk", self.durable)
+        """Whether putting may take as long as the disk does."""
         self._first = buffer.end
         self.ledger = Ledger(self._first, has_older=len(buffer) > 0)
         self.counts = Counts()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
-import functools
 import logging
 import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,6 +19,7 @@ from penstock.abc import Buffer, Feature, Streams
 from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, RecordTooLargeError
 from penstock.log.store import check_topic_name
 from penstock.model import NewRecord, Place, Receipt, milliseconds
+from penstock.producing.admission import call_in, put_async, put_when_full
 from penstock.producing.backoff import Backoff
 from penstock.producing.buffered import ForeignBuffer
 from penstock.producing.choosing import SPOOL_PREFIX, check_guarantees, choose_delivery, kafka_of, open_buffer
@@ -42,7 +42,6 @@ _EXIT_FLUSH_S: Final = 10.0
 """How long a program that forgets to close its producer is held up for what is in its memory."""
 _SPOOL_CLOSE_S: Final = 10.0
 """How long `close` delivers from a spool unless it is told. The rest is safe, and delivered by the next start."""
-_ROOM_SLICE_S: Final = 0.05
 _LONGEST_NAME: Final = 249
 
 _forks = 0
@@ -188,10 +187,10 @@ class Producer:
         receipt = Receipt(record.topic)
         if self._on_delivery is not None:
             receipt.add_done_callback(self._on_delivery)
-        await self._put_async(record, receipt)
+        await put_async(self._engine, (record,), (receipt,), self._check_usable)
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
-        receipt.add_done_callback(lambda _: _call_in(loop, done.set))
+        receipt.add_done_callback(lambda _: call_in(loop, done.set))
         self._engine.pump.nudge()
         await done.wait()
         return receipt.result(0)
@@ -211,7 +210,7 @@ class Producer:
         with self._transactions.open() as staged:
             yield
             if staged.records and not engine.try_put(staged.records, staged.receipts):
-                self._put_when_full(staged.records, staged.receipts)
+                put_when_full(engine, staged.records, staged.receipts, self._check_usable)
         if not engine.durable:
             for receipt in staged.receipts:
                 receipt.result()
@@ -315,7 +314,7 @@ class Producer:
             staged.records.append(record)
             staged.receipts.append(receipt)
         elif not self._engine.try_put((record,), (receipt,)):
-            self._put_when_full((record,), (receipt,))
+            put_when_full(self._engine, (record,), (receipt,), self._check_usable)
         return receipt
 
     def _check_record(self, record: NewRecord) -> None:
@@ -339,59 +338,6 @@ class Producer:
         if len(self._names) < 10_000:
             self._names.add(name)
 
-    def _put_when_full(self, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> None:
-        engine = self._engine
-        deadline_s = time.monotonic() + self.settings.max_block_s
-        while not self._is_settled_when_full(records, receipts):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or engine.pump.is_current_thread():  # a callback that waits would wait for itself
-                raise engine.no_room()
-            engine.pump.wait_for_news(min(left_s, _ROOM_SLICE_S))
-            self._check_usable()
-
-    def _is_settled_when_full(self, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> bool:
-        """Do what `when_full` says. False: wait for room, and try again."""
-        engine = self._engine
-        match self.settings.when_full:
-            case "error":
-                raise engine.no_room()
-            case "drop_newest":
-                engine.drop_newest(receipts)
-                return True
-            case "drop_oldest":
-                while not engine.try_put(records, receipts):
-                    if not engine.make_room():
-                        return False
-                return True
-            case "block":
-                return engine.try_put(records, receipts)
-
-    async def _put_async(self, record: NewRecord, receipt: Receipt) -> None:
-        engine, records, receipts = self._engine, (record,), (receipt,)
-        waits_for_disk = self.settings.spool_flush == "fsync"
-        if (
-            await asyncio.to_thread(engine.try_put, records, receipts)
-            if waits_for_disk
-            else engine.try_put(records, receipts)
-        ):
-            return
-        deadline_s = time.monotonic() + self.settings.max_block_s
-        loop = asyncio.get_running_loop()
-        while True:  # ends at the deadline
-            room = asyncio.Event()
-            engine.pump.call_on_room(functools.partial(_call_in, loop, room.set))
-            is_settled = functools.partial(self._is_settled_when_full, records, receipts)
-            if await asyncio.to_thread(is_settled) if waits_for_disk else is_settled():
-                return
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise engine.no_room()
-            try:
-                await asyncio.wait_for(room.wait(), left_s)
-            except TimeoutError:
-                continue
-            self._check_usable()
-
     def _check_usable(self) -> None:
         if self._closed:
             raise ConnectionClosedError(f"the producer to {self._url} is closed: make another")
@@ -404,14 +350,6 @@ class Producer:
 
 def _is_durable(buffer: str | Buffer) -> bool:
     return buffer.startswith(SPOOL_PREFIX) if isinstance(buffer, str) else Feature.DURABLE in buffer.features
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """In the thread of the loop, unless that has ended."""
-    try:
-        loop.call_soon_threadsafe(function)
-    except RuntimeError:
-        logger.debug("an event loop was closed before it heard of a record")
 
 
 def _let_go(engine: Engine, url: str, pid: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock.errors import ConfigError
@@ -49,16 +49,16 @@ class ProducerSettings:
     """How long `send` waits for room before it raises BufferFullError."""
 
     buffer_records: int = 1_000_000
-    """Records in the buffer at most."""
+    """Records in the buffer at most. Each that waits has a receipt in memory, of some 200 bytes."""
 
     buffer_bytes: int = 256 << 20
-    """Bytes in the buffer at most; for a spool, of its files."""
+    """Bytes in the buffer at most; for a spool, of its files, but for a segment."""
 
     delivery_timeout_s: float = 120.0
     """How long a record in memory is tried before its receipt fails. What is in a spool is tried until it succeeds, or
     is refused for good."""
 
-    retry: Backoff = field(default_factory=Backoff)
+    retry: Backoff = Backoff()
     """The waits between attempts."""
 
     idempotent: bool | None = None

@@ -281,10 +281,14 @@ class ReadsThenWrites(Sound):
     """Adds up redrives outside of the database, and cares for nobody else."""
 
     def settle(self, ids: Collection[str], taker: str, redriven: bool) -> None:
-        for letter in filter(None, map(self.stored, ids)):
-            state = LetterState.REDRIVEN if redriven else LetterState.WAITING
-            redrives = letter.redrives + int(redriven)
-            self.change(f"UPDATE {TABLE} SET state = ?, redrives = ? WHERE id = ?", state.value, redrives, letter.id)
+        state = LetterState.REDRIVEN if redriven else LetterState.WAITING
+        found = list(filter(None, map(self.stored, ids)))
+        with self._writing():
+            for letter in found:
+                redrives = letter.redrives + int(redriven)
+                self.change(
+                    f"UPDATE {TABLE} SET state = ?, redrives = ? WHERE id = ?", state.value, redrives, letter.id
+                )
 
 
 class MindsASecondClose(Sound):

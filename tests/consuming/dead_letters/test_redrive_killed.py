@@ -122,12 +122,17 @@ def steps_of(streams: penstock.Connection, spec_of: Spec, folder: Path) -> dict[
     return steps
 
 
-POINTS: Final = [("browse", 3), ("take", 1), ("take", 2), ("append", 1), ("append", 4)] + [
+POINTS: Final = (
+    ("browse", 3),
+    ("take", 1),
+    ("take", 2),
+    ("append", 1),
+    ("append", 4),
     ("acknowledge", 1),
     ("acknowledge", 6),
     ("settle", 1),
     ("settle", 2),
-]
+)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

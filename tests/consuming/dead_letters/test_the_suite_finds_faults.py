@@ -57,10 +57,14 @@ def run_case(opening: type[DeadLetters], case: str) -> unittest.TestResult:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_fault_is_found(fault: str) -> None:
-    result = run_case(getattr(broken, fault), FAULTS[fault])
-    assert result.testsRun == 1
-    assert result.failures or result.errors, f"{fault} passed {FAULTS[fault]}"
-    assert not result.skipped
+    attempts = 5 if fault == "PutsInTwoSteps" else 1  # that one shows when the kill comes at the right moment
+    for _ in range(attempts):
+        result = run_case(getattr(broken, fault), FAULTS[fault])
+        assert result.testsRun == 1
+        assert not result.skipped
+        if result.failures or result.errors:
+            return
+    pytest.fail(f"{fault} passed {FAULTS[fault]}")
 
 
 def test_every_broken_implementation_is_tried() -> None:

@@ -110,6 +110,11 @@ class Spool:
         return frozenset({Feature.DURABLE})
 
     @property
+    def waits_for_disk(self) -> bool:
+        """Whether `put` waits until the disk has the record."""
+        return self._flush is not None
+
+    @property
     def end(self) -> int:
         """The number that the next record gets."""
         return self._end

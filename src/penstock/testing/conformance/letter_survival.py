@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Final
 
@@ -83,7 +84,7 @@ class SurvivalCases(LetterSuite):
     @needs(Feature.DURABLE)
     def test_a_kill_in_the_middle_of_a_put_leaves_letters_whole_and_usable(self) -> None:
         for _ in range(4):
-            with self.child(put_large_ones, self.group, self.rng.uniform(0.0, 0.1)) as child:
+            with self.child(put_large_ones, self.group, self.rng.random()) as child:
                 child.wait_until_killed()
         letters = self.open()
         for found in self.all(letters):
@@ -113,12 +114,13 @@ def put_one_by_one(letters: DeadLetters, parent: Parent, group: str) -> None:
         parent.say(number)
 
 
-def put_large_ones(letters: DeadLetters, parent: Parent, group: str, delay_s: float) -> None:
-    """Until this process has died of itself, at some moment."""
-    killer = threading.Timer(delay_s, die)
-    killer.start()
+def put_large_ones(letters: DeadLetters, parent: Parent, group: str, moment: float) -> None:
+    """Until this process dies of itself, at some moment of the second put or of the third."""
+    began_s = time.monotonic()
     for number in range(0, 100_000, 5):
         letters.put([large_letter(group, number + step) for step in range(5)])
+        if not number:
+            threading.Timer(moment * 2 * (time.monotonic() - began_s), die).start()
 
 
 def large_letter(group: str, number: int) -> DeadLetter:
