@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import against_kafka, arrow, many_topics, recovery
+from benchmarks import against_kafka, arrow, consumers, deadlines, many_topics, recovery, spool
 from benchmarks.report import Report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help="kafka, topics, arrow, recovery; all where none is named")
+    parser.add_argument("names", nargs="*", help="which, such as kafka or consumers; all where none is named")
     parser.add_argument("--rounds", type=int, default=3, help="how often the servers take turns (3)")
     parser.add_argument("--scale", type=float, default=1.0, help="how many records, as a part of the usual (1.0)")
     options = parser.parse_args()
@@ -25,6 +25,9 @@ def main() -> None:
         "topics": lambda: many_topics.run(report, say),
         "arrow": lambda: arrow.run(report, say),
         "recovery": lambda: recovery.run(report, say),
+        "spool": lambda: spool.run(report, say, rounds=options.rounds, scale=options.scale),
+        "deadlines": lambda: deadlines.run(report, say, scale=options.scale),
+        "consumers": lambda: consumers.run(report, say, rounds=options.rounds, scale=options.scale),
         "kafka": lambda: against_kafka.run(report, say, rounds=options.rounds, scale=options.scale),
     }
     unknown = set(options.names) - suites.keys()

@@ -18,6 +18,8 @@ SAYS: Final = {
     "survive_a_crash.py": "stored 20000 of which 20000 are different",
     "fraud.py": "300 transactions judged",
     "plain_kafka_client.py": "any client will do",
+    "orders.py": "billed 299 orders of 300",
+    "usage.py": "every use was counted once",
 }
 
 

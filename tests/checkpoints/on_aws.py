@@ -124,7 +124,7 @@ def check_a_missing_part_is_told(service: str) -> None:
     with small(service) as (store, _), small(service) as (other, _):
         key = fresh_key()
         lease = claimed(store, key, "owner")
-        for number in range(1, SAVES):
+        for number in range(1, 12):
             store.save(lease, key, nth_change(1, number))
         store._shelf.remove_parts(key.group, key.lease_name, store._shelf.parts(key.group, key.lease_name))
         with pytest.raises(CorruptCheckpointError, match="is missing"):
@@ -134,7 +134,7 @@ def check_a_missing_part_is_told(service: str) -> None:
 
 
 def save_many(store: VersionedCheckpoints, lease: Lease, key: CheckpointKey) -> None:
-    for number in range(SAVES, 3 * SAVES):
+    for number in range(12, 36):
         store.save(lease, key, nth_change(1, number))
 
 

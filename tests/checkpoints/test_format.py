@@ -19,14 +19,14 @@ from penstock.checkpoints.format import (
     storable,
 )
 from penstock.errors import CorruptCheckpointError
-from penstock.model import Checkpoint, CheckpointKey, Failing, Happening, Runs, Status
+from penstock.model import Checkpoint, CheckpointKey, Claim, Failing, Happening, Runs, Status
 from tests.seeds import seed_of
 
 KEY = CheckpointKey("billing", "orders", 3)
 distances = st.one_of(
     st.integers(1, 3), st.integers(1, 300), st.integers(1, 1 << 66), st.integers(1, 1 << 210), st.just(1)
 )
-texts = st.text(st.characters(blacklist_characters="\0"), max_size=30)
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 times_ms = st.integers(0, 1 << 45)
 
 
@@ -42,6 +42,11 @@ def checkpoints(draw: st.DrawFn) -> Checkpoint:
     start = draw(st.one_of(st.integers(0, 1000), st.integers(-(1 << 200), 1 << 200)))
     runs = draw(runs_behind(start))
     last = runs[-1][1] if runs else start
+    places = itertools.accumulate(draw(st.lists(st.integers(0, 1 << 80), max_size=4)), initial=start)
+    claims = [
+        Claim(first, end, *draw(st.tuples(texts, st.integers(0, 99), st.integers(0, 99), times_ms)))
+        for first, end in itertools.pairwise(places)
+    ]
     failing = st.builds(Failing, st.integers(start, last), st.integers(0, 99), texts, times_ms, times_ms)
     return Checkpoint(
         start,
@@ -52,6 +57,7 @@ def checkpoints(draw: st.DrawFn) -> Checkpoint:
         draw(st.integers(0, 1 << 60)),
         draw(st.integers(0, 1 << 60)),
         draw(times_ms),
+        tuple(claims),
     )
 
 

@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -173,6 +174,8 @@ def serve_orders() -> None:
             try:
                 run(line)
                 code = 0
+            except Exception:
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(code)

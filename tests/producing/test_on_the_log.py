@@ -97,8 +97,8 @@ def test_a_spool_is_filled_and_opened_while_there_is_no_broker(own_server: Penst
     url = f"kafka://{own_server.bootstrap}"
     spool = f"spool:{tmp_path / 'spool'}"
     retry = Backoff(first_s=0.05, longest_s=0.2)
-    producer = Producer(url, buffer=spool, retry=retry)
     own_server.kill()
+    producer = Producer(url, buffer=spool, retry=retry)
     receipts = [producer.send(topic, str(number), "key") for number in range(50)]
     producer.close(timeout=0.3)
     assert all("kept in" in str(receipt.error) for receipt in receipts)

@@ -77,7 +77,7 @@ def open_shared(folder: Path) -> Shared:
 
 
 def open_careless(folder: Path) -> Careless:
-    return Careless(folder / "spool")
+    return Careless(folder / "spool", segment_bytes=4096)
 
 
 def open_without_lock(folder: Path) -> WithoutLock:

@@ -19,7 +19,7 @@ from penstock.model import Batch, Guarantee, Order
 
 _STORE_AGAIN_S: Final = 0.5
 _NOT_THE_RECORD: Final = (StoreUnavailableError, RegistryUnavailableError)
-"""The database of the effects, or the schema registry, is away: that says nothing about the record, and is no attempt."""
+"""The database of the effects, or the schema registry, is away. That says nothing about the record: it is no attempt."""
 
 
 class Settling:

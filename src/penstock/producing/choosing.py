@@ -20,7 +20,10 @@ from penstock.producing.partitioners import BatchPartitioner
 from penstock.producing.settings import ProducerSettings
 from penstock.producing.spooling import Spool
 from penstock.producing.stream_delivery import StreamDelivery
+from penstock.streams.connecting import open_streams
 from penstock.streams.kafka.connection import Connection
+from penstock.streams.options import Options
+from penstock.streams.url import KafkaUrl, parse_url
 
 SPOOL_PREFIX: Final = "spool:"
 _ANY_TOPIC: Final = "any"
@@ -34,6 +37,14 @@ class Chosen:
     in_flight: int
     check: Callable[[], None]
     """Raises when the stream cannot be used any more."""
+
+
+def open_for_producing(url: str, *, durable: bool) -> Streams:
+    """The streams at a URL. With a spool, brokers that are away are no reason not to begin: they are waited for."""
+    where = parse_url(url)
+    if durable and isinstance(where, KafkaUrl):
+        return Connection(url, where.bootstrap, Options())
+    return open_streams(url)
 
 
 def open_buffer(buffer: str | Buffer, settings: ProducerSettings) -> MemoryBuffer | Spool | ForeignBuffer:

@@ -22,7 +22,14 @@ from penstock.model import NewRecord, Place, Receipt, milliseconds
 from penstock.producing.admission import call_in, put_async, put_when_full
 from penstock.producing.backoff import Backoff
 from penstock.producing.buffered import ForeignBuffer
-from penstock.producing.choosing import SPOOL_PREFIX, check_guarantees, choose_delivery, kafka_of, open_buffer
+from penstock.producing.choosing import (
+    SPOOL_PREFIX,
+    check_guarantees,
+    choose_delivery,
+    kafka_of,
+    open_buffer,
+    open_for_producing,
+)
 from penstock.producing.counts import ProducerStats
 from penstock.producing.engine import Engine
 from penstock.producing.kept import RECORD_OVERHEAD_BYTES, size_of
@@ -33,7 +40,6 @@ from penstock.producing.spooling import Spool
 from penstock.producing.transaction import OpenTransactions
 from penstock.serde import Topic
 from penstock.serde.plain import NewHeaders, encode_as_json_unless_text, encode_headers
-from penstock.streams.connecting import open_streams
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +112,7 @@ class Producer:
         if on_delivery is not None and not callable(on_delivery):
             raise ConfigError(f"on_delivery={on_delivery!r} is no function")
         chosen_partitioner = choose_partitioner(partitioner)
-        owned_streams = open_streams(streams) if isinstance(streams, str) else None
+        owned_streams = open_for_producing(streams, durable=_is_durable(buffer)) if isinstance(streams, str) else None
         system: Streams = owned_streams if owned_streams is not None else streams  # type: ignore[assignment]
         owned_buffer: MemoryBuffer | Spool | None = None
         try:

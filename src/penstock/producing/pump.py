@@ -1,40 +1,30 @@
-"""The pump: one thread that takes records from the buffer to the stream, and sees each of them to its end."""
+"""The pump: one thread that carries records from the buffer to the stream until it is stopped."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from penstock.abc import Feature
 from penstock.errors import DeliveryError, PenstockError, StorageError
 from penstock.producing.buffered import NumberedBuffer
+from penstock.producing.carrier import Carrier, Refuse
 from penstock.producing.counts import Counts
-from penstock.producing.delivering import Delivery, UndecidedError
-from penstock.producing.kept import Held
+from penstock.producing.delivering import Delivery
 from penstock.producing.ledger import Ledger
 from penstock.producing.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-_HEAR_S: Final = 0.002
-"""How long news of what is under way are waited for before the buffer is looked at again."""
 _IDLE_S: Final = 1.0
 _CHECK_S: Final = 1.0
-
-Refuse = Callable[[Sequence[Held], str], None]
-"""Keeps records that can never be delivered."""
+_SLICE_S: Final = 0.1
 
 
-class Pump:
-    """Keeps the order: what failed is tried again before anything behind it that could depend on it is sent.
-
-    When something failed, nothing more is handed over until all that is under way has come to an end. Then what failed
-    is sent again in its order: at once if it is to be tried again, and, where a refusal may have met innocents of the
-    same batch, those that were refused one by one, so that each is judged alone.
-    """
+class Pump(Carrier):
+    """A carrier with a thread of its own, and everything by which other threads wait for it and wake it."""
 
     def __init__(
         self,
@@ -48,43 +38,23 @@ class Pump:
         check: Callable[[], None],
         on_failure: Callable[[], None],
     ) -> None:
-        """`refuse` is there for a spool: what the stream refuses is kept by it. Without, its receipt fails.
+        """`check` raises when the stream cannot be used any more. `on_failure`: nothing more is delivered.
 
-        `check` raises when the stream cannot be used any more. `on_failure` is called when nothing more is delivered.
+        The others are those of `Carrier`.
         """
+        super().__init__(buffer, delivery, settings, ledger, counts, in_flight, refuse)
         self._check = check
         self._check_at_s = 0.0
         self._on_failure = on_failure
-        self._buffer = buffer
-        self._delivery = delivery
-        self._settings = settings
-        self._ledger = ledger
-        self._counts = counts
-        self._refuse = refuse
-        self._durable = Feature.DURABLE in buffer.features
-        factor = in_flight if delivery.is_whole else 1
-        self._limit_records = settings.batch_records * factor
-        self._limit_bytes = settings.batch_bytes * factor
-        self._most_under_way = settings.batch_records * in_flight
-        self._under_way: dict[int, Held] = {}
-        self._failed: dict[int, tuple[Held, DeliveryError]] = {}
-        self.taken = -1
-        """The number of the last record that was handed over."""
-        self.committed = -1
         self.failure: PenstockError | None = None
         """Why this producer can deliver nothing any more."""
-        self._waits_s: Iterator[float] | None = None
-        self._failing_since_s: float | None = None
-        self._news = threading.Condition()
-        self._waiting = 0
-        self._on_room: list[Callable[[], None]] = []
         self.ended = False
         self.idle = False
         """Nothing is left to do: who puts something sets `wake`."""
-        self.taking = threading.Lock()
-        """Held while records are taken from the buffer, so that none is dropped that is about to be sent."""
         self.wake = threading.Event()
-        self._hurried = threading.Event()
+        self._news = threading.Condition()
+        self._waiting = 0
+        self._on_room: list[Callable[[], None]] = []
         self._stop_at_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-producer", daemon=True)
 
@@ -154,16 +124,14 @@ class Pump:
             self._end()
 
     def _turn(self) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._check_at_s:
-            self._check_at_s = now_s + _CHECK_S
-            self._check()
+        self._check_stream()
         try:
             self._ledger.mark(self._buffer.end)
             self._take()
             if self._under_way:
-                self._hear(_HEAR_S)
+                self._hear()
             else:
+                self._commit()
                 self._rest()
             if self._failed:
                 self._repair()
@@ -180,8 +148,8 @@ class Pump:
                 if not first:
                     return
                 through = self._delivery.delivered_through(first[0])
-            except DeliveryError as error:
-                if not error.retriable:
+            except (DeliveryError, StorageError) as error:
+                if isinstance(error, DeliveryError) and not error.retriable:
                     raise
                 logger.warning("%s; trying again", error)
                 self._back_off()
@@ -192,43 +160,6 @@ class Pump:
             self._buffer.commit(through)
             self.committed = self.taken = through
 
-    def _take(self) -> None:
-        """Hand over what is new, as much as may be under way."""
-        while len(self._under_way) < self._most_under_way and not self._failed:
-            self._linger()
-            with self.taking:
-                batch = self._peek()
-                if batch:
-                    self.taken = batch[-1].sequence
-            if not batch:
-                return
-            self._send(batch)
-
-    def _linger(self) -> None:
-        """Wait for more, unless the delivery does so itself, somebody waits for this, or there is enough."""
-        if self._delivery.gathers:
-            return
-        if not self._hurried.is_set():
-            found = self._buffer.peek(self.taken, self._limit_records, self._limit_bytes)
-            if found and len(found) < self._limit_records:
-                self._hurried.wait(self._settings.linger_ms / 1000)
-        self._hurried.clear()
-
-    def _peek(self) -> list[Held]:
-        found = list(self._buffer.peek(self.taken, self._limit_records, self._limit_bytes))
-        if found and self._delivery.is_whole:
-            while found[-1].together_with > found[-1].sequence:
-                last = found[-1]
-                more = self._buffer.peek(last.sequence, last.together_with - last.sequence, self._settings.buffer_bytes)
-                if not more:
-                    break
-                found += more
-        return found
-
-    def _send(self, batch: Sequence[Held]) -> None:
-        self._under_way.update((held.sequence, held) for held in batch)
-        self._delivery.send(batch)
-
     def _rest(self) -> None:
         """Nothing is under way: wait until something is put. Who puts looks at `idle` after it has put."""
         self.idle = True
@@ -237,147 +168,6 @@ class Pump:
         self.wake.clear()
         self.idle = False
 
-    def _hear(self, wait_s: float) -> None:
-        if self._hurried.is_set():
-            self._hurried.clear()
-            self._delivery.hurry()
-        outcomes = self._delivery.outcomes(wait_s)
-        if not outcomes:
-            self._check_time()
-            return
-        settle, under_way = self._ledger.settle, self._under_way
-        delivered = 0
-        for sequence, partition, offset, error in outcomes:
-            held = under_way.pop(sequence, None)
-            if held is None:
-                continue  # of a client that was given up meanwhile
-            if error is None:
-                delivered += 1
-                settle(sequence, partition, offset)
-            else:
-                self._not_delivered(held, error)
-        self._counts.delivered += delivered
-        self._commit()
-
-    def _not_delivered(self, held: Held, error: DeliveryError) -> None:
-        if isinstance(error, UndecidedError) and not self._durable:
-            self._counts.failed += 1
-            self._ledger.settle(held.sequence, -1, -1, error)
-        elif error.retriable or self._refuse is not None or self._delivery.is_whole:
-            self._failed[held.sequence] = (held, error)
-        else:
-            self._counts.refused += 1
-            self._ledger.settle(held.sequence, -1, -1, error)
-
-    def _commit(self) -> None:
-        """Everything before the first record that has not come to its end is done."""
-        through = self.taken
-        if self._under_way:
-            through = next(iter(self._under_way)) - 1  # they are there in their order
-        if self._failed:
-            through = min(through, min(self._failed) - 1)
-        if through > self.committed:
-            self._buffer.commit(through)
-            self.committed = through
-            self._ledger.committed(through)
-            if self._waiting or self._on_room:
-                self.tell_news()
-
-    # When something went wrong.
-
-    def _repair(self) -> None:
-        while self._under_way:
-            self._hear(_HEAR_S)
-        while self._failed:  # ends: each turn something succeeds, is refused, or takes time, which is limited
-            units = self._units()
-            suspects = sum(is_suspect for _, is_suspect in units)
-            if not suspects:
-                if self._is_too_late():
-                    return
-                self._back_off()
-            elif len(units) == 1:
-                self._refuse_unit(units[0][0])
-                continue
-            for batch in _runs(units):
-                self._counts.retried += len(batch)
-                for held in batch:
-                    del self._failed[held.sequence]
-                self._send(batch)
-                while self._under_way:
-                    self._hear(_HEAR_S)
-                if batch[0].sequence in self._failed and not self._settle_run(batch):
-                    break
-        self._recovered()
-
-    def _settle_run(self, batch: list[Held]) -> bool:
-        """A run has failed again. Whether the next one may be sent: this one was refused, and is out of the way."""
-        errors = [self._failed[held.sequence][1] for held in batch if held.sequence in self._failed]
-        is_one_unit = len({held.together_with if self._delivery.is_whole else held.sequence for held in batch}) == 1
-        if is_one_unit and any(not error.retriable for error in errors):
-            self._refuse_unit(batch)
-            return True
-        return False
-
-    def _units(self) -> list[tuple[list[Held], bool]]:
-        """What failed, in its order, in parts that must go together; and whether a part was refused for good."""
-        units: list[tuple[list[Held], bool]] = []
-        for sequence in sorted(self._failed):
-            held, error = self._failed[sequence]
-            if units and self._delivery.is_whole and units[-1][0][-1].together_with >= sequence:
-                units[-1][0].append(held)
-                units[-1] = (units[-1][0], units[-1][1] or not error.retriable)
-            else:
-                units.append(([held], not error.retriable))
-        return units
-
-    def _refuse_unit(self, unit: list[Held]) -> None:
-        """Never to be delivered: kept by the spool's file of refused records, or else known from its receipt."""
-        errors = {held.sequence: self._failed.pop(held.sequence)[1] for held in unit}
-        reason = next((error for error in errors.values() if not error.retriable), errors[unit[0].sequence])
-        if self._refuse is not None:
-            try:
-                self._refuse(unit, str(reason))
-            except StorageError as error:
-                logger.error("%s; trying again", error)
-                self._failed.update((held.sequence, (held, errors[held.sequence])) for held in unit)
-                self._back_off()
-                return
-        for held in unit:
-            self._counts.refused += 1
-            self._ledger.settle(held.sequence, -1, -1, DeliveryError(str(reason)))
-        self._commit()
-
-    def _is_too_late(self) -> bool:
-        """Give up what has been tried for long enough, if it is in memory only. Whether it was."""
-        now_s = time.monotonic()
-        self._failing_since_s = self._failing_since_s or now_s
-        if self._durable or now_s - self._failing_since_s < self._settings.delivery_timeout_s:
-            return False
-        self._give_up_failed()
-        return True
-
-    def _give_up_failed(self) -> None:
-        failed, self._failed = self._failed, {}
-        for sequence, (_, error) in failed.items():
-            self._counts.failed += 1
-            self._ledger.settle(sequence, -1, -1, DeliveryError(str(error)))
-        self._recovered()
-        self._commit()
-
-    def _back_off(self) -> None:
-        if self._waits_s is None:
-            self._waits_s = self._settings.retry.waits_s()
-        until_s = time.monotonic() + next(self._waits_s)
-        while (left_s := until_s - time.monotonic()) > 0:
-            self._check_time()
-            self.wake.wait(min(left_s, 0.1))
-            self.wake.clear()
-        self._check_time()
-
-    def _recovered(self) -> None:
-        self._waits_s = None
-        self._failing_since_s = None
-
     # The end.
 
     def _is_over(self) -> bool:
@@ -385,6 +175,25 @@ class Pump:
             return False
         self._check_time()
         return not self._under_way and not self._failed and not self._buffer.peek(self.taken, 1, 1)
+
+    def _on_progress(self) -> None:
+        if self._waiting or self._on_room:
+            self.tell_news()
+
+    def _pause(self, duration_s: float) -> None:
+        until_s = time.monotonic() + duration_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._check_time()
+            self._check_stream()
+            self.wake.wait(min(left_s, _SLICE_S))
+            self.wake.clear()
+        self._check_time()
+
+    def _check_stream(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._check_at_s:
+            self._check_at_s = now_s + _CHECK_S
+            self._check()
 
     def _check_time(self) -> None:
         if self._stop_at_s is not None and time.monotonic() >= self._stop_at_s:
@@ -417,18 +226,3 @@ class Pump:
 
 class _TimeIsOverError(Exception):
     """The deadline of `stop` has come."""
-
-
-def _runs(units: list[tuple[list[Held], bool]]) -> Iterator[list[Held]]:
-    """What is sent together: all that may be tried again up to the next part that was refused, which goes alone."""
-    run: list[Held] = []
-    for unit, is_suspect in units:
-        if is_suspect:
-            if run:
-                yield run
-                run = []
-            yield unit
-        else:
-            run += unit
-    if run:
-        yield run

@@ -14,6 +14,7 @@ SpoolFlush = Literal["os", "fsync"]
 
 WHEN_FULL: Final = ("block", "drop_oldest", "drop_newest", "error")
 SPOOL_FLUSHES: Final = ("os", "fsync")
+_BACKOFF: Final = Backoff()
 MOST_IN_FLIGHT_IN_ORDER: Final = 5
 """A Kafka broker remembers the last five batches of an idempotent producer, and no more."""
 
@@ -58,7 +59,7 @@ class ProducerSettings:
     """How long a record in memory is tried before its receipt fails. What is in a spool is tried until it succeeds, or
     is refused for good."""
 
-    retry: Backoff = Backoff()
+    retry: Backoff = _BACKOFF
     """The waits between attempts."""
 
     idempotent: bool | None = None

@@ -16,7 +16,7 @@ from penstock.serde.msgpack import MsgpackSerde
 from penstock.serde.plain import PlainSerde
 from penstock.serde.protobuf import ProtobufSerde
 from penstock.serde.registry.schema import Reference, RegisteredSchema, Schema
-from penstock.serde.topic import Topic, topic_of
+from penstock.serde.topic import Topic, new_record, topic_of
 
 if TYPE_CHECKING:
     from penstock.serde.registry.client import SchemaRegistry
@@ -34,6 +34,7 @@ __all__ = [
     "SchemaRegistry",
     "TextSerde",
     "Topic",
+    "new_record",
     "topic_of",
 ]
 

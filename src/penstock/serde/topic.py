@@ -130,7 +130,7 @@ class Topic(Generic[T]):
         data = self.serde.encode(value, self.name)
         if key is None and self.key is not None:
             key = self._made_key(value)
-        timestamp_ms = None if timestamp is None else self._timestamp_ms(timestamp)
+        timestamp_ms = None if timestamp is None else timestamp_ms_of(timestamp)
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int) or partition < 0):
             raise ConfigError(f"topic {self.name!r}: {partition!r} is no partition: they are 0, 1, 2, …")
         return NewRecord(
@@ -197,12 +197,6 @@ class Topic(Generic[T]):
         except SerdeError as error:
             raise SerdeError(f"the key: {error}") from error
 
-    def _timestamp_ms(self, timestamp: datetime.datetime | int) -> int:
-        timestamp_ms = milliseconds(timestamp, "the timestamp")
-        if timestamp_ms <= 0:
-            raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
-        return timestamp_ms
-
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self!r} cannot be changed: make another Topic")
 
@@ -227,6 +221,35 @@ class Topic(Generic[T]):
 
     def __str__(self) -> str:
         return self.name
+
+
+def new_record(
+    topic: str | Topic[Any],
+    value: object,
+    key: object = None,
+    headers: NewHeaders = None,
+    timestamp: datetime.datetime | int | None = None,
+    partition: int | None = None,
+) -> NewRecord:
+    """A record for a Topic, or for one that is known by its name alone: bytes and text as they are, the rest as JSON."""
+    if isinstance(topic, Topic):
+        return topic.new_record(value, key, headers, timestamp, partition)
+    return NewRecord(
+        topic,
+        encode_as_json_unless_text(value, "a value"),
+        None if key is None else encode_as_json_unless_text(key, "a key"),
+        encode_headers(headers) if headers is not None else (),
+        None if timestamp is None else timestamp_ms_of(timestamp),
+        partition,
+    )
+
+
+def timestamp_ms_of(timestamp: datetime.datetime | int) -> int:
+    """A timestamp as it is sent. ConfigError for one that cannot be."""
+    timestamp_ms = milliseconds(timestamp, "the timestamp")
+    if timestamp_ms <= 0:
+        raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
+    return timestamp_ms
 
 
 def topic_of(topic: str | Topic[Any]) -> Topic[Any]:

@@ -129,6 +129,8 @@ class Spool:
             size = sum(map(size_of, records))
         with self._lock:
             self._check_open()
+            if self._flush is not None and self._flush.failed is not None:
+                raise StorageError(self._flush.failed)
             if self._count + len(records) > self._limit_records or self._size + size > self._limit_bytes:
                 raise BufferFullError(
                     f"the spool {self.folder} holds {self._count} records and {self._size} bytes, of at most "
@@ -322,8 +324,6 @@ class Spool:
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectionClosedError(f"the spool {self.folder} is closed: open it again")
-        if self._flush is not None and self._flush.failed is not None:
-            raise StorageError(self._flush.failed)
 
     def _let_go_in_child(self) -> None:
         """A forked process is not the owner: it must not hold the folder when the owner has ended."""

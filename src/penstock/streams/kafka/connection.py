@@ -12,14 +12,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from confluent_kafka.admin import AdminClient
 
 from penstock.abc import Features
-from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, DeliveryError
-from penstock.model import Receipt, milliseconds
-from penstock.serde.plain import encode_as_json_unless_text, encode_headers
+from penstock.errors import BrokerUnavailableError, ConnectionClosedError, DeliveryError
+from penstock.model import Receipt
+from penstock.serde import Topic, new_record
 from penstock.streams.kafka.reading import Reader, Start
 from penstock.streams.kafka.sending import Sender
 from penstock.streams.kafka.settings import client_configuration, producer_configuration
@@ -106,7 +106,7 @@ class Connection:
 
     def send(
         self,
-        topic: str,
+        topic: str | Topic[Any],
         value: object,
         key: object = None,
         *,
@@ -116,25 +116,16 @@ class Connection:
     ) -> Receipt:
         """Send a record. It is under way when this returns, and stored when its receipt says so.
 
-        Bytes and text go as they are, anything else as JSON; None is a record without a value. Records of one key go to
-        one partition, in the order in which they were sent. `timestamp` is a time with a zone or milliseconds since
+        A Topic says how its values and keys are encoded; with the name of one, bytes and text go as they are, anything
+        else as JSON. None is a record without a value. Records of one key go to one partition, in the order in which they were sent. `timestamp` is a time with a zone or milliseconds since
         1970; without it, it is now. A topic that does not exist is created where the broker allows it.
 
         Raises DeliveryError when the record cannot even be taken: it is too large, its partition does not exist, or the
         buffer stayed full for `delivery_timeout_s`.
         """
-        timestamp_ms = None
-        if timestamp is not None:
-            timestamp_ms = milliseconds(timestamp, "the timestamp")
-            if timestamp_ms <= 0:
-                raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
+        record = new_record(topic, value, key, headers, timestamp, partition)
         return self.sender.send(
-            topic,
-            encode_as_json_unless_text(value, "a value"),
-            encode_as_json_unless_text(key, "a key"),
-            encode_headers(headers),
-            timestamp_ms,
-            partition,
+            record.topic, record.value, record.key, record.headers, record.timestamp_ms, record.partition
         )
 
     def flush(self, timeout: float | None = None) -> None:

@@ -82,6 +82,8 @@ class KafkaGroupFeed(PolledFeed):
         self._unsettled: set[int] = set()
         """Partitions that came, went or moved since librdkafka was last asked: what came with that is read again."""
         self._failure: BaseException | None = None
+        self._leaving: Consumer | None = None
+        """While the feed is closed, the listener may still commit for the partitions that it hands back."""
         with self._refusals(f"topic {topic!r} cannot be read by group {group!r}"):
             self._open_consumer().subscribe(
                 [topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
@@ -108,7 +110,7 @@ class KafkaGroupFeed(PolledFeed):
         Without it nothing is raised: an offset that does not get there is shown late, and nothing else hangs on it.
         """
         with self._lock:
-            consumer = self._open_consumer()
+            consumer = self._leaving or self._open_consumer()
             ours = [
                 TopicPartition(self._topic, each, offset) for each, offset in pointers.items() if each in self._share
             ]
@@ -167,7 +169,11 @@ class KafkaGroupFeed(PolledFeed):
 
     def _let_go(self, consumer: Consumer) -> None:
         before = self._failure
-        consumer.close()
+        self._leaving = consumer
+        try:
+            consumer.close()
+        finally:
+            self._leaving = None
         if self._failure is not None and self._failure is not before:
             raise self._failure
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from penstock.abc import Features
 from penstock.errors import ConfigError
 from penstock.model import Receipt, Record
+from penstock.serde import Topic
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.reading import Reader
 from penstock.streams.kafka.sending import Sender
@@ -35,7 +37,7 @@ class MemoryConnection(Connection):
 
     def send(
         self,
-        topic: str,
+        topic: str | Topic[Any],
         value: object,
         key: object = None,
         *,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from penstock.abc import Clock, Features
-from penstock.errors import ConfigError, ConnectionClosedError
-from penstock.model import NewRecord, Pointer, Receipt, milliseconds
-from penstock.serde.plain import encode_as_json_unless_text, encode_headers
+from penstock.errors import ConnectionClosedError
+from penstock.model import Pointer, Receipt
+from penstock.serde import Topic, new_record
 from penstock.streams.memory.reading import MemoryReader, Start
 from penstock.streams.memory.stream import FEATURES, MemoryStream
 from penstock.streams.memory.topics import Topics, topics_named
@@ -75,7 +75,7 @@ class MemoryStreams:
 
     def send(
         self,
-        topic: str,
+        topic: str | Topic[Any],
         value: object,
         key: object = None,
         *,
@@ -85,20 +85,8 @@ class MemoryStreams:
     ) -> Receipt:
         """Send a record, as `Connection.send` does. It is stored when this returns, or its receipt says why not."""
         self._check_open()
-        timestamp_ms = None
-        if timestamp is not None:
-            timestamp_ms = milliseconds(timestamp, "the timestamp")
-            if timestamp_ms <= 0:
-                raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
-        record = NewRecord(
-            topic,
-            encode_as_json_unless_text(value, "a value"),
-            encode_as_json_unless_text(key, "a key"),
-            encode_headers(headers),
-            timestamp_ms,
-            partition,
-        )
-        [receipt] = MemoryStream(topic, self._topics).append([record])
+        record = new_record(topic, value, key, headers, timestamp, partition)
+        [receipt] = MemoryStream(record.topic, self._topics).append([record])
         return receipt
 
     def flush(self, timeout: float | None = None) -> None:

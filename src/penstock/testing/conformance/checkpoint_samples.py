@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from penstock.abc import CheckpointStore
-from penstock.model import Change, Checkpoint, CheckpointKey, Failing, Handled, Happening, Lease, Status
+from penstock.model import Change, Checkpoint, CheckpointKey, Claim, Failing, Handled, Happening, Lease, Status
 from penstock.testing.conformance.suite import Suite
 
 NOW_MS = 1_700_000_000_000
@@ -79,6 +79,10 @@ def full_checkpoint(base: int = 1000) -> Checkpoint:
         processed=700,
         delivered=650,
         saved_ms=NOW_MS,
+        claims=(
+            Claim(base + 10, base + 20, "member-1", 7, 1, 30_000),
+            Claim(base + 20, base + 400, "", 8, 2, 30_000),
+        ),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.errors import ConfigError
-from penstock.model import LetterFilter, LetterState
+from penstock.model import DeadLetter, LetterFilter, LetterState
 from penstock.testing.conformance.letter_suite import ANY_STATE, LetterSuite, random_filter
 
 
@@ -108,6 +109,7 @@ class BrowsingCases(LetterSuite):
         assert letters.count(LetterFilter(group=self.group, states=ANY_STATE)) == 2, "and it is counted"
 
 
-def _numbers(ids: list[str], put: list[object]) -> list[int]:
-    known = [getattr(letter, "id", None) for letter in put]
+def _numbers(ids: Sequence[str], put: Sequence[DeadLetter]) -> list[int]:
+    """Which of the letters these are, counted as they were put; -1 for those that never were."""
+    known = [letter.id for letter in put]
     return [known.index(id) if id in known else -1 for id in ids]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from penstock.abc import DeadLetters, Feature
 from penstock.model import DeadLetter, LetterFilter, LetterState
@@ -31,18 +31,14 @@ class SurvivalCases(LetterSuite):
         letters = self.open()
         record = self.letter().record
         noise = self.rng.randbytes(_MEGABYTE)
-        put = [
-            self.letter(number, record=replace(record, offset=number, **parts))
-            for number, parts in enumerate(
-                (
-                    {"value": noise * 3},
-                    {"value": b"", "key": noise},
-                    {"value": None, "headers": tuple((f"h{index}", noise[:200_000]) for index in range(8))},
-                    {"value": noise[:990_000]},
-                    {"value": noise[:890_000], "key": noise[:50_000], "headers": (("h", None), ("h", b""))},
-                )
-            )
+        odd: list[dict[str, Any]] = [
+            {"value": noise * 3},
+            {"value": b"", "key": noise},
+            {"value": None, "headers": tuple((f"h{index}", noise[:200_000]) for index in range(8))},
+            {"value": noise[:990_000]},
+            {"value": noise[:890_000], "key": noise[:50_000], "headers": (("h", None), ("h", b""))},
         ]
+        put = [self.letter(number, record=replace(record, offset=number, **parts)) for number, parts in enumerate(odd)]
         letters.put([self.letter(100), *put, self.letter(101)])
         found = self.all(self.open())
         assert [letter.record for letter in found] == [
@@ -83,7 +79,7 @@ class SurvivalCases(LetterSuite):
 
     @needs(Feature.DURABLE)
     def test_a_kill_in_the_middle_of_a_put_leaves_letters_whole_and_usable(self) -> None:
-        for _ in range(4):
+        for _ in range(3):
             with self.child(put_large_ones, self.group, self.rng.random()) as child:
                 child.wait_until_killed()
         letters = self.open()
@@ -117,8 +113,8 @@ def put_one_by_one(letters: DeadLetters, parent: Parent, group: str) -> None:
 def put_large_ones(letters: DeadLetters, parent: Parent, group: str, moment: float) -> None:
     """Until this process dies of itself, at some moment of the second put or of the third."""
     began_s = time.monotonic()
-    for number in range(0, 100_000, 5):
-        letters.put([large_letter(group, number + step) for step in range(5)])
+    for number in range(0, 100_000, 3):
+        letters.put([large_letter(group, number + step) for step in range(3)])
         if not number:
             threading.Timer(moment * 2 * (time.monotonic() - began_s), die).start()
 
