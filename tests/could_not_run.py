@@ -14,6 +14,8 @@ from typing import Final
 import pytest
 
 KEY: Final = "could_not_run"
+NOT_APPLICABLE: Final = "does not apply: "
+"""So begin the reasons of conformance cases about what a backend does not claim to do: nothing is missing there."""
 
 
 class CouldNotRun:
@@ -25,7 +27,9 @@ class CouldNotRun:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # An expected failure is also reported as skipped; it did run.
         if report.skipped and not hasattr(report, "wasxfail"):
-            self._reasons[without_group(report.nodeid)] = reason_of(report.longrepr)
+            reason = reason_of(report.longrepr)
+            if not reason.startswith(NOT_APPLICABLE):
+                self._reasons[without_group(report.nodeid)] = reason
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:

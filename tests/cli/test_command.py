@@ -16,7 +16,7 @@ from penstock.streams.embedded.finding import is_owned
 from tests.cli.running import COMMAND, Command
 from tests.streams.embedded import stop_broker
 
-NOUNS = ["serve", "topics", "produce", "consume", "groups", "demo"]
+NOUNS = ["serve", "topics", "produce", "consume", "groups", "dlq", "demo"]
 
 
 def test_the_help_lists_the_commands_in_the_order_in_which_one_meets_them(run: Command) -> None:

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psycopg
+
 from penstock.app import App
+from penstock.checkpoints.postgres import PostgresCheckpoints
 from penstock.checkpoints.sqlite import SqliteCheckpoints
 from penstock.consuming import Context, Retry
 from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
@@ -59,6 +62,8 @@ class Run:
     order: str
     workers: int
     death: Death | None = None
+    postgres: str | None = None
+    """Where checkpoints and effects are kept, if not in SQLite."""
 
     @property
     def database(self) -> Path:
@@ -74,6 +79,10 @@ class Run:
 
     def prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self.postgres is not None:
+            with psycopg.connect(self.postgres) as connection:
+                connection.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER)")
+            return
         with sqlite3.connect(self.database) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER)")
@@ -101,6 +110,9 @@ class Run:
 
     def effects(self) -> Counter[int]:
         """The rows that handlers wrote in transactions."""
+        if self.postgres is not None:
+            with psycopg.connect(self.postgres) as connection:
+                return Counter(number for (number,) in connection.execute("SELECT number FROM effects"))
         with sqlite3.connect(self.database) as db:
             return Counter(number for (number,) in db.execute("SELECT number FROM effects"))
 
@@ -129,7 +141,9 @@ def _consume(run: Run) -> None:
     death = run.death
     in_handler = death is not None and death.at == "handler"
     point = CrashPoint(None) if death is None or in_handler else CrashPoint(death.at, death.nth, death.after)
-    store = InterceptedStore(SqliteCheckpoints(run.database), point)
+    kept = SqliteCheckpoints(run.database) if run.postgres is None else PostgresCheckpoints(run.postgres)
+    store = InterceptedStore(kept, point)
+    insert = f"INSERT INTO effects VALUES ({'?' if run.postgres is None else '%s'})"
     letters = InterceptedLetters(SqliteDeadLetters(run.folder / "letters.db"), point)
     app = App(InterceptedStreams(_streams(), point), group=GROUP, checkpoints=store)
     attempts: Counter[int] = Counter()
@@ -146,7 +160,7 @@ def _consume(run: Run) -> None:
         os.write(calls, f"{number}\n".encode())
         if run.guarantee == "exactly-once":
             with ctx.transaction() as db:
-                db.execute("INSERT INTO effects VALUES (?)", (number,))
+                db.execute(insert, (number,))
         if here:
             die()
 

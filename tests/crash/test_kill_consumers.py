@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Final
 import pytest
 
 from tests.crash.dying_consumer import MOODY, POISONED, RECORDS, Death, Run
+from tests.postgres import shared_postgres
 from tests.seeds import seed_of
 
 GUARANTEES: Final = ("at-least-once", "exactly-once", "at-most-once")
@@ -18,6 +20,7 @@ STEPS: Final = ("claim", "load", "leases", "renew", "save", "release", "put", "p
 STEPS_OF_TRANSACTIONS: Final = ("begin", "transaction.save", "commit")
 NUMBERS: Final = (1, 2, 5, 12)
 RANDOM_KILLS: Final = 60
+POSTGRES_KILLS: Final = 25
 GOOD: Final = Counter({number: 1 for number in range(RECORDS) if number not in POISONED})
 BAD: Final = Counter(dict.fromkeys(POISONED, 1))
 
@@ -93,6 +96,35 @@ def test_killed_at_random_moments_it_goes_on_as_promised(
         run.prepare()
     assert run.finish() == 0
     check(run)
+
+
+@pytest.mark.parametrize(("order", "workers"), [("partition", 1), ("key", 3)])
+def test_effects_in_postgresql_happen_exactly_once_whenever_it_is_killed(
+    order: str, workers: int, tmp_path: Path
+) -> None:
+    """Each process dies at another step of a transaction, or at a random moment."""
+    chance = random.Random(seed_of())
+    server = shared_postgres()
+    deaths = [Death(step, nth, after) for step in STEPS_OF_TRANSACTIONS for nth in (1, 3) for after in (False, True)]
+    chance.shuffle(deaths)
+    kills = number = 0
+    while kills < POSTGRES_KILLS:
+        number += 1
+        run = Run(tmp_path / str(number), "exactly-once", order, workers, postgres=server.fresh_database())
+        run.prepare()
+        code = -9
+        while code == -9:
+            death = deaths.pop() if deaths else None
+            process = dataclasses.replace(run, death=death).start()
+            killer = threading.Timer(chance.uniform(0.02, 0.7), process.kill)
+            if death is None and kills < POSTGRES_KILLS:
+                killer.start()
+            process.join(60)
+            killer.cancel()
+            assert process.exitcode in (0, -9)
+            code = process.exitcode
+            kills += code == -9
+        check(run)
 
 
 def test_without_a_crash_nothing_is_repeated(tmp_path: Path) -> None:

@@ -92,7 +92,6 @@ def finish_some(folder: Path, count: int, unfinished: frozenset[int]) -> None:
         "orders",
         group=GROUP,
         checkpoints=checkpoints(folder),
-        session_timeout_s=_SESSION_S,
         in_flight=2 * count,
         partition_in_flight=2 * count,
     )

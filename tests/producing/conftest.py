@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
+from tests.clients.conftest import apache_kafka as apache_kafka
 from tests.clients.names import fresh
 from tests.servers import Penstock
 

@@ -10,6 +10,7 @@ from tests.clients.names import fresh
 from tests.producing.killed_producer import STEPS
 from tests.producing.killing import KILLED, arrived, check_exactly_once, factory
 from tests.seeds import seed_of
+from tests.servers import Server
 
 RECORDS = 120
 RANDOM_KILLS = 25
@@ -31,6 +32,20 @@ def test_a_producer_killed_at_any_step_delivers_everything_once_and_in_order(
                     reached.add(step)
         made.drain()
         assert reached == set(STEPS), "some steps were never reached"
+        check_exactly_once(made, arrived(stream, topics))
+
+
+def test_on_apache_kafka_a_producer_killed_at_any_step_delivers_everything_once_too(
+    apache_kafka: Server, tmp_path: Path
+) -> None:
+    topics = [fresh(), fresh()]
+    url = f"kafka://{apache_kafka.bootstrap}"
+    with penstock.connect(url) as stream, factory(url, tmp_path, topics) as made:
+        for topic in topics:
+            stream.create_topic(topic, 1)
+        codes = {step: made.run(RECORDS, step=step, nth=1) for step in STEPS}
+        assert set(codes.values()) == {KILLED}, codes
+        made.drain()
         check_exactly_once(made, arrived(stream, topics))
 
 

@@ -79,7 +79,7 @@ class Heads:
             try:
                 head = follow(now.head)
             except PartGone as gone:
-                now, before = self.read(group, name), now
+                before, now = now, self.read(group, name)
                 if now is not None and now.head.change == before.head.change:
                     what = f"what {name!r} of group {group!r} holds in {self._shelf.where}"
                     raise corrupt(what, f"its part {gone} is missing") from gone

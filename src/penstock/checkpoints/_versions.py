@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -117,7 +117,10 @@ class Question:
             if segment.part not in self.used:
                 known = self._known.get(segment.part)
                 self.used[segment.part] = read_ids(segment.part, parts.read, parts.key) if known is None else known
-        sources = [*(self.used[segment.part].time_ms for segment in version.handled), version.new_handled.get]
+        sources: list[Callable[[bytes], int | None]] = [
+            *(self.used[segment.part].time_ms for segment in version.handled),
+            version.new_handled.get,
+        ]
         for digest in self._wanted:
             for time_ms in (source(digest) for source in sources):
                 if time_ms is not None:

@@ -75,7 +75,7 @@ class Deduplication:
         for index in batch.with_headers():
             redrive = redrive_of(batch[index])
             if redrive is not None:
-                found[index] = redrive.id if redrive.group == self._group else None
+                found[index] = redrive.id if redrive.is_for(self._group) else None
         return found
 
     def remember(self, share: Share, batch: Batch, low: int, high: int) -> None:

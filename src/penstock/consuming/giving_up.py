@@ -9,6 +9,7 @@ from typing import Final
 
 from penstock.abc import Clock, DeadLetters
 from penstock.consuming.breaker import Circuit, CircuitBreaker
+from penstock.consuming.dead_letters.headers import letter_id_of
 from penstock.consuming.handlers import Handler
 from penstock.consuming.lanes import Lane, Lanes, Span, Task
 from penstock.consuming.options import ConsumerOptions
@@ -17,7 +18,6 @@ from penstock.consuming.runners import Report
 from penstock.consuming.share import Share
 from penstock.errors import PenstockError, WorkerDiedError
 from penstock.model import Batch, DeadLetter, Failing, Guarantee, Order
-from penstock.model.letter import letter_id
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class GivingUp:
             ) from error
         record = batch[index]
         letter = DeadLetter(
-            id=letter_id(self._group, record.topic, record.partition, record.offset),
+            id=letter_id_of(self._group, record),
             group=self._group,
             record=record,
             error=text,

@@ -26,7 +26,7 @@ _TURNS: Final = 60
 """How often a turn is tried before the store counts as too busy. The pauses add up to several seconds."""
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.1
-_OWNER_TTL_S: Final = 10.0
+_OWNER_TTL_S: Final = 60.0
 """How long a member that owns the partition as a whole must be silent before it is written over."""
 _HISTORY_EVERY_S: Final = 1.0
 _CLEAN_EVERY_S: Final = 60.0

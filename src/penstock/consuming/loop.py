@@ -25,7 +25,7 @@ from penstock.consuming.settling import Settling
 from penstock.consuming.share import Share
 from penstock.consuming.stages import Stages
 from penstock.consuming.workers import Workers
-from penstock.errors import FencedError, OffsetOutOfRangeError
+from penstock.errors import FencedError, OffsetOutOfRangeError, OutcomeUnknownError
 from penstock.model import Batch, Guarantee, Lease, Order, Pointer
 
 logger = logging.getLogger(__name__)
@@ -287,8 +287,11 @@ class Loop:
 
     def _settle(self) -> None:
         """Take in what workers have reported."""
-        for share, why in self._settling.settle():
-            self.lose(share, why)
+        for share, error in self._settling.settle():
+            if isinstance(error, OutcomeUnknownError):
+                self._take_again(share, error)
+            else:
+                self.lose(share, str(error))
         for share in list(self.shares.values()):
             if share.suspects:
                 self._try_suspect(share)
@@ -316,15 +319,29 @@ class Loop:
             logger.warning("partition %d is not ours: it stays where it is", partition)
             return
         assert self._feed is not None
-        share.closed = True
-        self._lanes.clear(share)
-        self._giving_up.forget(share)
-        self._settling.put_freed(self._dedup.forget(share))
+        self._forget(share)
         moved = self.shares[partition] = self._owning.restarted(share, pointer)
         if self._begin_share is not None:
             self._begin_share(moved)
         self._save(self.shares[partition])
         self._feed.seek(partition, pointer)
+
+    def _take_again(self, share: Share, error: OutcomeUnknownError) -> None:
+        """Nobody knows whether a transaction counts. A new claim ends it for good, and the checkpoint tells."""
+        logger.warning("%s is claimed and loaded again: %s", share.key, error)
+        assert self._feed is not None
+        self._forget(share)
+        taken = self.shares[share.partition] = self._owning.take(share.partition, None)
+        if self._begin_share is not None:
+            self._begin_share(taken)
+        self._feed.seek(share.partition, taken.tracker.position)
+
+    def _forget(self, share: Share) -> None:
+        """Hear no more of what is under way in a share, and drop what is not."""
+        share.closed = True
+        self._lanes.clear(share)
+        self._giving_up.forget(share)
+        self._settling.put_freed(self._dedup.forget(share))
 
     def _save_what_is_due(self, *, now: bool) -> None:
         now_s = self._clock.monotonic_s()
@@ -387,10 +404,7 @@ class Loop:
         if share.closed:
             return
         logger.warning("%s is no longer ours: %s", share.key, why)
-        share.closed = True
-        self._lanes.clear(share)
-        self._giving_up.forget(share)
-        self._settling.put_freed(self._dedup.forget(share))
+        self._forget(share)
         self.shares.pop(share.partition, None)
 
     def _hand_back(self, shares: Sequence[Share], budget_s: float) -> None:
@@ -419,10 +433,8 @@ class Loop:
         self._progress.show(self._feed, self.shares.values(), wait=True)
         for share in shares:
             if not share.closed:
-                share.closed = True
+                self._forget(share)
                 self._owning.give_back(share)
-                self._giving_up.forget(share)
-                self._settling.put_freed(self._dedup.forget(share))
                 self.shares.pop(share.partition, None)
                 self._progress.forget(share.partition)
 

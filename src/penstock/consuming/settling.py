@@ -14,12 +14,12 @@ from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.runners import Report
 from penstock.consuming.share import Share, Uncommitted
 from penstock.consuming.stages import StageError, Stages
-from penstock.errors import FencedError, RegistryUnavailableError, StoreUnavailableError
+from penstock.errors import FencedError, OutcomeUnknownError, RegistryUnavailableError, StoreUnavailableError
 from penstock.model import Batch, Guarantee, Order
 
 _STORE_AGAIN_S: Final = 0.5
 _NOT_THE_RECORD: Final = (StoreUnavailableError, RegistryUnavailableError)
-"""The database of the effects, or the schema registry, is away. That says nothing about the record: it is no attempt."""
+"""The database of the effects, or the schema registry, is away: no fault of the record, and no attempt."""
 
 
 class Settling:
@@ -52,9 +52,10 @@ class Settling:
     def has_news(self) -> bool:
         return bool(self.reports or self.trees)
 
-    def settle(self) -> list[tuple[Share, str]]:
-        """Take in all that was reported. Gives the shares that turned out to be somebody else's, and why."""
-        lost: list[tuple[Share, str]] = []
+    def settle(self) -> list[tuple[Share, FencedError | OutcomeUnknownError]]:
+        """Take in all that was reported. Gives the shares that cannot go on like this: they are somebody else's, or
+        nobody knows whether their last transaction counts."""
+        lost: list[tuple[Share, FencedError | OutcomeUnknownError]] = []
         while self.trees:
             self._settle_tree(*self.trees.popleft())
         while self.reports:
@@ -67,8 +68,8 @@ class Settling:
                 continue
             with share.tracker.lock:
                 self._settle_one(report)
-            if isinstance(report.error, FencedError):
-                lost.append((share, str(report.error)))
+            if isinstance(report.error, FencedError | OutcomeUnknownError):
+                lost.append((share, report.error))
         for given_up in self._giving_up.put():
             share, batch, index = given_up.share, given_up.batch, given_up.index
             with share.tracker.lock:
@@ -100,7 +101,7 @@ class Settling:
                 self.put_freed(self._dedup.finished(share, task.batch, task.low, report.done, succeeded=True))
                 self._finish(report)
         rest = (task.batch, report.done, task.high)
-        if isinstance(report.error, FencedError):
+        if isinstance(report.error, FencedError | OutcomeUnknownError):
             return
         if isinstance(report.error, _NOT_THE_RECORD):
             self._lanes.release(task.lane, [rest], _STORE_AGAIN_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,7 +64,7 @@ class Lease:
     epoch: int
     """Grows by one with each claim. It fences: what an older owner writes is refused."""
     beat: int
-    """Grows by one with each renewal. Whoever sees it stand still for long enough may claim the lease."""
+    """Grows by one with each renewal. Who sees all leases of an owner stand still for long enough may claim them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         edges = [self.start, *(edge for run in self.finished for edge in run)]
-        if any(left >= right for left, right in itertools.pairwise(edges)):
+        if any(map(operator.ge, edges, edges[1:])):
             raise ValueError(f"the runs {self.finished} behind {self.start} are not in order, empty, or touch")
         if edges[-1] > self.next:
             raise ValueError(f"{edges[-1]} is finished but lies behind next, {self.next}")

@@ -231,7 +231,7 @@ def new_record(
     timestamp: datetime.datetime | int | None = None,
     partition: int | None = None,
 ) -> NewRecord:
-    """A record for a Topic, or for one that is known by its name alone: bytes and text as they are, the rest as JSON."""
+    """A record for a Topic, or for one known by its name alone: bytes and text go as they are, the rest as JSON."""
     if isinstance(topic, Topic):
         return topic.new_record(value, key, headers, timestamp, partition)
     return NewRecord(

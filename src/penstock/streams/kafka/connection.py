@@ -117,8 +117,9 @@ class Connection:
         """Send a record. It is under way when this returns, and stored when its receipt says so.
 
         A Topic says how its values and keys are encoded; with the name of one, bytes and text go as they are, anything
-        else as JSON. None is a record without a value. Records of one key go to one partition, in the order in which they were sent. `timestamp` is a time with a zone or milliseconds since
-        1970; without it, it is now. A topic that does not exist is created where the broker allows it.
+        else as JSON. None is a record without a value. Records of one key go to one partition, in the order in which
+        they were sent. `timestamp` is a time with a zone or milliseconds since 1970; without it, it is now. A topic
+        that does not exist is created where the broker allows it.
 
         Raises DeliveryError when the record cannot even be taken: it is too large, its partition does not exist, or the
         buffer stayed full for `delivery_timeout_s`.
