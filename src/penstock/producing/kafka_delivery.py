@@ -38,7 +38,7 @@ class Handover:
 
     def produce(self, producer: Producer, held: Held) -> None:
         """What goes wrong is an outcome."""
-        sequence, record, _ = held
+        sequence, record = held[0], held[1]
         partition = record.partition
         try:
             if partition is None:

@@ -76,7 +76,7 @@ class TransactionDelivery:
         self._ready = False
         self._stopping = threading.Event()
         self._news: list[Outcome] = []
-        self._in_doubt: dict[int, Outcome] | None = None
+        self._in_doubt: list[Outcome] | None = None
         """Where the records stand if the last transaction was committed, when that is not known."""
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class TransactionDelivery:
         """What is left to send, once it is known what became of a transaction whose commit was not answered."""
         assert self._in_doubt is not None
         through = self.delivered_through(batch[0])
-        known, self._in_doubt = self._in_doubt, None
+        known, self._in_doubt = {outcome[0]: outcome for outcome in self._in_doubt}, None
         if through is None:
             return batch
         delivered = [held for held in batch if held.sequence <= through]
@@ -177,7 +177,7 @@ class TransactionDelivery:
 
     def _commit(self, producer: Producer, outcomes: list[Outcome]) -> None:
         """Once it was asked for, it is asked for until it is answered: nobody else can tell what became of it."""
-        self._in_doubt = {outcome[0]: outcome for outcome in outcomes}
+        self._in_doubt = outcomes
         try:
             self._call("a transaction could not be committed", producer.commit_transaction, _CALL_S, attempts=None)
         except _MustAbortError:
