@@ -92,7 +92,7 @@ class Tracker:
     def _spans_left(self, batch: Batch) -> list[tuple[int, int]]:
         left: list[tuple[int, int]] = []
         for index, pointer in enumerate(batch.pointers()):
-            if pointer in self._finished:
+            if self.is_finished(pointer):
                 self._finish(batch.edge(index), batch.edge(index + 1))
             elif left and left[-1][1] == index:
                 left[-1] = (left[-1][0], index + 1)

@@ -154,11 +154,13 @@ class KafkaDelivery:
         self._hurried = True
 
     def abandon(self) -> None:
-        assert self._producer is not None
+        producer = self._producer
+        if producer is None:
+            return
         self._handover.given_up = "the producer was closed before it was acknowledged; it may be stored or not"
         try:
-            self._producer.purge()
-            self._producer.flush(_ROOM_S)
+            producer.purge()
+            producer.flush(_ROOM_S)
         except KafkaException as error:
             self._handover.note_fatal(error)
 

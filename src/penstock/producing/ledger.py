@@ -52,7 +52,9 @@ class Ledger:
     def mark(self, sequence: int) -> None:
         """Called often by who delivers: the record with this number is yet to be put."""
         now_s = time.monotonic()
-        if now_s >= self._next_mark_s:
+        if self._marks and self._marks[-1][0] == sequence:
+            self._marks[-1] = (sequence, now_s)
+        elif now_s >= self._next_mark_s:
             self._next_mark_s = now_s + _MARK_S
             self._marks.append((sequence, now_s))
 
@@ -75,7 +77,7 @@ class Ledger:
             marks.popleft()
 
     def oldest_age_s(self, is_empty: bool) -> float:
-        """How long the oldest record in the buffer has been there, to a tenth of a second; 0 when there is none.
+        """How long the oldest record in the buffer has been there, to about a second; 0 when there is none.
 
         For those of an earlier process, as long as this one has had them.
         """

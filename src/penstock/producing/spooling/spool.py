@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES: Final = 8 << 20
 _LEAST_SEGMENT_BYTES: Final = 4 << 10
 _MEMORY_BYTES: Final = 64 << 20
+_LOAD_BYTES: Final = 2 << 20
 _LEAP: Final = 1 << 40
 """How far the numbers jump when a spool is opened. A power cut may take away records that the stream has already taken;
 were their numbers given to others, the stream's memory of them would take those for delivered. No run of a producer
@@ -280,8 +281,9 @@ class Spool:
         self._dropped = holes
 
     def _load(self) -> bool:
-        """Read records behind those in memory. Whether there were any."""
+        """Read records behind those in memory, not too many, as others wait meanwhile. Whether there were any."""
         found = False
+        before = self._kept.size_bytes
         for segment in self._readable():
             base, position, expected = self._read_on
             if base != segment.base:
@@ -290,7 +292,7 @@ class Spool:
                 if isinstance(step, Found):
                     self._read_on = (segment.base, step.end, step.header.next_offset)
                     found = self._take_in(step) or found
-                    if found and self._kept.size_bytes >= self._memory_bytes // 2:
+                    if found and self._kept.size_bytes - before >= _LOAD_BYTES:
                         return True
             if found:
                 return True
@@ -328,6 +330,7 @@ class Spool:
     def _let_go_in_child(self) -> None:
         """A forked process is not the owner: it must not hold the folder when the owner has ended."""
         self._closed = True
+        self._lock = threading.Lock()  # a thread that is not in this process may have held it
         self._position.close()
         if self._active is not None:
             self._active.abandon()
