@@ -17,7 +17,9 @@ from benchmarks.stopwatch import Stopwatch
 from penstock.app import App
 from penstock.consuming.context import Context
 
-BATCH: Final = 1_000
+import os
+BATCH: Final = int(os.environ.get("BATCH","1000"))
+COPY: Final = "COPY effect (value) FROM STDIN (FORMAT BINARY)"
 INSERT: Final = "INSERT INTO effect (value) VALUES (%s)"
 
 
@@ -76,7 +78,8 @@ def copying(app: App, topic: str, watch: Stopwatch, **options: Any) -> None:
 
     @app.handle(topic, end="latest", guarantee="exactly-once", batch=BATCH, **options)
     def handle(values: list[bytes], ctx: Context) -> None:
-        with ctx.transaction() as database, database.cursor().copy("COPY effect (value) FROM STDIN") as copy:
+        with ctx.transaction() as database, database.cursor().copy(COPY) as copy:
+            copy.set_types(["bytea"])
             for value in values:
                 copy.write_row((value,))
         watch.add(len(values))
@@ -97,7 +100,7 @@ def _prepared(database: str) -> Callable[[], int]:
         import psycopg
 
         with psycopg.connect(database) as connection:
-            connection.execute("CREATE TABLE effect (id bigserial PRIMARY KEY, value bytea)")
+            connection.execute("CREATE TABLE effect (value bytea)")
 
         def count() -> int:
             with psycopg.connect(database) as connection:

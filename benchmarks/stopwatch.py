@@ -6,6 +6,7 @@ It needs nothing but Python, so that peers with an environment of their own can 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 
@@ -22,16 +23,26 @@ class Stopwatch:
         self.started_s = 0.0
         self.ended_s = 0.0
         self._when_done = when_done
-        self._number = itertools.count(1)
+        self._next = itertools.count(1).__next__
         self._marks = frozenset((self.warm, count))
-        self._next = self._number.__next__
+        self._seen = 0
+        self._lock = threading.Lock()
 
     def tick(self, value: object = None) -> None:
         number = self._next()
         if number in self._marks:
             self.mark(number)
 
+    def add(self, records: int) -> None:
+        """So many at once, instead of `tick`."""
+        with self._lock:
+            before, self._seen = self._seen, self._seen + records
+            for number in (self.warm, self.count):
+                if before < number <= self._seen:
+                    self.mark(number)
+
     def mark(self, number: int) -> None:
+        """This record was handled now: of the one at which it starts, and the last."""
         now_s = time.perf_counter()
         if number == self.warm:
             self.started_s = now_s
@@ -39,11 +50,6 @@ class Stopwatch:
             self.ended_s = now_s
             if self._when_done is not None:
                 self._when_done()
-
-    def add(self, records: int) -> None:
-        """So many at once."""
-        for _ in range(records):
-            self.tick()
 
     @property
     def rate(self) -> float:

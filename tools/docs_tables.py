@@ -78,8 +78,14 @@ def fields_table(kind: type[Any]) -> str:
         raise TypeError(f"{kind.__name__} has fields without a docstring, which a reader needs: {missing}")
     return markdown_table(
         ("setting", "default", "what it sets"),
-        [(f"`{field.name}`", f"`{field.default}`", texts[field.name]) for field in dataclasses.fields(kind)],
+        [(f"`{field.name}`", f"`{field_default(field)}`", texts[field.name]) for field in dataclasses.fields(kind)],
     )
+
+
+def field_default(field: dataclasses.Field[Any]) -> object:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def options_table(command: Callable[..., Any]) -> str:

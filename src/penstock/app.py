@@ -17,6 +17,7 @@ from penstock.consuming.handling import HandlerConsumer
 from penstock.consuming.health import Health
 from penstock.consuming.options import ConsumerOptions, options_from, retry_of
 from penstock.consuming.retry import Retry
+from penstock.consuming.shared_handling import SharedConsumer
 from penstock.consuming.snapshots import Snapshots
 from penstock.consuming.stages import Stage, Stages, stage_of
 from penstock.errors import ConfigError, GroupError, HandlerError
@@ -82,7 +83,7 @@ class App:
         self._clock = clock
         self._declared: list[Declared] = []
         self._stages: dict[str, Stage] = {}
-        self._consumers: list[HandlerConsumer] = []
+        self._consumers: list[HandlerConsumer | SharedConsumer] = []
         self._stopping = threading.Event()
         self._running = False
 
@@ -207,7 +208,7 @@ class App:
         return [consumer.health() for consumer in self._consumers]
 
     @property
-    def consumers(self) -> list[HandlerConsumer]:
+    def consumers(self) -> list[HandlerConsumer | SharedConsumer]:
         """Those that run, one for each handler."""
         return list(self._consumers)
 
@@ -219,7 +220,19 @@ class App:
     ) -> None:
         self.stop()
 
-    def _consumer(self, declared: Declared, streams: Streams, stages: Stages | None) -> HandlerConsumer:
+    def _consumer(
+        self, declared: Declared, streams: Streams, stages: Stages | None
+    ) -> HandlerConsumer | SharedConsumer:
+        if declared.options.shared:
+            return SharedConsumer(
+                streams,
+                declared.handler,
+                group=declared.group,
+                options=declared.options,
+                checkpoints=declared.checkpoints,
+                dead_letters=declared.dead_letters,
+                clock=self._clock,
+            )
         return HandlerConsumer(
             streams,
             declared.handler.topic,

@@ -36,6 +36,7 @@ from tests.checkpoints import kafka_mover
 from tests.clients.conftest import SETTINGS, loaded_kafka
 from tests.clients.names import fresh
 from tests.clients.shared_server import shared
+from tests.clients.waiting import eventually
 from tests.seeds import seed_of
 from tests.servers import Penstock, Server
 
@@ -85,6 +86,12 @@ def values_in(connection: penstock.Connection, topic: str) -> list[bytes | None]
         return [record.value for record in reader]
 
 
+def eventually_holds(connection: penstock.Connection, topic: str, expected: list[bytes]) -> None:
+    """Apache Kafka lets readers see a transaction a moment after it has told its producer that it counts."""
+    eventually(f"there are {len(expected)} records", lambda: len(values_in(connection, topic)) >= len(expected))
+    assert values_in(connection, topic) == expected
+
+
 def claimed(store: KafkaCheckpoints, key: CheckpointKey, owner: str = "a") -> Lease:
     seen = next((lease for lease in store.leases(key.group) if lease.name == key.lease_name), None)
     lease = store.claim(key.group, key.lease_name, owner, seen)
@@ -106,7 +113,7 @@ def test_outputs_and_checkpoint_and_group_offset_count_together(either: penstock
         transaction.save(lease, key, at(7))
         assert values_in(either, target) == []
         assert KafkaCheckpoints(either).load(key) is None
-    assert values_in(either, target) == [b"a", b"b"]
+    eventually_holds(either, target, [b"a", b"b"])
     assert store.load(key) == at(7).checkpoint
     described = GroupAdministration(either.administration).describe(key.group)
     assert [(each.topic, each.partition, each.committed) for each in described.progress] == [(source, 0, 7)]
@@ -127,7 +134,7 @@ def test_nothing_of_an_aborted_transaction_is_ever_seen(either: penstock.Connect
         raise ZeroDivisionError
     with store.begin(lease) as transaction:
         transaction.append([NewRecord(target, b"this")])
-    assert values_in(either, target) == [b"this"]
+    eventually_holds(either, target, [b"this"])
     assert store.load(key) == at(1).checkpoint
     store.close()
 
@@ -174,7 +181,7 @@ def test_the_owner_before_is_fenced_in_the_middle_of_its_transaction(either: pen
         transaction.save(heir, key, at(3))
     with pytest.raises(FencedError):
         old.save(lease, key, at(100))
-    assert values_in(either, target) == [b"in time"]
+    eventually_holds(either, target, [b"in time"])
     assert old.load(key) == at(3).checkpoint
     old.close()
     new.close()
@@ -198,7 +205,7 @@ def test_who_is_fenced_only_because_somebody_looked_goes_on(connection: penstock
     with store.begin(lease) as transaction:
         transaction.append([NewRecord(target, b"second try")])
         transaction.save(lease, key, at(2))
-    assert values_in(connection, target) == [b"second try"]
+    eventually_holds(connection, target, [b"second try"])
     assert store.renew(lease).beat == 1
     store.close()
     other.close()
@@ -227,7 +234,7 @@ def test_a_commit_whose_answer_was_lost_is_found_to_count(
     monkeypatch.setattr(TransactionalProducer, "commit", lose_the_answer)
     with store.begin(lease) as transaction:
         transaction.append([NewRecord(target, b"without a checkpoint")])
-    assert values_in(connection, target) == [b"once", b"without a checkpoint"]
+    eventually_holds(connection, target, [b"once", b"without a checkpoint"])
     assert store.load(key) == at(6).checkpoint
     assert store.history(key) == [line]
     store.close()
@@ -296,7 +303,7 @@ def test_a_store_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
                     again.append([NewRecord(target, b"%d" % number)])
                     again.save(lease, key, at(number))
             assert store.load(key) == at(number).checkpoint
-        assert values_in(connection, target) == [b"2", b"3"]
+        eventually_holds(connection, target, [b"2", b"3"])
         store.close()
 
 
@@ -383,7 +390,7 @@ def test_a_mover_killed_at_any_step_is_taken_over_at_once_and_moves_each_record_
             heir.end()
     finally:
         victim.end()
-    assert values_in(connection, target) == [b"%d" % number for number in range(100)]
+    eventually_holds(connection, target, [b"%d" % number for number in range(100)])
 
 
 @pytest.mark.parametrize("step", ["appended", "saved"])
@@ -403,7 +410,7 @@ def test_a_mover_that_was_stopped_and_wakes_up_late_is_fenced(connection: pensto
         sleeper.wait_until_said("fenced")
     finally:
         sleeper.end()
-    assert values_in(connection, target) == [b"%d" % number for number in range(100)]
+    eventually_holds(connection, target, [b"%d" % number for number in range(100)])
 
 
 def test_movers_killed_at_random_move_each_record_once(either: penstock.Connection) -> None:
@@ -425,7 +432,7 @@ def test_movers_killed_at_random_move_each_record_once(either: penstock.Connecti
         last.wait_until_said("done")
     finally:
         last.end()
-    assert values_in(either, target) == [b"%d" % number for number in range(count)]
+    eventually_holds(either, target, [b"%d" % number for number in range(count)])
 
 
 def wait_until_dead_after(mover: Mover, delay_s: float, timeout_s: float) -> None:

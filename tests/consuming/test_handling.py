@@ -13,6 +13,7 @@ from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming import Breaker, Context, Retry
 from penstock.consuming.dead_letters.opening import open_dead_letters
+from penstock.consuming.handling import HandlerConsumer
 from penstock.errors import OffsetOutOfRangeError, Reject, UnknownTopicError
 from penstock.model import CheckpointKey, LetterFilter, NewRecord, Record, Status
 from penstock.streams.memory import MemoryStreams
@@ -398,7 +399,9 @@ def test_a_consumer_can_be_moved_while_it_runs(streams: MemoryStreams, fill: Fil
     def handle(value: bytes) -> None:
         seen.append(value)
         if value == b"9" and len(seen) == 10:
-            app.consumers[0].seek(0, 7)
+            consumer = app.consumers[0]
+            assert isinstance(consumer, HandlerConsumer)
+            consumer.seek(0, 7)
         elif value == b"9":
             app.stop()
 

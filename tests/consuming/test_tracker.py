@@ -28,7 +28,8 @@ def tracker(checkpoint: Checkpoint | None = None) -> Tracker:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)), max_size=40))
 def test_runs_hold_exactly_what_was_added_and_never_touch(added: list[tuple[int, int]]) -> None:
-    runs, plain = RunSet(), set()
+    runs = RunSet()
+    plain: set[int] = set()
     for first, length in added:
         runs.add(first, first + length)
         plain.update(range(first, first + length))

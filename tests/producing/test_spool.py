@@ -182,18 +182,23 @@ def test_a_forked_process_does_not_hold_the_folder(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     put(spool, 1)
     read_end, write_end = os.pipe()
+    here, is_here = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(write_end)
+        os.write(is_here, b".")
         os.read(read_end, 1)
         os._exit(0)
     os.close(read_end)
+    os.close(is_here)
     try:
+        assert os.read(here, 1) == b".", "the forked process did not begin"
         put(spool, 2)
         spool.close()
         assert reopened(tmp_path) == [1, 2]
     finally:
         os.close(write_end)
+        os.close(here)
         os.waitpid(pid, 0)
 
 

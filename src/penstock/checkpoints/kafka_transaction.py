@@ -28,7 +28,8 @@ class KafkaTransaction:
     aborts when an error leaves it. Until then, whatever else is done under the lease waits.
 
     Readers that read what is committed, as all of ours do, see nothing of it before it counts, and nothing ever if it
-    does not. Records have no receipts: they are stored when `commit` returns.
+    does not. Records have no receipts: they are stored when `commit` returns, and readers see them at once or, on
+    Apache Kafka, a moment later.
     """
 
     def __init__(

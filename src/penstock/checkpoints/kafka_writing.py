@@ -133,7 +133,7 @@ class LeaseWriter:
     def check_held(self, lease: Lease) -> None:
         """FencedError unless the lease has this owner and epoch."""
         now = self.stored.lease
-        if now is None or (now.owner, now.epoch) != (lease.owner, lease.epoch):
+        if now is None or not now.owner or (now.owner, now.epoch) != (lease.owner, lease.epoch):
             raise fenced(lease, now)
 
     def discard(self) -> None:

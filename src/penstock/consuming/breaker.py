@@ -21,7 +21,9 @@ class Breaker:
     after: int = 20
     """So many in a row; 0 for no breaker."""
     pause_s: float = 5.0
+    """How long the first pause is."""
     max_pause_s: float = 300.0
+    """The longest pause."""
 
     def __post_init__(self) -> None:
         if self.after < 0 or self.pause_s <= 0 or self.max_pause_s < self.pause_s:

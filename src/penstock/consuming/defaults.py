@@ -34,13 +34,11 @@ def open_checkpoints(
     streams: Streams,
     handler: Handler,
     options: ConsumerOptions,
-    *,
-    keep_open: bool,
 ) -> Opened:
     """The store that was given, or the one that goes with the stream."""
     if given is None:
         by_stream = options.guarantee is Guarantee.EXACTLY_ONCE and handler.to is not None
-        return Opened(default_store(streams, in_the_stream=by_stream), is_ours=not keep_open)
+        return Opened(default_store(streams, in_the_stream=by_stream), is_ours=True)
     if isinstance(given, str):
         if given.rstrip("/") == "kafka:":
             return Opened(_kafka_store(streams), is_ours=True)

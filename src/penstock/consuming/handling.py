@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
-import socket
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, GroupFeed, Grouping, Stream, Streams
+from penstock.consuming.background import Background
 from penstock.consuming.dead_letters.opening import open_dead_letters
 from penstock.consuming.dedup import Deduplication
 from penstock.consuming.defaults import Opened, open_checkpoints
+from penstock.consuming.delivering import deliver
 from penstock.consuming.giving_up import GivingUp
 from penstock.consuming.guarantees import Means, check_order, check_snapshots, means_of
 from penstock.consuming.handlers import Handler, Wants, handler_of
@@ -21,6 +20,7 @@ from penstock.consuming.health import Health, health_of
 from penstock.consuming.lanes import Lanes, Task
 from penstock.consuming.lease_groups import LeaseGroupFeed
 from penstock.consuming.loop import Loop
+from penstock.consuming.members import member_name
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.owning import Owning
 from penstock.consuming.processes import ProcessRunner, check_can_be_sent
@@ -31,12 +31,12 @@ from penstock.consuming.stages import Stages
 from penstock.consuming.transactions import TransactionRunner
 from penstock.consuming.workers import AsyncRunner, AsyncWorkers, ThreadWorkers, Workers
 from penstock.errors import ConfigError, GroupError
-from penstock.model import CheckpointKey, Guarantee, Happening, NewRecord, Order, Pointer
+from penstock.model import CheckpointKey, Guarantee, Happening, Order, Pointer
 from penstock.model.clock import SystemClock
 from penstock.serde import Topic
 
 
-class HandlerConsumer:
+class HandlerConsumer(Background):
     """Calls a handler for each record of a topic, as a member of a group.
 
     `run` does it in this thread until it is stopped, or has come to `end`; `start` does it in a thread of its own.
@@ -55,7 +55,6 @@ class HandlerConsumer:
         dead_letters: str | DeadLetters | None = None,
         member: str | None = None,
         clock: Clock | None = None,
-        keep_checkpoints_open: bool = False,
         stages: Stages | None = None,
         snapshots: Snapshots | None = None,
         make_workers: Callable[[Lanes, Callable[[Report], None]], Workers] | None = None,
@@ -64,8 +63,9 @@ class HandlerConsumer:
             raise GroupError("a consumer needs a group: the name under which its progress is kept")
         self.options = options or ConsumerOptions()
         self.handler = handler if isinstance(handler, Handler) else handler_of(handler, topic)
+        super().__init__(self.handler.name)
         self.group = group
-        self.member = member or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.member = member or member_name()
         self._clock = clock or SystemClock()
         check_order(self.handler, self.options)
         self._streams = streams
@@ -73,9 +73,7 @@ class HandlerConsumer:
         self._make_workers = make_workers
         self._snapshots = snapshots
         self.stream: Stream = streams.stream(self.handler.topic.name)
-        self._opened: Opened = open_checkpoints(
-            checkpoints, streams, self.handler, self.options, keep_open=keep_checkpoints_open
-        )
+        self._opened: Opened = open_checkpoints(checkpoints, streams, self.handler, self.options)
         self.store: CheckpointStore = self._opened.store
         try:
             check_snapshots(self.handler, self.options, self.store, snapshots is not None)
@@ -87,8 +85,6 @@ class HandlerConsumer:
             self._opened.close()
             raise
         self._loop: Loop | None = None
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
         self._stopped = False
         self._lock = threading.Lock()
 
@@ -105,29 +101,6 @@ class HandlerConsumer:
             self._loop.run()
         finally:
             self._opened.close()
-
-    def start(self) -> None:
-        """Run in a thread of its own; `wait` for it."""
-
-        def run() -> None:
-            try:
-                self.run()
-            except BaseException as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name=f"penstock-{self.handler.name}", daemon=True)
-        self._thread.start()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a consumer that was started. Raises what ended it; False when it still runs after `timeout`."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                return False
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        return True
 
     def stop(self) -> None:
         """Stop reading, let handlers finish, save, leave the group. From any thread; it does not wait."""
@@ -219,7 +192,7 @@ class HandlerConsumer:
         if self._make_workers is not None:
             return self._make_workers(lanes, tell)
         handler, options = self.handler, self.options
-        gather = Gather(handler, None if self._means is Means.STREAM else self._deliver)
+        gather = Gather(handler, None if self._means is Means.STREAM else functools.partial(deliver, self._streams))
         with_state = options.order is not Order.NONE and Feature.STATE in self.store.features
         caller = Caller(handler, self.group, with_state, options.idempotency_key)
         name = handler.name
@@ -263,15 +236,3 @@ class HandlerConsumer:
     def _tree_settled(self, task: Task, index: int, error: BaseException | None) -> None:
         assert self._loop is not None
         self._loop.tree_settled(task, index, error)
-
-    def _deliver(self, records: Sequence[NewRecord]) -> None:
-        """Send outputs, and return when they are all stored."""
-        by_topic: dict[str, list[NewRecord]] = {}
-        for record in records:
-            by_topic.setdefault(record.topic, []).append(record)
-        receipts = [receipt for topic, each in by_topic.items() for receipt in self._streams.stream(topic).append(each)]
-        for receipt in receipts:
-            receipt.result(_DELIVERY_S)
-
-
-_DELIVERY_S = 120.0

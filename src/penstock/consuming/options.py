@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import difflib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -27,50 +29,75 @@ class ConsumerOptions:
     """What a consumer takes beside its handler."""
 
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    """at-most-once, at-least-once or exactly-once. Each step costs: see the page on guarantees."""
     order: Order = Order.PARTITION
+    """What must not overtake what: records of one partition, records of one key, or none. Less order lets more workers
+    work at once, and lets others pass a record that is slow or fails."""
     workers: int = 1
-    """How many records are handled at a time: threads, or tasks where the handler is `async def`."""
+    """How many records are handled at a time: threads, or tasks where the handler is `async def`. With order
+    "partition", more than there are partitions have nothing to do."""
     processes: bool = False
-    """Handle in processes instead of threads, for work that keeps the processor busy."""
+    """Handle in processes instead of threads: for work that keeps the processor busy. Values cross between processes,
+    so the handler takes no Context."""
     retry: Retry = DEFAULT_RETRY
+    """How often, and after which waits, a record that failed is tried again. Longer waits hold up whatever may not
+    overtake it."""
     breaker: Breaker = DEFAULT_BREAKER
+    """When to stop handling instead of giving record after record up. Later means more dead letters of good records."""
     start: Position = Position.EARLIEST
-    """Where a group begins that has no checkpoint."""
+    """Where a group begins that has no checkpoint. One that has goes on where it was, whatever this says."""
     end: Position | None = None
-    """Where to stop; None goes on with what comes."""
+    """Where to stop, for runs that end by themselves; it is looked up when a partition is begun. None: go on with what
+    comes."""
     on_expired: Position | None = None
-    """Where to go on when records were deleted before they were read. None: stop with an error, as data was lost."""
+    """Where to go on when records were deleted before they were read. None, or "fail": stop with an error, as data was
+    lost."""
     commit_interval_s: float = 0.5
-    """How often finished records are saved, at least; what finished since is repeated after a crash."""
+    """How often finished records are saved, in seconds, at least; what finished since is repeated after a crash. Less
+    costs more writes."""
     in_flight: int = 20_000
-    """Records that are read and not finished, in all partitions together."""
+    """Records that are read and not finished, in all partitions together. More is more memory, and less waiting for the
+    stream."""
     in_flight_bytes: int = 64 * 1024 * 1024
+    """The same in bytes of their values, as estimated from those that came."""
     partition_in_flight: int = 10_000
-    """The same for one partition. One that is stuck is paused there, so that it does not take the room of others."""
+    """The same for one partition, where there are several. One that is stuck is paused there, so that it does not take
+    the room of the others."""
     chunk: int = 500
-    """Records of a lane that a worker takes at once, where order allows."""
+    """Records of a lane that a worker takes at once, where order allows. They are finished, and saved, together: fewer
+    means more overhead, and less that is repeated after a crash."""
     drain_s: float = 30.0
-    """How long a consumer that stops waits for handlers to finish."""
+    """How long a consumer that stops waits for handlers to finish, in seconds. What is not finished is handled again by
+    who comes next."""
     revoke_s: float = 10.0
-    """The same for partitions that go to another member of the group."""
+    """The same for partitions that go to another member of the group, who waits meanwhile."""
     visibility_s: float | None = None
-    """With order "none": a record whose handler takes longer is given to another worker."""
+    """With order "none": a record whose handler takes longer, in seconds, is given to another worker. None: never. Too
+    short, and slow records are handled twice."""
+    shared: bool = False
+    """With order "none": the members of the group divide the records one by one, as those of a queue do, instead of the
+    partitions. More members than partitions can work; each settles its records in the store, which costs more."""
     tree_timeout_s: float = 60.0
-    """A record whose tasks have not all ended after so long is tried again."""
+    """A record whose tasks have not all ended after so many seconds is tried again."""
     idempotency_key: IdOf | None = None
-    """Records of one key are handled once, within the window."""
+    """Records of one key are handled once, within the window: "key", "header:NAME", or a function of the record. Costs
+    a look into the store for each batch."""
     idempotency_window_s: float = 24 * 3600.0
+    """How long, in seconds, an idempotency key is remembered. Longer finds later duplicates, and takes more room."""
     assignor: str = "cooperative"
+    """How a Kafka group shares partitions out: range, roundrobin, sticky or cooperative. All members need the same.
+    Groups by lease are always balanced and cooperative."""
     session_timeout_s: float = 10.0
-    """A member of the group that is not heard of for so long is taken for dead."""
+    """A member of the group that is not heard of for so many seconds is taken for dead. Shorter is a quicker takeover,
+    and more false alarms."""
     seed: int | None = None
-    """For the jitter of retries."""
+    """For the jitter of retries, so that a test can repeat it. None: by chance."""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("in_flight", 1), ("in_flight_bytes", 1), ("chunk", 1)):
+        for name in ("workers", "in_flight", "in_flight_bytes", "partition_in_flight", "chunk"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}={value!r} is no number of {least} or more")
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} is no number of 1 or more")
         for name in (
             "commit_interval_s",
             "drain_s",
@@ -78,20 +105,30 @@ class ConsumerOptions:
             "session_timeout_s",
             "idempotency_window_s",
             "tree_timeout_s",
+            "visibility_s",
         ):
+            self._check_time(name)
+        for name, kind in (("retry", Retry), ("breaker", Breaker), ("processes", bool), ("shared", bool)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                raise ConfigError(f"{name}={value!r} is no time in seconds")
+            if not isinstance(value, kind):
+                raise ConfigError(f"{name}={value!r} is no {kind.__name__}")
         if self.visibility_s is not None and self.order is not Order.NONE:
             raise ConfigError(
                 f"visibility_s needs order='none': with order={str(self.order)!r} nobody else may have the record"
             )
-        if self.visibility_s is not None and self.visibility_s <= 0:
-            raise ConfigError(f"visibility_s={self.visibility_s!r} is no time in seconds")
         if self.assignor not in ASSIGNORS:
             raise ConfigError(f"assignor {self.assignor!r} is not one of {', '.join(ASSIGNORS)}")
         if self.guarantee is Guarantee.AT_MOST_ONCE and self.idempotency_key is not None:
             raise GuaranteeError("an idempotency key says nothing with at-most-once: nothing is tried again")
+
+    def _check_time(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None and name == "visibility_s":
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ConfigError(f"{name}={value!r} is no time in seconds")
+        if value == 0 and name in ("session_timeout_s", "visibility_s", "tree_timeout_s"):
+            raise ConfigError(f"{name}={value!r} is no time in seconds: it must be above 0")
 
 
 def choice(kind: type[_Choice], value: object, name: str) -> _Choice:
@@ -142,7 +179,9 @@ def options_from(*, retry: Retry | int | None = None, **given: Any) -> ConsumerO
     known = sorted(field.name for field in fields(ConsumerOptions))
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ConfigError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"there is no option {unknown[0]!r}{hint}; there are {', '.join(known)}")
     options = dict(given)
     for name, kind in (("guarantee", Guarantee), ("order", Order)):
         if name in options:
@@ -150,9 +189,11 @@ def options_from(*, retry: Retry | int | None = None, **given: Any) -> ConsumerO
     policy = retry_of(retry)
     if policy is not None:
         options["retry"] = policy
+    if options.get("on_expired") == "fail":
+        options["on_expired"] = None
     for name in ("start", "end", "on_expired"):
-        if options.get(name) is not None:
-            options[name] = None if options[name] == "fail" and name == "on_expired" else position(options[name], name)
+        if name in options and (options[name] is not None or name == "start"):
+            options[name] = position(options[name], name)
     if "idempotency_key" in options:
         options["idempotency_key"] = idempotency_key(options["idempotency_key"])
     return ConsumerOptions(**options)

@@ -23,8 +23,11 @@ class Retry:
     attempts: int = 5
     """How often a record is tried, the first time included."""
     first_delay_s: float = 0.1
+    """The delay before the second attempt."""
     factor: float = 2.0
+    """How many times longer each delay is than the one before."""
     max_delay_s: float = 30.0
+    """The longest delay."""
     jitter: float = 0.5
     """Between 0, always the whole delay, and 1, anything from none to the whole."""
     on: Mapping[type[BaseException], Retry] = field(default_factory=dict)

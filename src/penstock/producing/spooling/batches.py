@@ -17,13 +17,18 @@ from crc32c import crc32c
 
 from penstock.errors import CorruptBatchError, SerdeError
 from penstock.log import batch as log_batch
-from penstock.log.varint import write_varint
+from penstock.log.varint import read_varint, write_varint
 from penstock.model import Headers, NewRecord
 
 _PLACE: Final = struct.Struct(">qiibI")
 """Base offset, length, leader epoch, magic and checksum: what stands before the part that the checksum covers."""
 _CHECKED: Final = struct.Struct(">hiqqqhii")
 """Attributes, last offset delta, base and largest timestamp, producer id, epoch and sequence, number of records."""
+
+_BEFORE_VALUE: Final = b"\x00\x00\x00\x01"
+"""No attributes, no deltas, no key."""
+_COUNT_AT: Final = log_batch.HEADER_BYTES - 4
+_ONE: Final = struct.pack(">i", 1)
 
 _Fields = tuple[str, int | None, int | None, bytes | None, bytes | None, Headers]
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -52,14 +57,29 @@ def place(sequence: int, crc: int, rest: bytes) -> bytes:
 
 def records_in(batch: bytes | memoryview) -> list[NewRecord]:
     """The records of a batch. CorruptBatchError when it is a batch, but none of a spool."""
+    content = _content_of_one(batch)
+    contents = [stored.value or b"" for stored in log_batch.records_of(batch)] if content is None else [content]
     found = []
-    for stored in log_batch.records_of(batch):
+    for each in contents:
         try:
-            topic, partition, timestamp_ms, key, value, headers = _decode(stored.value or b"")
+            topic, partition, timestamp_ms, key, value, headers = _decode(each)
         except msgspec.MsgspecError as error:
             raise CorruptBatchError(f"it holds no record of a spool: {error}") from error
         found.append(NewRecord(topic, value, key, headers, timestamp_ms, partition))
     return found
+
+
+def _content_of_one(batch: bytes | memoryview) -> bytes | memoryview | None:
+    """The value in a batch that is as `build_one` makes it, its checksum proven; None for any other."""
+    try:
+        _, start = read_varint(batch, log_batch.HEADER_BYTES)
+        size, start = read_varint(batch, start + len(_BEFORE_VALUE))
+    except (IndexError, CorruptBatchError):
+        return None
+    end = start + size
+    frame = _frame(size) if 0 <= size < len(batch) else None
+    is_one = frame == batch[log_batch.HEADER_BYTES : start] and end + 1 == len(batch) and batch[end] == 0
+    return batch[start:end] if is_one and batch[_COUNT_AT : log_batch.HEADER_BYTES] == _ONE else None
 
 
 def _content(record: NewRecord) -> bytes:
@@ -80,7 +100,7 @@ def _head_of_one(now_ms: int) -> tuple[bytes, int]:
 @functools.lru_cache(maxsize=4096)
 def _frame(size: int) -> bytes:
     """What stands before a record's value: its length, no attributes, no deltas, no key, and the value's length."""
-    inner = bytearray(b"\x00\x00\x00\x01")
+    inner = bytearray(_BEFORE_VALUE)
     write_varint(inner, size)
     frame = bytearray()
     write_varint(frame, len(inner) + size + 1)
