@@ -17,8 +17,7 @@ from benchmarks.stopwatch import Stopwatch
 from penstock.app import App
 from penstock.consuming.context import Context
 
-import os
-BATCH: Final = int(os.environ.get("BATCH","1000"))
+BATCH: Final = 2_000
 COPY: Final = "COPY effect (value) FROM STDIN (FORMAT BINARY)"
 INSERT: Final = "INSERT INTO effect (value) VALUES (%s)"
 

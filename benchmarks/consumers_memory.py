@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import sqlite3
 import subprocess
@@ -21,93 +22,106 @@ from benchmarks.servers import REPOSITORY
 from penstock.app import App
 from penstock.consuming.retry import Retry
 
-RUNS: Final = 10
-TOPIC: Final = "bench-1000000"
-COUNT: Final = 1_000_000
+TOPIC: Final = "bench-memory"
+COUNT: Final = 10_000_000
+STUCK_COUNT: Final = 1_000_000
 _STUCK_S: Final = 3_600.0
 
 
-def figures(bootstrap: str, folder: Path, scale: float, say: Callable[[str], None]) -> list[Figure]:
-    """RUNS times the same records, each time in a new group of one process; then all of them but one that is stuck."""
-    count = round(COUNT * scale)
-    flat = _in_a_process("many", bootstrap, count, folder / "many.sqlite")
-    stuck = _in_a_process("stuck", bootstrap, count, folder / "stuck.sqlite")
-    what = f"consumer: memory, {RUNS} x {count:,} records"
-    stuck_what = f"consumer: memory, one record stuck among {count:,}, order none"
-    found = [
-        Figure(f"{what}: after the first", flat["first_mb"], "MB"),
-        Figure(f"{what}: after half of them", flat["half_mb"], "MB"),
-        Figure(f"{what}: after the last, as a part of the first", flat["last_mb"] / flat["first_mb"], "x", 1.1, True),
-        Figure(f"{stuck_what}: after a tenth", stuck["first_mb"], "MB"),
-        Figure(f"{stuck_what}: after half of them", stuck["half_mb"], "MB"),
-        Figure(f"{stuck_what}: at the end, as a part of a tenth", stuck["last_mb"] / stuck["first_mb"], "x", 1.1, True),
-        Figure(f"{stuck_what}: its checkpoint", stuck["checkpoint_bytes"], "bytes"),
-    ]
+def figures(
+    bootstrap: str, folder: Path, scale: float, fill: Callable[[str, str, int], None], say: Callable[[str], None]
+) -> list[Figure]:
+    """One consumer over many records; then one over fewer, of which the eleventh is stuck."""
+    found: list[Figure] = []
+    for job, what, count in (
+        ("many", "{:,} records", round(COUNT * scale)),
+        ("stuck", "one record stuck among {:,}, order none", round(STUCK_COUNT * scale)),
+    ):
+        topic = f"{TOPIC}-{job}"
+        fill(bootstrap, topic, count)
+        measured = _in_a_process(job, bootstrap, topic, count, folder / f"{job}.sqlite")
+        name = f"consumer: memory, {what.format(count)}"
+        grown = measured["last_mb"] / measured["half_mb"]
+        found += [
+            Figure(f"{name}: after a tenth", measured["first_mb"], "MB"),
+            Figure(f"{name}: after half of them", measured["half_mb"], "MB"),
+            Figure(f"{name}: after the last", measured["last_mb"], "MB"),
+            Figure(f"{name}: after the last, as a part of after half", grown, "x", 1.05, lower_is_better=True),
+            Figure(f"{name}: the checkpoint of a partition", measured["checkpoint_bytes"], "bytes"),
+        ]
     for figure in found:
         say("  " + figure.line())
     return found
 
 
-def _in_a_process(job: str, bootstrap: str, count: int, path: Path) -> dict[str, float]:
+def _in_a_process(job: str, bootstrap: str, topic: str, count: int, path: Path) -> dict[str, float]:
     options = json.dumps({"count": count, "path": str(path)})
-    command = [sys.executable, "-m", "benchmarks.consumers_memory", job, bootstrap, TOPIC, options]
+    command = [sys.executable, "-m", "benchmarks.consumers_memory", job, bootstrap, topic, options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=REPOSITORY, check=False)
     if done.returncode:
         raise RuntimeError(f"{job}: {done.stderr.strip()[-2000:] or done.stdout}")
     return {name: float(value) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
+class Sizes:
+    """The memory of this process after a tenth, after half, and after the last record."""
+
+    def __init__(self, count: int) -> None:
+        self.ended = threading.Event()
+        self._marks = (count // 10, count // 2, count)
+        self._sizes_mb: dict[int, float] = {}
+        self._next = itertools.count(1).__next__
+
+    def tick(self) -> None:
+        number = self._next()
+        if number in self._marks:
+            self._sizes_mb[number] = rss_mb()
+            if number == self._marks[-1]:
+                self.ended.set()
+
+    def with_checkpoint(self, path: str) -> dict[str, float]:
+        connection = sqlite3.connect(path)
+        try:
+            ((length,),) = connection.execute("SELECT max(length(data)) FROM penstock_checkpoint").fetchall()
+        finally:
+            connection.close()
+        first, half, last = (self._sizes_mb[mark] for mark in self._marks)
+        return {"first_mb": first, "half_mb": half, "last_mb": last, "checkpoint_bytes": length}
+
+
 def many(bootstrap: str, topic: str, count: int, path: str) -> dict[str, float]:
-    """The same records again and again, in groups that have not seen them."""
-    sizes_mb = []
-    for number in range(RUNS):
-        with penstock.connect(f"kafka://{bootstrap}") as connection:
-            app = App(connection, group=f"memory-{number}", checkpoints=f"sqlite:{path}")
-            seen = 0
+    """All of them, one after the other, by a handler that does nothing."""
+    sizes = Sizes(count)
+    with penstock.connect(f"kafka://{bootstrap}") as connection:
+        app = App(connection, group="many", checkpoints=f"sqlite:{path}")
 
-            @app.handle(topic, end="latest")
-            def handle(value: bytes) -> None:
-                nonlocal seen
-                seen += 1
+        @app.handle(topic, end="latest")
+        def handle(value: bytes) -> None:
+            sizes.tick()
 
-            app.run()
-        if seen != count:
-            raise SystemExit(f"{seen} of {count} records")
-        sizes_mb.append(rss_mb())
-    return {"first_mb": sizes_mb[0], "half_mb": sizes_mb[len(sizes_mb) // 2 - 1], "last_mb": sizes_mb[-1]}
+        app.run()
+    return sizes.with_checkpoint(path)
 
 
 def stuck(bootstrap: str, topic: str, count: int, path: str) -> dict[str, float]:
     """One record fails and waits for its next attempt, while all others are finished."""
-    sizes_mb: dict[int, float] = {}
-    marks = frozenset((count // 10, count // 2, count - 1))
-    lock = threading.Lock()
-    ended = threading.Event()
-    seen = 0
+    sizes = Sizes(count - 1)
+    again = Retry(5, first_delay_s=_STUCK_S, max_delay_s=_STUCK_S)
     with penstock.connect(f"kafka://{bootstrap}") as connection:
         app = App(connection, group="stuck", checkpoints=f"sqlite:{path}")
 
-        @app.handle(topic, order="none", workers=2, retry=Retry(5, first_delay_s=_STUCK_S, max_delay_s=_STUCK_S))
+        @app.handle(topic, order="none", workers=2, retry=again)
         def handle(record: penstock.Record) -> None:
-            nonlocal seen
             if record.partition == 0 and record.offset == 10:
-                raise RuntimeError("stuck")
-            with lock:
-                seen += 1
-                now = seen
-            if now in marks:
-                sizes_mb[now] = rss_mb()
-                if now == count - 1:
-                    ended.set()
+                raise RuntimeError("it cannot be handled now")
+            sizes.tick()
 
         thread = app.start()
-        if not ended.wait(600):
-            raise SystemExit(f"{seen} of {count} records")
+        if not sizes.ended.wait(600):
+            raise SystemExit("not all records came")
         app.stop()
         thread.join(60)
-    rows = sqlite3.connect(path).execute("SELECT max(length(data)) FROM penstock_checkpoint").fetchall()
-    first, half, last = (sizes_mb[mark] for mark in sorted(marks))
-    return {"first_mb": first, "half_mb": half, "last_mb": last, "checkpoint_bytes": rows[0][0]}
+    return sizes.with_checkpoint(path)
 
 
 def rss_mb() -> float:

@@ -53,7 +53,8 @@ def faststream(bootstrap: str, topic: str, count: int, group: str, how: str = "a
 
     ended = asyncio.Event()
     watch = Stopwatch(count, ended.set)
-    broker = KafkaBroker(bootstrap, apply_types=False, logger=None, config=dict(READ_AHEAD))
+    settings: Any = dict(READ_AHEAD)
+    broker = KafkaBroker(bootstrap, apply_types=False, logger=None, config=settings)
     policy: dict[str, Any] = {"ack_policy": AckPolicy.NACK_ON_ERROR} if how == "ack" else {}
     if how == "batch":
         policy |= {"batch": True, "max_records": AT_ONCE}
@@ -61,18 +62,15 @@ def faststream(bootstrap: str, topic: str, count: int, group: str, how: str = "a
     async def as_it_is(message: Any) -> Any:
         return message.body
 
-    subscriber = broker.subscriber(topic, group_id=group, auto_offset_reset="earliest", decoder=as_it_is, **policy)
-    if how == "batch":
+    subscriber: Any = broker.subscriber(topic, group_id=group, auto_offset_reset="earliest", decoder=as_it_is, **policy)
 
-        @subscriber
-        async def handle_all(values: Any) -> None:
-            watch.add(len(values))
+    async def handle(value: Any) -> None:
+        watch.tick(value)
 
-    else:
+    async def handle_all(values: Any) -> None:
+        watch.add(len(values))
 
-        @subscriber
-        async def handle(value: Any) -> None:
-            watch.tick(value)
+    subscriber(handle_all if how == "batch" else handle)
 
     async def run() -> None:
         async with broker:

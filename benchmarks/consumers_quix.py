@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parent)
-
-from quixstreams import Application  # type: ignore[import-not-found]
-from stopwatch import Stopwatch  # type: ignore[import-not-found]
+from quixstreams import Application
+from stopwatch import Stopwatch  # type: ignore[import-not-found]  # beside this file, where Python looks first
 
 
 def main(bootstrap: str, topic: str, options: str) -> None:

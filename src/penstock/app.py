@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Streams
-from penstock.consuming.handlers import Handler, handler_of
+from penstock.consuming.handlers import Handler, check_topic, handler_of
 from penstock.consuming.handling import HandlerConsumer
 from penstock.consuming.health import Health
 from penstock.consuming.options import ConsumerOptions, options_from, retry_of
@@ -24,7 +26,8 @@ from penstock.errors import ConfigError, GroupError, HandlerError
 from penstock.model import Guarantee, Order
 from penstock.model.clock import SystemClock
 from penstock.serde import Topic
-from penstock.streams.connecting import open_streams
+from penstock.streams.connecting import connect, open_streams
+from penstock.streams.url import parse_url
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +74,12 @@ class App:
         """`streams` is a URL, or what `connect` gave; `connection` are options of `connect`, for a URL."""
         if not isinstance(group, str) or not group:
             raise GroupError("an app needs a group: the name under which the progress of its handlers is kept")
-        if not isinstance(streams, str) and connection:
+        if isinstance(streams, str):
+            parse_url(streams)
+            _check_names(connection)
+        elif not isinstance(streams, Streams):
+            raise ConfigError(f"{streams!r} is no stream: give a URL, such as 'log:./data', or what `connect` gave")
+        elif connection:
             raise ConfigError(
                 f"{', '.join(connection)}: options of the connection go to `connect`, which has been called"
             )
@@ -114,6 +122,7 @@ class App:
         back when the partition is begun: it is saved together with the pointers. `group` and `checkpoints` are those of
         the app unless given. All other options are those of `ConsumerOptions`.
         """
+        check_topic(topic)
         if (snapshot is None) != (restore is None):
             raise ConfigError("snapshot and restore go together: what was saved must be taken back")
         snapshots = None if snapshot is None or restore is None else Snapshots(snapshot, restore)
@@ -145,6 +154,11 @@ class App:
                 )
         if dead_letters is True:
             dead_letters = f"{handler.topic.name}.dlq"
+        if dead_letters == handler.topic.name:
+            raise ConfigError(
+                f"{handler.name}: its dead letters would go to {dead_letters!r}, which it handles itself, and come "
+                f"back for ever: give them a place of their own, such as {dead_letters}.dlq"
+            )
         declared = Declared(
             handler,
             group,
@@ -175,8 +189,12 @@ class App:
         """Run all handlers until SIGTERM, Ctrl-C, or `stop`; or until all have come to their `end`.
 
         Then reading stops, handlers finish what they have in hand, and it is saved. Raises what made it impossible for
-        one of them to go on; the others are stopped first, too.
+        one of them to go on; the others are stopped first, too. A second Ctrl-C raises KeyboardInterrupt at once.
         """
+        self._begin()
+        self._run()
+
+    def _run(self) -> None:
         with self._opened() as streams, self._signals():
             topics = [declared.handler.topic for declared in self._declared]
             stages = None
@@ -185,17 +203,23 @@ class App:
             self._consumers = [self._consumer(each, streams, stages) for each in self._declared]
             if stages is not None:
                 stages.start()
+            patience_s = _STAGES_STOP_S
             try:
                 for consumer in self._consumers:
                     consumer.start()
                 self._wait()
+            except KeyboardInterrupt:
+                patience_s = 0.0
+                raise
             finally:
                 if stages is not None:
-                    stages.stop(_STAGES_STOP_S)
+                    stages.stop(patience_s)
 
     def start(self) -> threading.Thread:
-        """`run`, in a thread of its own, without hearing signals."""
-        thread = threading.Thread(target=self.run, name=f"penstock-app-{self.group}", daemon=True)
+        """`run`, in a thread of its own, without hearing signals. What ends it badly is told by `threading.excepthook`,
+        and seen in `health`."""
+        self._begin()
+        thread = threading.Thread(target=self._run, name=f"penstock-app-{self.group}", daemon=True)
         thread.start()
         return thread
 
@@ -257,6 +281,8 @@ class App:
                 try:
                     if consumer.wait(_LOOK_S / len(waiting)):
                         waiting.remove(consumer)
+                except KeyboardInterrupt:
+                    raise
                 except BaseException as error:
                     waiting.remove(consumer)
                     if failure is not None:
@@ -265,20 +291,30 @@ class App:
         if failure is not None:
             raise failure
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[Streams]:
+    def _begin(self) -> None:
+        """From here on it runs, and `stop` stops it."""
         if not self._declared:
             raise HandlerError("the app has no handlers: declare one with @app.handle(TOPIC)")
         if self._running:
             raise ConfigError("the app is running already")
         self._running = True
         self._stopping.clear()
-        streams = self._given or open_streams(self._url, **self._connection)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Streams]:
+        streams = self._given
         try:
+            if streams is None:
+                streams = open_streams(self._url, **self._connection)
             yield streams
+        except KeyboardInterrupt:
+            if self._given is None and streams is not None:  # to close them now would wait for the handlers
+                threading.Thread(target=streams.close, name="penstock-close", daemon=True).start()
+                streams = None
+            raise
         finally:
             self._running = False
-            if self._given is None:
+            if self._given is None and streams is not None:
                 streams.close()
 
     @contextlib.contextmanager
@@ -291,7 +327,10 @@ class App:
         def stop(number: int, frame: FrameType | None) -> None:
             if self._stopping.is_set() and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            logger.info("%s: finishing what is in hand", signal.Signals(number).name)
+            if number == signal.SIGINT:
+                logger.warning("Ctrl-C: finishing what handlers have in hand; Ctrl-C again does not wait for it")
+            else:
+                logger.info("%s: finishing what handlers have in hand", signal.Signals(number).name)
             self._stopping.set()
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -300,3 +339,13 @@ class App:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _check_names(connection: Mapping[str, Any]) -> None:
+    """ConfigError for what is neither an option of the app nor one of `connect`."""
+    known = [*inspect.signature(App).parameters, *inspect.signature(connect).parameters]
+    for name in connection:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"App and connect have no option {name!r}{hint}")

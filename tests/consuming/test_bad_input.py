@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.app import App
-from penstock.consuming import Breaker, Context, Retry
-from penstock.errors import ConfigError, GroupError, GuaranteeError, HandlerError, UrlError
+from penstock.consuming import Breaker, Consumer, Context, Retry
+from penstock.consuming.handlers import Wants, handler_of
+from penstock.errors import ConfigError, GroupError, GuaranteeError, HandlerError, InvalidTopicError, UrlError
 from penstock.model import Record
 from penstock.streams.memory import MemoryStreams
 
@@ -22,7 +24,14 @@ def app(streams: MemoryStreams) -> App:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"wokers": 3}, "there is no option 'wokers'"),
+        ({"wokers": 3}, "there is no option 'wokers': did you mean 'workers'"),
+        ({"partition_in_flight": 0}, "partition_in_flight=0"),
+        ({"breaker": 3}, "breaker=3 is no Breaker"),
+        ({"processes": "yes"}, "processes='yes' is no bool"),
+        ({"session_timeout_s": 0}, "session_timeout_s=0"),
+        ({"order": "none", "visibility_s": "5"}, "visibility_s='5'"),
+        ({"drain_s": float("nan")}, "drain_s=nan"),
+        ({"start": None}, "start=None is no position"),
         ({"order": "keys"}, "order='keys' is not one of 'partition', 'key', 'none'"),
         ({"guarantee": "twice"}, "guarantee='twice' is not one of"),
         ({"workers": 0}, "workers=0"),
@@ -99,11 +108,51 @@ def test_an_app_without_a_group_or_handlers_is_refused(streams: MemoryStreams) -
         App(streams, group="group", acks=1)
 
 
-def test_a_url_that_is_none_is_told_when_the_app_runs() -> None:
-    app = App("carrier-pigeon://coop", group="group")
-    app.handle("orders")(lambda value: None)
+def test_a_url_that_is_none_is_told_when_the_app_is_made() -> None:
     with pytest.raises(UrlError, match="supported now"):
-        app.run()
+        App("carrier-pigeon://coop", group="group")
+    with pytest.raises(ConfigError, match="7 is no stream"):
+        App(7, group="group")  # type: ignore[arg-type]
+
+
+def test_a_misspelt_option_of_an_app_is_told_when_it_is_made() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'checkpoints'"):
+        App("memory:", group="group", chekpoints="sqlite:./x.db")
+    with pytest.raises(ConfigError, match="did you mean 'acks'"):
+        App("memory:", group="group", ack=1)
+
+
+def test_a_decorator_without_its_topic_is_told(app: App) -> None:
+    with pytest.raises(HandlerError, match="the topic is missing: with_context stands in its place"):
+        app.handle(with_context)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTopicError, match="5 is no topic"):
+        app.handle(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTopicError, match="'two words' is no topic name"):
+        app.handle("two words")
+
+
+def test_dead_letters_in_the_topic_itself_are_refused(app: App, streams: MemoryStreams) -> None:
+    with pytest.raises(ConfigError, match=r"come back for ever: .* orders\.dlq"):
+        app.handle("orders", dead_letters="orders")(lambda value: None)
+    with pytest.raises(ConfigError, match="which it reads itself"):
+        Consumer(streams, "orders", group="group", dead_letters="orders")
+
+
+def test_a_type_that_cannot_be_found_is_told_instead_of_giving_bytes(app: App) -> None:
+    class Local: ...
+
+    def handle(order: Local) -> None: ...
+
+    with pytest.raises(HandlerError, match=r"there is no Local to be found .* Topic\('orders', Local\)"):
+        app.handle("orders")(handle)
+
+
+def test_a_context_is_known_by_the_text_of_its_type_where_only_type_checkers_see_it(app: App) -> None:
+    def handle(value: bytes, first: penstock.Context, second: Record) -> None: ...
+
+    handle.__annotations__.update(first="nowhere.Context", second="Record | Nothing".partition(" ")[0])
+    found = handler_of(handle, "orders")
+    assert found.wants == (Wants.VALUE, Wants.CONTEXT, Wants.RECORD)
 
 
 def run_with(app: App, handler: Callable[..., Any], **options: Any) -> None:

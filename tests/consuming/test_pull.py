@@ -128,3 +128,26 @@ def test_what_makes_no_sense_is_refused(streams: MemoryStreams, store: MemoryChe
         consumer.done(record)
         with pytest.raises(ConfigError, match="not in hand"):
             consumer.done(record)
+
+
+def test_a_rebalance_is_told_with_its_partitions(store: MemoryCheckpoints) -> None:
+    streams = MemoryStreams(partitions=2)
+    streams.create_topic("orders")
+    told: list[tuple[str, list[int]]] = []
+    one = Consumer(
+        streams,
+        "orders",
+        group="g",
+        checkpoints=store,
+        session_timeout_s=1.0,
+        on_assigned=lambda partitions: told.append(("assigned", list(partitions))),
+        on_revoked=lambda partitions: told.append(("revoked", list(partitions))),
+    )
+    with one:
+        wait_for(lambda: told == [("assigned", [0, 1])])
+        with Consumer(streams, "orders", group="g", checkpoints=store, session_timeout_s=1.0):
+            wait_for(lambda: len(told) == 2)
+            assert told[1][0] == "revoked"
+        wait_for(lambda: len(told) == 3)
+        assert told[2] == ("assigned", told[1][1])
+    assert told[3:] == [("revoked", [0, 1])]

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import BufferFullError, DeliveryError, FencedError, InvalidTopicError
-from penstock.model import Receipt
+from penstock.model import Place, Receipt
 from penstock.producing.backoff import Backoff
 from penstock.producing.choosing import PROGRESS_PREFIX
 from penstock.producing.kafka_transactions import TransactionDelivery
@@ -120,6 +120,28 @@ def test_memory_fails_in_time_when_the_broker_stays_away(own_server: Penstock) -
     for receipt in receipts:
         eventually("all fail", lambda receipt=receipt: receipt.error)  # type: ignore[misc]
     producer.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"idempotent": False}, {"transactional_id": "trickle"}], ids=str)
+def test_receipts_do_not_wait_for_a_pause_of_the_sender(
+    settings: dict[str, Any], url: str, topic: str, tmp_path: Path
+) -> None:
+    """With a sender that never stops, there is always something new to hand over."""
+    buffer = "memory" if settings.get("transactional_id") else f"spool:{tmp_path / 'spool'}"
+    with Producer(url, buffer=buffer, **settings) as producer:
+        first = producer.send(topic, "first")
+        assert wait_while_sending(producer, topic, first, attempts=2_000).partition == 0
+
+
+def wait_while_sending(producer: Producer, topic: str, first: Receipt, attempts: int) -> Place:
+    """Wait for a receipt in small steps, and send a record after each."""
+    for _ in range(attempts):
+        producer.send(topic, "more")
+        try:
+            return first.result(0.001)
+        except TimeoutError:
+            continue
+    raise AssertionError(f"not acknowledged while {attempts} records were sent behind it")
 
 
 @pytest.mark.parametrize("idempotent", [None, False])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,45 +17,84 @@ if TYPE_CHECKING:
     from penstock.serde import Topic
 
 
+class Calling:
+    """What all contexts of a handler have in common."""
+
+    __slots__ = ("group", "id_of")
+
+    def __init__(self, group: str, id_of: Callable[[Record], str | None] | None) -> None:
+        self.group = group
+        self.id_of = id_of
+
+
 class Context:
-    """One record in the hands of a handler. It is of no use once the handler has returned."""
+    """One record in the hands of a handler. It is of no use once the handler has returned.
+
+    There is one for each record, and most handlers ask it for one thing: so all else is made when it is asked for.
+    """
 
     __slots__ = (
+        "_batch",
+        "_calling",
         "_encoded",
-        "_key",
+        "_index",
+        "_outputs",
+        "_record",
         "_state",
         "_store",
         "attempt",
         "fork",
-        "group",
-        "idempotency_key",
-        "outputs",
-        "record",
         "transaction_of",
     )
 
     def __init__(
         self,
-        record: Record,
+        calling: Calling,
+        batch: Sequence[Record],
+        index: int,
         attempt: int,
-        group: str,
         store: dict[bytes, bytes] | None = None,
         transaction_of: TransactionOfRecord | None = None,
-        idempotency_key: str | None = None,
     ) -> None:
-        self.record = record
+        self._calling = calling
+        self._batch = batch
+        self._index = index
         self.attempt = attempt
         """1 when this record is tried for the first time, as far as is known."""
-        self.group = group
-        self.idempotency_key = idempotency_key
-        """The record's idempotency key, to hand on to systems that refuse to do one thing twice."""
-        self.outputs: list[NewRecord] = []
         self.transaction_of = transaction_of
         self.fork: Callable[[str | Topic[Any], Any, object], None] | None = None
         self._store = store
-        self._key = record.key or b""
+        self._record: Record | None = None
+        self._outputs: list[NewRecord] | None = None
         self._state: dict[str, Any] | None = None
-        self._encoded: bytes | None = None
+        self._encoded: bytes | None
+
+    @property
+    def record(self) -> Record:
+        if self._record is None:
+            self._record = self._batch[self._index]
+        return self._record
+
+    @property
+    def group(self) -> str:
+        return self._calling.group
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """The record's idempotency key, to hand on to systems that refuse to do one thing twice."""
+        return None if self._calling.id_of is None else self._calling.id_of(self.record)
+
+    @property
+    def outputs(self) -> list[NewRecord]:
+        """What was sent through it."""
+        if self._outputs is None:
+            self._outputs = []
+        return self._outputs
+
+    @property
+    def was_used(self) -> bool:
+        """Whether there may be outputs, or state that changed."""
+        return self._outputs is not None or self._state is not None
 
     @property
     def state(self) -> dict[str, Any]:
@@ -66,7 +106,7 @@ class Context:
         if self._state is None:
             if self._store is None:
                 raise HandlerError("there is no state here: it needs order='partition' or 'key', and no processes")
-            self._encoded = self._store.get(self._key)
+            self._encoded = self._store.get(self.record.key or b"")
             self._state = {} if self._encoded is None else msgspec.msgpack.decode(self._encoded)
         return self._state
 
@@ -83,8 +123,7 @@ class Context:
             raise HandlerError(f"there is no stage {str(stage)!r} here: declare one with @app.stage({str(stage)!r})")
         self.fork(stage, value, key)
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[Any]:
+    def transaction(self) -> AbstractContextManager[Any]:
         """The database, inside the transaction in which this record's checkpoint is saved: both happen, or neither.
 
         It gives the database's own connection. When the block is left with an error, what was done in it is undone.
@@ -94,18 +133,18 @@ class Context:
                 "there is no transaction here: it needs guarantee='exactly-once' and checkpoints in SQLite or "
                 "PostgreSQL, such as App(..., checkpoints='sqlite:./orders.db')"
             )
-        with self.transaction_of.begin() as transaction:
-            yield transaction.connection
+        return self.transaction_of
 
     def changed_state(self) -> tuple[bytes, bytes | None] | None:
         """The key and the state to save for it, None when it is empty now; nothing when it has not changed."""
         if self._state is None:
             return None
+        key = self.record.key or b""
         try:
             encoded = msgspec.msgpack.encode(self._state) if self._state else None
         except (TypeError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"the state of key {self._key!r} cannot be saved: {error}") from error
-        return None if encoded == self._encoded else (self._key, encoded)
+            raise ConfigError(f"the state of key {key!r} cannot be saved: {error}") from error
+        return None if encoded == self._encoded else (key, encoded)
 
 
 class TransactionOfRecord:
@@ -116,21 +155,30 @@ class TransactionOfRecord:
     again with.
     """
 
-    __slots__ = ("_careful", "_transaction", "broken")
+    __slots__ = ("_careful", "_savepoints", "_transaction", "broken")
 
     def __init__(self, transaction: StoreTransaction, careful: bool) -> None:
         self._transaction = transaction
         self._careful = careful
+        self._savepoints: list[AbstractContextManager[None]] = []
         self.broken = False
 
-    @contextlib.contextmanager
-    def begin(self) -> Iterator[StoreTransaction]:
-        try:
-            if self._careful:
-                with self._transaction.savepoint():
-                    yield self._transaction
-            else:
-                yield self._transaction
-        except BaseException:
+    def __enter__(self) -> Any:
+        """The database's own connection. Blocks may be one in the other."""
+        if self._careful:
+            savepoint = self._transaction.savepoint()
+            savepoint.__enter__()
+            self._savepoints.append(savepoint)
+        return self._transaction.connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
             self.broken = True
-            raise
+        if self._savepoints:
+            try:
+                self._savepoints.pop().__exit__(kind, error, trace)
+            except BaseException:
+                self.broken = True
+                raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ from penstock.model import Batch, DeadLetter, Failing, Guarantee, Order
 logger = logging.getLogger(__name__)
 
 _PUT_AGAIN_S: Final = 1.0
+_TELL_EVERY_S: Final = 10.0
 _TRACE_LENGTH: Final = 20_000
 
 
@@ -65,6 +67,8 @@ class GivingUp:
         self._given_up: list[GivenUp] = []
         self._put_again_s = 0.0
         self._told = 0
+        self._untold = 0
+        self._tell_again_s = 0.0
         self.put_problem = ""
         """Why the dead letters cannot be put, while that is so."""
 
@@ -176,7 +180,26 @@ class GivingUp:
             return []
         self.put_problem = ""
         self._given_up = []
+        self._tell_of(given_up)
         return given_up
+
+    def _tell_of(self, given_up: Sequence[GivenUp]) -> None:
+        """One line for all that were given up in a while: a topic full of them must not fill the log as well."""
+        self._untold += len(given_up)
+        now_s = self._clock.monotonic_s()
+        if not given_up or now_s < self._tell_again_s:
+            return
+        last = given_up[-1].letter
+        logger.warning(
+            "%s gave up %d records, which are with its dead letters; the last is %s, after %d attempts: %s",
+            self._handler.name,
+            self._untold,
+            last.record.place,
+            last.attempts,
+            last.error,
+        )
+        self._untold = 0
+        self._tell_again_s = now_s + _TELL_EVERY_S
 
     def forget(self, share: Share) -> None:
         """The partition is no longer ours: its next owner decides again."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import enum
 import hashlib
 import inspect
+import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.consuming.context import Context
-from penstock.errors import HandlerError
+from penstock.errors import HandlerError, InvalidTopicError
+from penstock.log.store import check_topic_name
 from penstock.model import NewRecord, Record
 from penstock.serde import Topic, topic_of
 
@@ -26,6 +28,7 @@ class Wants(enum.Enum):
 
 _BY_NAME: Final = {"ctx": Wants.CONTEXT, "context": Wants.CONTEXT, "record": Wants.RECORD}
 _BY_TYPE: Final[dict[Any, Wants]] = {Context: Wants.CONTEXT, Record: Wants.RECORD}
+_BY_CLASS_NAME: Final = {kind.__name__: kind for kind in _BY_TYPE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ def handler_of(
         raise HandlerError(
             f"{called} is called with batch={batch} values at once: it takes a list, and a Context if any"
         )
+    check_topic(topic)
     declared = topic if isinstance(topic, Topic) else _topic_from(called, topic, signature, hints, wants, batch)
     _check_result(called, hints, to)
     return Handler(
@@ -98,6 +102,18 @@ def handler_of(
         None if to is None else topic_of(to),
         batch,
     )
+
+
+def check_topic(topic: object) -> None:
+    """HandlerError or InvalidTopicError when this is none that could be handled."""
+    if not isinstance(topic, str | Topic) and callable(topic):
+        raise HandlerError(
+            f"the topic is missing: {getattr(topic, '__qualname__', topic)} stands in its place. Write "
+            "@app.handle(TOPIC) above the function"
+        )
+    if not isinstance(topic, str | Topic):
+        raise InvalidTopicError(f"{topic!r} is no topic: give its name, or a Topic")
+    check_topic_name(str(topic))
 
 
 def _to_fill(called: str, signature: inspect.Signature) -> list[inspect.Parameter]:
@@ -124,6 +140,8 @@ def _to_fill(called: str, signature: inspect.Signature) -> list[inspect.Paramete
 
 def _wanted(called: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Wants:
     hint = hints.get(parameter.name)
+    if isinstance(hint, str):
+        hint = _BY_CLASS_NAME.get(hint.rpartition(".")[2])
     if hint in _BY_TYPE:
         return _BY_TYPE[hint]
     if hint is None and parameter.name in _BY_NAME:
@@ -132,11 +150,18 @@ def _wanted(called: str, parameter: inspect.Parameter, hints: dict[str, Any]) ->
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the parameters; for one that cannot be found from where the function stands, its text."""
     try:
         return typing.get_type_hints(function)
-    except Exception:  # names that are not defined yet, or only for type checkers: then the names of parameters count
-        raw = getattr(function, "__annotations__", {})
-        return {name: hint for name, hint in raw.items() if not isinstance(hint, str)}
+    except Exception:  # a name that is not defined yet, or only for type checkers: look at each by itself
+        found: dict[str, Any] = {}
+        for name, hint in getattr(function, "__annotations__", {}).items():
+            alone = types.SimpleNamespace(__annotations__={name: hint})
+            try:
+                found.update(typing.get_type_hints(alone, getattr(function, "__globals__", {})))
+            except Exception:
+                found[name] = hint
+        return found
 
 
 def _topic_from(
@@ -156,6 +181,11 @@ def _topic_from(
             (hint,) = typing.get_args(hint)
         if hint is None or hint is inspect.Parameter.empty or hint is bytes:
             break
+        if isinstance(hint, str):
+            raise HandlerError(
+                f"{called} takes {parameter.name}: {hint}, and there is no {hint} to be found from where it stands: "
+                f"define it at the top of the module, or give the topic as Topic({name!r}, {hint})"
+            )
         return Topic(name, hint)
     return Topic(name)
 
@@ -165,6 +195,8 @@ def _check_result(called: str, hints: dict[str, Any], to: object) -> None:
     if to is not None or "return" not in hints:
         return
     result = hints["return"]
+    if isinstance(result, str):
+        return  # its type is for type checkers only
     members = typing.get_args(result) or (result,)
     allowed = (NewRecord, type(None), None, Ellipsis, Any, object, typing.NoReturn)
     if not all(member in allowed for member in members):

@@ -25,6 +25,8 @@ Span = tuple[Batch, int, int]
 
 _RESERVED: Final = 16
 _PUT_AT_ONCE: Final = 200
+_MOST_IDLE: Final = 5_000
+"""So many lanes may stay behind empty, for the next record of their key, before they are looked through."""
 
 
 class Lane:
@@ -57,6 +59,18 @@ class Task:
         """It took longer than it may be invisible, and was given to somebody else."""
 
 
+class Apart:
+    """Records that have no order among each other: each gets a lane when its turn comes."""
+
+    __slots__ = ("batch", "high", "low", "share")
+
+    def __init__(self, share: Share, batch: Batch, low: int, high: int) -> None:
+        self.share = share
+        self.batch = batch
+        self.low = low
+        self.high = high
+
+
 Hand = collections.deque[Lane]
 """Lanes that a worker has reserved for itself. Others may take them from its far end when they have nothing to do."""
 
@@ -76,9 +90,14 @@ class Lanes:
         self._waiting = 0
         self._hands: list[Hand] = []
         self._ready: collections.deque[Lane] = collections.deque()
+        self._apart: collections.deque[Apart] = collections.deque()
+        """Ready, too, behind those."""
+        self._apart_count = 0
         self._held: list[tuple[float, int, Lane]] = []
         self._number = itertools.count()
         self._by_key: dict[tuple[int, bytes], Lane] = {}
+        self._idle: collections.deque[Lane] = collections.deque()
+        """Lanes in `_by_key` that were empty when a worker left them."""
         self._running: set[Task] = set()
         self._closed = False
         self._allowed: int | None = None
@@ -100,28 +119,21 @@ class Lanes:
                 self._make_ready(share.lane)
                 self._changed.notify()
         elif self._order is Order.NONE:
-            for low, high in spans:
-                self._put_apart(share, batch, range(low, high))
+            with self._changed:
+                for low, high in spans:
+                    self._apart.append(Apart(share, batch, low, high))
+                    self._apart_count += high - low
+                self._changed.notify(min(self._apart_count, self._waiting))
         else:
             for low, high in spans:
                 for begin in range(low, high, _PUT_AT_ONCE):
                     self._put_by_key(share, batch, range(begin, min(high, begin + _PUT_AT_ONCE)), keys)
         self._tell()
 
-    def _put_apart(self, share: Share, batch: Batch, indexes: range) -> None:
-        """Each in a lane of its own."""
-        lanes = []
-        for index in indexes:
-            lane = Lane(share, None)
-            lane.spans.append((batch, index, index + 1))
-            lane.busy = True
-            lanes.append(lane)
-        with self._changed:
-            self._ready.extend(lanes)
-            self._changed.notify(min(len(lanes), self._waiting))
-
     def _put_by_key(self, share: Share, batch: Batch, indexes: range, keys: Sequence[bytes | None]) -> None:
         with self._changed:
+            if len(self._idle) > _MOST_IDLE:
+                self._sweep()
             for index in indexes:
                 key = keys[index]
                 if key is None:  # no order among records without a key
@@ -169,14 +181,16 @@ class Lanes:
         self._running.discard(task)
         if self._order is Order.NONE:
             return  # nothing else was in it, and nothing comes
-        with self._changed:
-            lane.busy = False
-            if lane.spans:
+        # Without the lock, for which quick workers would wait: who puts a record in looks at `busy` after that, and we
+        # look for records after this, so at least one of us sees the other; and only one makes it ready.
+        lane.busy = False
+        if lane.spans:
+            with self._changed:
                 self._make_ready(lane)
                 self._changed.notify()
-            else:
-                self._forget(lane)
-        self._tell()
+            self._tell()
+        elif lane.key is not None:
+            self._idle.append(lane)
 
     def hold(self, task: Task) -> None:
         """A record of the task failed. The worker leaves, but nobody else may enter the lane until `release`."""
@@ -220,13 +234,17 @@ class Lanes:
             for lane in lanes:
                 dropped += sum(high - low for _, low, high in lane.spans)
                 lane.spans.clear()
+            apart = sum(each.high - each.low for each in self._apart if each.share is share)
+            self._apart = collections.deque(each for each in self._apart if each.share is not share)
+            self._apart_count -= apart
             self._ready = collections.deque(lane for lane in self._ready if lane.share is not share)
             self._held = [entry for entry in self._held if entry[2].share is not share]
             heapq.heapify(self._held)
+            entered = {task.lane for task in list(self._running)}
             for place in [place for place, lane in self._by_key.items() if lane.share is share]:
-                if not any(task.lane is self._by_key[place] for task in self._running):
+                if self._by_key[place] not in entered:
                     del self._by_key[place]
-            return dropped
+            return dropped + apart
 
     def allow(self, tasks: int | None) -> None:
         """Let so many tasks begin from now on; None: any number. For a circuit breaker."""
@@ -275,24 +293,46 @@ class Lanes:
         if self._closed or self._allowed == 0:
             return None
         while True:
-            lanes = self._ready or self._longest_hand()
-            if not lanes:
+            lane = self._pick()
+            if lane is None:
                 return None
             try:
-                task = self._task(lanes.popleft() if lanes is self._ready else lanes.pop())
-            except IndexError:
+                task = self._task(lane)
+                break
+            except IndexError:  # it was cleared
                 continue
-            break
         if self._allowed is not None:
             self._allowed -= 1
         else:
-            for _ in range(min(_RESERVED, len(self._ready) // (2 * len(self._hands)))):
-                hand.append(self._ready.popleft())
+            left = len(self._ready) + self._apart_count
+            for _ in range(min(_RESERVED, left // (2 * len(self._hands)))):
+                hand.append(self._ready.popleft() if self._ready else self._carved())
         return task
 
-    def _longest_hand(self) -> Hand:
-        """Of the lanes that others have reserved: those of who has most to do."""
-        return max(self._hands, key=len)
+    def _pick(self) -> Lane | None:
+        """The lane whose turn it is; if there is none, one that somebody has reserved who has more to do."""
+        if self._ready:
+            return self._ready.popleft()
+        if self._apart:
+            return self._carved()
+        while hand := max(self._hands, key=len):
+            try:
+                return hand.pop()
+            except IndexError:  # its owner has just taken the last one
+                continue
+        return None
+
+    def _carved(self) -> Lane:
+        """The next of the records that have no order, in a lane of its own."""
+        apart = self._apart[0]
+        lane = Lane(apart.share, None)
+        lane.spans.append((apart.batch, apart.low, apart.low + 1))
+        lane.busy = True
+        apart.low += 1
+        self._apart_count -= 1
+        if apart.low == apart.high:
+            self._apart.popleft()
+        return lane
 
     def _task(self, lane: Lane) -> Task:
         """Enter a lane. IndexError when there is nothing in it any more."""
@@ -313,6 +353,15 @@ class Lanes:
     def _forget(self, lane: Lane) -> None:
         if lane.key is not None:
             self._by_key.pop((id(lane.share), lane.key), None)
+
+    def _sweep(self) -> None:
+        """Forget lanes that are empty still."""
+        while self._idle:
+            lane = self._idle.popleft()
+            if not lane.busy and not lane.spans and lane.key is not None:
+                place = (id(lane.share), lane.key)
+                if self._by_key.get(place) is lane:
+                    del self._by_key[place]
 
     def _tell(self) -> None:
         if self.on_ready is not None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _WAIT_S: Final = 0.1
 """How long a turn waits for records: the most by which other duties are late."""
 _POLL_AT_LEAST_S: Final = 0.1
-_MOST_AT_ONCE: Final = 10_000
+_MOST_AT_ONCE: Final = 2_000
 DEADLY: Final = 5
 """A record whose handling has killed so many processes is given up."""
 _REPORTS_AT_ONCE: Final = 100
@@ -359,6 +359,11 @@ class Loop:
             self._saving.save(share, last=last)
         except FencedError as error:
             self.lose(share, str(error))
+        except OutcomeUnknownError as error:
+            if last:  # nobody goes on with it here: the next owner's claim settles what happened
+                self.lose(share, str(error))
+            else:
+                self._take_again(share, error)
 
     def _expired(self, error: OffsetOutOfRangeError) -> None:
         """Records are gone before they were read: go on where the policy says, or not at all."""
@@ -388,16 +393,22 @@ class Loop:
             self.shares[partition] = share
             starts[partition] = share.tracker.position
         self._was_assigned = True
+        if self._options.on_assigned is not None:
+            self._options.on_assigned(sorted(partitions))
         return starts
 
     def revoked(self, partitions: Sequence[int]) -> None:
         shares = [self.shares[partition] for partition in partitions if partition in self.shares]
         self._hand_back(shares, self._options.drain_s if self._stopping.is_set() else self._options.revoke_s)
+        if self._options.on_revoked is not None:
+            self._options.on_revoked(sorted(partitions))
 
     def lost(self, partitions: Sequence[int]) -> None:
         for partition in partitions:
             if partition in self.shares:
                 self.lose(self.shares[partition], "the group has given it to another member")
+        if self._options.on_lost is not None:
+            self._options.on_lost(sorted(partitions))
 
     def lose(self, share: Share, why: str) -> None:
         """Somebody else owns the partition: stop, and write nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -17,6 +17,9 @@ from penstock.model import Guarantee, Order, Position, Record
 
 IdOf = Callable[[Record], str | None]
 """The idempotency key of a record; None for a record that has none."""
+
+Rebalanced = Callable[[Sequence[int]], object]
+"""Hears of partitions, by their numbers. What it raises stops the consumer."""
 
 ASSIGNORS: Final = ("range", "roundrobin", "sticky", "cooperative")
 DEFAULT_RETRY: Final = Retry()
@@ -90,6 +93,12 @@ class ConsumerOptions:
     session_timeout_s: float = 10.0
     """A member of the group that is not heard of for so many seconds is taken for dead. Shorter is a quicker takeover,
     and more false alarms."""
+    on_assigned: Rebalanced | None = None
+    """Called with the partitions that this member gets, before any of their records is handled."""
+    on_revoked: Rebalanced | None = None
+    """Called with partitions that go to others, when what was in hand is finished and saved."""
+    on_lost: Rebalanced | None = None
+    """Called with partitions that others may have had for a while: nothing of them could be saved."""
     seed: int | None = None
     """For the jitter of retries, so that a test can repeat it. None: by chance."""
 
@@ -151,7 +160,8 @@ def position(value: object, name: str) -> Position:
     if value == "latest":
         return Position.LATEST
     raise ConfigError(
-        f'{name}={value!r} is no position: use "earliest", "latest", a datetime with a zone, or a Position'
+        f'{name}={value!r} is no position: use "earliest", "latest", a datetime with a zone, Position.at_time(...) or '
+        "Position.at_pointer(...)"
     )
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Streams
-from penstock.consuming.handlers import handler_of
+from penstock.consuming.handlers import check_topic, handler_of
 from penstock.consuming.handling import HandlerConsumer
 from penstock.consuming.health import Health
 from penstock.consuming.lanes import Hand, Lanes, Task
@@ -59,12 +59,15 @@ class Consumer:
                 "a Consumer gives at-least-once. For at-most-once, `commit` before you begin; for exactly-once, use "
                 "App.handle, which keeps effect and checkpoint together"
             )
+        check_topic(topic)
         self._topic = topic
         name = str(topic)
         settings = options_from(order="none", drain_s=0.0, **options)
         self._ours = open_streams(streams) if isinstance(streams, str) else None
         opened: Streams = self._ours if self._ours is not None else streams  # type: ignore[assignment]
         letters = f"{name}.dlq" if dead_letters is True else dead_letters or None
+        if letters == name:
+            raise ConfigError(f"its dead letters would go to {name!r}, which it reads itself: give them another place")
         self._in_hand: dict[tuple[int, Pointer], Task] = {}
         self._lanes: Lanes | None = None
         self._hand: Hand | None = None

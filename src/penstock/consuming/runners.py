@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.consuming.context import Context
+from penstock.consuming.context import Calling, Context, TransactionOfRecord
 from penstock.consuming.handlers import Handler, Wants
 from penstock.consuming.lanes import Task
 from penstock.consuming.options import IdOf
@@ -116,9 +116,10 @@ class FullRunner:
 
     def run(self, task: Task) -> Report:
         report = Report(task, task.low)
+        call_for = self._caller.calls(task)
         for index in range(task.low, task.high):
             try:
-                arguments, context = self._caller.arguments(task.share, task.batch, index)
+                arguments, context = call_for(index)
                 report.calls += 1
                 result = self._function(*arguments)
                 self._gather.finish(report, task.share, context, result)
@@ -144,11 +145,12 @@ class TreeRunner:
 
     def run(self, task: Task) -> Report:
         report = Report(task, task.low)
+        call_for = self._caller.calls(task)
         for index in range(task.low, task.high):
             acknowledger = self._stages.acknowledger
             tree, own = acknowledger.plant(functools.partial(self.settled, task, index), self._timeout_s)
             try:
-                arguments, context = self._caller.arguments(task.share, task.batch, index)
+                arguments, context = call_for(index)
                 assert context is not None
                 context.fork = functools.partial(self._stages.emit, tree, context.record)
                 report.calls += 1
@@ -192,7 +194,7 @@ class BatchRunner:
                     break
         high = task.low + len(values)
         try:
-            context = self._caller.context(task.share, task.batch, task.low) if self._with_context else None
+            context = self._caller.context(task, task.low) if self._with_context else None
             report.calls = len(values)
             result = self._function(values) if context is None else self._function(values, context)
             self._gather.finish(report, task.share, context, result)
@@ -206,43 +208,57 @@ class BatchRunner:
         pass
 
 
+Arguments = Sequence[Any]
+MakeCall = Callable[[int], tuple[Arguments, Context | None]]
+"""From the index of a record to what the handler is called with, and the context among that."""
+
+
 class Caller:
     """Makes what a handler is called with."""
 
     def __init__(self, handler: Handler, group: str, with_state: bool, id_of: IdOf | None) -> None:
-        self._handler = handler
+        self._wants = handler.wants
         self._decode = decoder_of(handler)
-        self._group = group
+        self._calling = Calling(group, id_of)
         self._with_state = with_state
-        self._id_of = id_of
 
-    def arguments(self, share: Share, batch: Any, index: int) -> tuple[list[Any], Context | None]:
-        record = None
-        context = None
+    def calls(self, task: Task, part: TransactionOfRecord | None = None) -> MakeCall:
+        """For the records of a task. What they have in common is looked up once."""
+        if self._wants == (Wants.VALUE, Wants.CONTEXT) and self._decode is None:
+            return self._calls_with_context(task, part)
+        return lambda index: self._arguments(task, index, part)
+
+    def _calls_with_context(self, task: Task, part: TransactionOfRecord | None) -> MakeCall:
+        """What most handlers want that want more than the value."""
+        share, batch, calling = task.share, task.batch, self._calling
+        values = batch.values()
+        store = share.state if self._with_state else None
+        attempts = share.tracker.attempts if share.tracker.any_failing else None
+
+        def make(index: int) -> tuple[Arguments, Context]:
+            attempt = 1 if attempts is None else attempts(batch.pointer(index)) + 1
+            context = Context(calling, batch, index, attempt, store, part)
+            return (values[index], context), context
+
+        return make
+
+    def _arguments(self, task: Task, index: int, part: TransactionOfRecord | None) -> tuple[Arguments, Context | None]:
+        context = self.context(task, index, part) if Wants.CONTEXT in self._wants else None
         arguments: list[Any] = []
-        for wanted in self._handler.wants:
+        for wanted in self._wants:
             if wanted is Wants.VALUE:
-                value = batch.values()[index]
+                value = task.batch.values()[index]
                 arguments.append(value if self._decode is None else self._decode(value))
-                continue
-            record = record or batch[index]
-            if wanted is Wants.RECORD:
-                arguments.append(record)
+            elif wanted is Wants.RECORD:
+                arguments.append(task.batch[index] if context is None else context.record)
             else:
-                context = self.context(share, batch, index)
                 arguments.append(context)
         return arguments, context
 
-    def context(self, share: Share, batch: Any, index: int) -> Context:
-        record = batch[index]
-        return Context(
-            record,
-            share.tracker.attempts(record.offset) + 1,
-            self._group,
-            share.state if self._with_state else None,
-            None,
-            self._id_of(record) if self._id_of is not None else None,
-        )
+    def context(self, task: Task, index: int, part: TransactionOfRecord | None = None) -> Context:
+        share = task.share
+        attempt = share.tracker.attempts(task.batch.pointer(index)) + 1
+        return Context(self._calling, task.batch, index, attempt, share.state if self._with_state else None, part)
 
 
 class Gather:
@@ -267,7 +283,7 @@ class Gather:
         """The handler returned: its outputs, and the state as it left it."""
         if result is not None:
             self.take(report, result)
-        if context is None:
+        if context is None or not context.was_used:
             return
         report.outputs.extend(context.outputs)
         changed = context.changed_state()

@@ -11,7 +11,7 @@ from penstock.abc import CheckpointStore, Clock, TransactionalStore
 from penstock.consuming.retry import Retry
 from penstock.consuming.share import Share
 from penstock.consuming.transactions import save_in_transaction
-from penstock.errors import FencedError, StoreUnavailableError
+from penstock.errors import FencedError, OutcomeUnknownError, PenstockError, StoreUnavailableError
 from penstock.model import CheckpointKey, Lease, NewRecord
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,10 @@ class Saving:
                 transaction.save(share.lease, share.key, tracker.change(last=last))
                 transaction.commit()
         except BaseException:
-            transaction.abort()
+            try:
+                transaction.abort()
+            except PenstockError as error:  # then the next claim ends it
+                logger.info("a transaction of %s was not aborted: %s", share.key, error)
             raise
         tracker.saved()
         share.in_flight -= share.uncommitted_count
@@ -111,6 +114,8 @@ class Saving:
             try:
                 found = action()
             except StoreUnavailableError as error:
+                if self._with_outputs and isinstance(error, OutcomeUnknownError):
+                    raise  # to commit outputs once more could store them twice; any other change may be saved again
                 attempts += 1
                 if attempts == 1:
                     logger.warning("%s, and is tried again: %s", what, error)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, Outcome, Stream, Streams
 from penstock.consuming.background import Background
 from penstock.consuming.breaker import CircuitBreaker
-from penstock.consuming.context import Context
+from penstock.consuming.context import Calling, Context
 from penstock.consuming.dead_letters.headers import letter_id_of, redrive_of
 from penstock.consuming.dead_letters.opening import open_dead_letters
 from penstock.consuming.defaults import Opened, open_checkpoints
@@ -228,7 +228,7 @@ class SharedConsumer(Background):
                 elif wanted is Wants.RECORD:
                     arguments.append(record)
                 else:
-                    context = Context(record, delivery.attempt, self.group)
+                    context = Context(Calling(self.group, None), (record,), 0, delivery.attempt)
                     arguments.append(context)
             result = self.handler.function(*arguments)
             if self.handler.is_async:

@@ -84,18 +84,20 @@ class TransactionRunner:
         with contextlib.ExitStack() as stack:
             transaction = stack.enter_context(self._store.transaction())
             part = TransactionOfRecord(transaction, careful)
+            call_for = self._caller.calls(task, part)
+            function, now_s = self._handler.function, self._clock.monotonic_s
             for index in range(task.low, high):
-                arguments, context = self._caller.arguments(task.share, task.batch, index)
-                if context is not None:
-                    context.transaction_of = part
+                arguments, context = call_for(index)
                 report.calls += 1
-                result = self._handler.function(*arguments)
-                if part.broken and not careful:
-                    raise _MustBeCareful
-                part.broken = False
-                self._gather.finish(report, task.share, context, result)
+                result = function(*arguments)
+                if part.broken:
+                    if not careful:
+                        raise _MustBeCareful
+                    part.broken = False
+                if result is not None or (context is not None and context.was_used):
+                    self._gather.finish(report, task.share, context, result)
                 report.done = index + 1
-                if self._clock.monotonic_s() >= limit_s:
+                if now_s() >= limit_s:
                     break
             self._commit(report, transaction, stack)
 
@@ -119,9 +121,7 @@ class TransactionRunner:
     def _batch_context(self, task: Task, part: TransactionOfRecord) -> Context | None:
         if Wants.CONTEXT not in self._handler.wants:
             return None
-        context = self._caller.context(task.share, task.batch, task.low)
-        context.transaction_of = part
-        return context
+        return self._caller.context(task, task.low, part)
 
     def _commit(self, report: Report, transaction: StoreTransaction, stack: contextlib.ExitStack) -> None:
         task = report.task

@@ -112,9 +112,10 @@ class AsyncRunner:
 
     async def run(self, task: Task) -> Report:
         report = Report(task, task.low)
+        call_for = self._caller.calls(task)
         for index in range(task.low, task.high):
             try:
-                arguments, context = self._caller.arguments(task.share, task.batch, index)
+                arguments, context = call_for(index)
                 report.calls += 1
                 result = await self._function(*arguments)
                 self._gather.finish(report, task.share, context, result)

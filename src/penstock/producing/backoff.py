@@ -16,7 +16,9 @@ class Backoff:
     first_s: float = 0.1
     """Before the second attempt."""
     factor: float = 2.0
+    """How many times longer each wait is than the one before."""
     longest_s: float = 10.0
+    """The longest wait."""
     jitter: float = 0.2
     """Each wait is longer or shorter by chance, by up to this part of it, so that many producers that lost one broker
     do not come back at once."""

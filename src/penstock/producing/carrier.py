@@ -80,17 +80,19 @@ class Carrier(abc.ABC):
     def _pause(self, duration_s: float) -> None:
         """Wait before something is tried again. Raises when the time is over."""
 
-    def _take(self) -> None:
-        """Hand over what is new, as much as may be under way."""
-        while len(self._under_way) < self._most_under_way and not self._failed:
-            self._linger()
-            with self.taking:
-                batch = self._peek()
-                if batch:
-                    self.taken = batch[-1].sequence
-            if not batch:
-                return
+    def _take(self) -> bool:
+        """Hand over a batch of what is new, if it may be under way beside the others. Whether there was one."""
+        under_way = len(self._under_way)
+        if self._failed or under_way >= self._most_under_way or (under_way and not self._delivery.gathers):
+            return False
+        self._linger()
+        with self.taking:
+            batch = self._peek()
+            if batch:
+                self.taken = batch[-1].sequence
+        if batch:
             self._send(batch)
+        return bool(batch)
 
     def _linger(self) -> None:
         """Wait for more, unless the delivery does so itself, somebody waits for this, or there is enough."""
@@ -118,7 +120,7 @@ class Carrier(abc.ABC):
         self._delivery.send(batch)
 
     def _hear(self, wait_s: float = HEAR_S) -> None:
-        if self._hurried.is_set():
+        if wait_s and self._hurried.is_set():
             self._hurried.clear()
             self._delivery.hurry()
         outcomes = self._delivery.outcomes(wait_s)

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.errors import DeliveryError, PenstockError, StorageError
 from penstock.producing.buffered import NumberedBuffer
-from penstock.producing.carrier import Carrier, Refuse
+from penstock.producing.carrier import HEAR_S, Carrier, Refuse
 from penstock.producing.counts import Counts
 from penstock.producing.delivering import Delivery
 from penstock.producing.ledger import Ledger
@@ -127,9 +127,9 @@ class Pump(Carrier):
         self._check_stream()
         try:
             self._ledger.mark(self._buffer.end)
-            self._take()
+            was_more = self._take()
             if self._under_way:
-                self._hear()
+                self._hear(0.0 if was_more else HEAR_S)
             else:
                 self._commit()
                 self._rest()

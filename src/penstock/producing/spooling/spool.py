@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES: Final = 8 << 20
 _LEAST_SEGMENT_BYTES: Final = 4 << 10
 _MEMORY_BYTES: Final = 64 << 20
-_LOAD_BYTES: Final = 2 << 20
+_LOAD_BYTES: Final = 1 << 20
 _LEAP: Final = 1 << 40
 """How far the numbers jump when a spool is opened. A power cut may take away records that the stream has already taken;
 were their numbers given to others, the stream's memory of them would take those for delivered. No run of a producer
