@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         OffsetOutOfRangeError,
         PenstockError,
+        RegistryError,
         Reject,
         SerdeError,
         SpoolInUseError,
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from penstock.model import DeadLetter, Guarantee, LetterFilter, NewRecord, Order, Place, Position, Receipt, Record
+    from penstock.producing.connecting import connect
     from penstock.producing.producer import Producer
-    from penstock.serde import Topic
-    from penstock.streams import Connection, Reader, connect
+    from penstock.serde import AvroSerde, JsonSerde, MsgpackSerde, ProtobufSerde, SchemaRegistry, Topic
+    from penstock.streams import Connection, Reader
 
 _ROOMS = {
     "penstock.app": ("App",),
@@ -64,6 +66,7 @@ _ROOMS = {
         "MissingExtraError",
         "OffsetOutOfRangeError",
         "PenstockError",
+        "RegistryError",
         "Reject",
         "SerdeError",
         "SpoolInUseError",
@@ -85,18 +88,16 @@ _ROOMS = {
         "Receipt",
         "Record",
     ),
+    "penstock.producing.connecting": ("connect",),
     "penstock.producing.producer": ("Producer",),
-    "penstock.serde": ("Topic",),
-    "penstock.streams": (
-        "Connection",
-        "Reader",
-        "connect",
-    ),
+    "penstock.serde": ("AvroSerde", "JsonSerde", "MsgpackSerde", "ProtobufSerde", "SchemaRegistry", "Topic"),
+    "penstock.streams": ("Connection", "Reader"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "App",
+    "AvroSerde",
     "Breaker",
     "BrokerUnavailableError",
     "BufferFullError",
@@ -114,8 +115,10 @@ __all__ = [
     "GuaranteeError",
     "HandlerError",
     "InvalidTopicError",
+    "JsonSerde",
     "LetterFilter",
     "MissingExtraError",
+    "MsgpackSerde",
     "NewRecord",
     "OffsetOutOfRangeError",
     "Order",
@@ -123,11 +126,14 @@ __all__ = [
     "Place",
     "Position",
     "Producer",
+    "ProtobufSerde",
     "Reader",
     "Receipt",
     "Record",
+    "RegistryError",
     "Reject",
     "Retry",
+    "SchemaRegistry",
     "SerdeError",
     "SpoolInUseError",
     "StoreUnavailableError",

@@ -31,12 +31,13 @@ def test_the_help_lists_the_commands_in_the_order_in_which_one_meets_them(run: C
     "words",
     [[noun] for noun in NOUNS]
     + [["topics", verb] for verb in ("list", "create", "describe", "alter", "delete")]
-    + [["groups", verb] for verb in ("list", "describe", "reset", "delete")],
+    + [["groups", verb] for verb in ("list", "describe", "reset", "delete")]
+    + [["dlq", verb] for verb in ("list", "show", "count", "redrive", "discard")],
 )
 def test_every_command_explains_itself(run: Command, words: list[str]) -> None:
     shown = run.well(*words, "--help").out
     assert shown.startswith(f"Usage: python -m penstock.cli {' '.join(words)}")
-    if words not in (["topics"], ["groups"]):
+    if words not in (["topics"], ["groups"], ["dlq"]):
         examples = shown.partition("\n  Examples:\n")[2]
         assert f"penstock {' '.join(words)}" in examples
     if words[0] not in ("serve", "demo") and words not in (["topics"], ["groups"]):

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.producing import SpooledSender
 from tests.clients.names import fresh
 from tests.servers import Penstock
 
 
 def connect_with_spool(url: str, folder: Path) -> penstock.Connection:
-    connection = penstock.connect(url)
-    connection._parts.sender = SpooledSender(connection, folder, linger_ms=1, delivery_timeout_s=30)  # type: ignore[assignment]
-    return connection
+    return penstock.connect(url, spool=folder, linger_ms=1, delivery_timeout_s=30)
 
 
 def test_a_connection_with_a_spool_sends_through_it(url: str, tmp_path: Path) -> None:
@@ -63,3 +60,17 @@ def test_a_forgotten_connection_with_a_spool_lets_go_of_it(url: str, tmp_path: P
     with connect_with_spool(url, tmp_path / "spool") as stream:
         stream.flush(20)
         assert [record.value for record in stream.read(topic)] == [b"x"]
+
+
+def test_what_makes_no_sense_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(penstock.ConfigError, match="give spool="):
+        penstock.connect(url, spool_flush="fsync")
+    with pytest.raises(penstock.ConfigError, match="nothing that a spool could wait for"):
+        penstock.connect("memory:x", spool=tmp_path)
+    with pytest.raises(penstock.ConfigError, match="connect has no option 'ack'"):
+        penstock.connect(url, ack=1)  # type: ignore[call-arg]
+    with (
+        penstock.connect(url, spool=tmp_path / "spool"),
+        pytest.raises(penstock.SpoolInUseError, match="spool"),
+    ):
+        penstock.connect(url, spool=tmp_path / "spool")

@@ -293,11 +293,11 @@ class Lanes:
         if self._closed or self._allowed == 0:
             return None
         while True:
-            lane = self._pick()
-            if lane is None:
+            picked = self._pick()
+            if picked is None:
                 return None
             try:
-                task = self._task(lane)
+                task = self._task(picked)
                 break
             except IndexError:  # it was cleared
                 continue

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from penstock.abc import Streams
 from penstock.errors import ConfigError
@@ -14,24 +13,13 @@ from penstock.streams.embedded.starting import find_or_start
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.plain import check_reachable
 from penstock.streams.memory.connection import MemoryConnection
-from penstock.streams.options import Options
+from penstock.streams.options import ConnectOptions, Options, options_of
 from penstock.streams.url import Host, LogUrl, MemoryUrl, parse_url
 
 _DEFAULTS = Options()
 
 
-def connect(
-    url: str,
-    *,
-    client_id: str = _DEFAULTS.client_id,
-    acks: Literal["all", 0, 1] = _DEFAULTS.acks,
-    compression: str = _DEFAULTS.compression,
-    linger_ms: float = _DEFAULTS.linger_ms,
-    delivery_timeout_s: float = _DEFAULTS.delivery_timeout_s,
-    connect_timeout_s: float = _DEFAULTS.connect_timeout_s,
-    exit_when_idle_s: float | None = None,
-    librdkafka: Mapping[str, str | int | float | bool] | None = None,
-) -> Connection:
+def connect(url: str, **given: Unpack[ConnectOptions]) -> Connection:
     """Connect to a stream: `log:./data` for the log in a folder, `kafka://host:9092` for brokers that are running,
     `memory:name` for records in this process that are gone when it ends.
 
@@ -43,16 +31,8 @@ def connect(
     BrokerUnavailableError when no broker could be reached or started within `connect_timeout_s`.
     """
     where = parse_url(url)
-    options = Options(
-        client_id=client_id,
-        acks=acks,
-        compression=compression,
-        linger_ms=linger_ms,
-        delivery_timeout_s=delivery_timeout_s,
-        connect_timeout_s=connect_timeout_s,
-        exit_when_idle_s=_DEFAULTS.exit_when_idle_s if exit_when_idle_s is None else exit_when_idle_s,
-        librdkafka=dict(librdkafka or {}),
-    )
+    options = options_of(given)
+    exit_when_idle_s = given.get("exit_when_idle_s")
     if isinstance(where, MemoryUrl):
         _check_no_options(url, options, exit_when_idle_s)
         return MemoryConnection(where.name, options)

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from penstock.errors import ConfigError
 
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 FROM_THE_URL: Final = frozenset({"bootstrap.servers", "metadata.broker.list"})
+
+
+class ConnectOptions(TypedDict, total=False):
+    """The options of `connect`, by their names. Each is explained at `Options`."""
+
+    client_id: str
+    acks: Literal["all", 0, 1]
+    compression: str
+    linger_ms: float
+    delivery_timeout_s: float
+    connect_timeout_s: float
+    exit_when_idle_s: float | None
+    librdkafka: Mapping[str, str | int | float | bool] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +71,12 @@ class Options:
             raise ConfigError("delivery_timeout_s is no longer than linger_ms: no record would ever be sent")
         for name in FROM_THE_URL & set(self.librdkafka):
             raise ConfigError(f"{name} comes from the URL: write it there")
+
+
+def options_of(given: ConnectOptions) -> Options:
+    """The options that were given, and the defaults of the others. ConfigError for a name that is none."""
+    known = list(ConnectOptions.__annotations__)
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"connect has no option {name!r}; it has {', '.join(known)}")
+    return Options(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]

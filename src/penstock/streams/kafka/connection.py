@@ -21,7 +21,7 @@ from penstock.errors import BrokerUnavailableError, ConnectionClosedError, Deliv
 from penstock.model import Receipt
 from penstock.serde import Topic, new_record
 from penstock.streams.kafka.reading import Reader, Start
-from penstock.streams.kafka.sending import Sender
+from penstock.streams.kafka.sending import Sender, Sending
 from penstock.streams.kafka.settings import client_configuration, producer_configuration
 from penstock.streams.kafka.stream import Closeable, KafkaStream, features_with
 from penstock.streams.kafka.topics import TopicAdministration
@@ -63,7 +63,7 @@ class Parts:
     """What a connection is made of, kept apart from it so that it can be let go of when the connection is forgotten."""
 
     attendant: Attendant | None
-    sender: Sender | None = None
+    sender: Sending | None = None
     administration: TopicAdministration | None = None
     readers: weakref.WeakSet[Closeable] = field(default_factory=weakref.WeakSet)
     """Readers and feeds."""
@@ -128,6 +128,13 @@ class Connection:
         return self.sender.send(
             record.topic, record.value, record.key, record.headers, record.timestamp_ms, record.partition
         )
+
+    def send_through(self, sender: Sending) -> None:
+        """Send through this from now on. Nothing must have been sent before; it is closed with the connection."""
+        with self._lock:
+            self._check_usable()
+            assert self._parts.sender is None, "records have been sent already"
+            self._parts.sender = sender
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged.
@@ -243,7 +250,7 @@ class Connection:
         return f"<Connection to {self.url}{' (closed)' if self._closed else ''}>"
 
     @property
-    def sender(self) -> Sender:
+    def sender(self) -> Sending:
         """What everything that is sent goes through."""
         sender = self._parts.sender
         if sender is not None and self._is_usable():

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -24,6 +24,31 @@ _SLICE_S: Final = 0.2
 _HURRY_S: Final = 0.001
 _FAILURES_KEPT: Final = 10_000
 """Failed receipts that are kept until `flush`, which raises those that nobody has looked at; the others are counted."""
+
+
+class Sending(Protocol):
+    """What a connection sends through: `Sender`, or something that keeps records more safely."""
+
+    @property
+    def unacknowledged(self) -> int: ...
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+        partition: int | None,
+    ) -> Receipt: ...
+
+    def flush(self, timeout: float | None) -> None: ...
+
+    def wait_until_settled(self, timeout: float | None) -> bool: ...
+
+    def give_up(self, reason: str) -> None: ...
+
+    def close(self, timeout: float) -> None: ...
 
 
 class Sender:

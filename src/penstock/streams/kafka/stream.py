@@ -11,7 +11,7 @@ from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Re
 from penstock.streams.kafka.feed import KafkaFeed
 from penstock.streams.kafka.group_feed import KafkaGroupFeed
 from penstock.streams.kafka.rereading import Rereader
-from penstock.streams.kafka.sending import Sender
+from penstock.streams.kafka.sending import Sending
 from penstock.streams.kafka.topics import TopicAdministration
 from penstock.streams.options import Options
 
@@ -57,7 +57,7 @@ class Link(Protocol):
     def administration(self) -> TopicAdministration: ...
 
     @property
-    def sender(self) -> Sender: ...
+    def sender(self) -> Sending: ...
 
     def settle_sent(self) -> None:
         """Wait until what was sent is acknowledged or refused, at most as long as a delivery may take."""

@@ -115,8 +115,8 @@ class UseCases(BufferSuite):
             worker.result(SETTLE_S)
         found = [number_in(each.record) for each in everything(buffer)]
         assert sorted(found) == list(range(400)), f"{len(found)} records are there, of 400 that were put"
-        for worker in range(4):
-            ours = [number for number in found if number // 100 == worker]
+        for thread in range(4):
+            ours = [number for number in found if number // 100 == thread]
             assert ours == sorted(ours), f"the records of one thread are out of order: {ours}"
 
     def test_one_thread_takes_while_another_puts(self) -> None:
