@@ -40,7 +40,7 @@ def test_every_command_explains_itself(run: Command, words: list[str]) -> None:
     if words not in (["topics"], ["groups"], ["dlq"]):
         examples = shown.partition("\n  Examples:\n")[2]
         assert f"penstock {' '.join(words)}" in examples
-    if words[0] not in ("serve", "demo") and words not in (["topics"], ["groups"]):
+    if words[0] not in ("serve", "demo") and words not in (["topics"], ["groups"], ["dlq"]):
         assert "--url URL" in shown
 
 
@@ -84,8 +84,8 @@ def test_a_url_that_cannot_be_used_is_one_sentence(run: Command) -> None:
     done = run("topics", "--url", "redis://localhost")
     assert done.code == 1
     assert done.err == (
-        "penstock: 'redis://localhost' is no URL of a stream; supported now: log:FOLDER (such as log:./data) and "
-        "kafka://HOST:PORT[,HOST:PORT]\n"
+        "penstock: 'redis://localhost' is no URL of a stream; supported now: log:FOLDER (such as log:./data), "
+        "kafka://HOST:PORT[,HOST:PORT] and memory:NAME\n"
     )
 
 
