@@ -6,6 +6,7 @@ take turns, and the ratio of medians counts.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import statistics
@@ -49,19 +50,20 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-PEERS: Final = (
+BESIDE_PEERS: Final = (
     Job("bare loop", MANY, "consumers_peers", "bare"),
+    Job("at least once", MANY, "consumers_app", "noop"),  # next to it, so that a busy moment hits both
     Job("faststream", SOME, "consumers_peers", "faststream"),
     Job("faststream, ack each", FEW, "consumers_peers", "faststream", {"how": "ack"}),
     Job("faststream, batch handler", MANY, "consumers_peers", "faststream", {"how": "batch"}),
     Job("quix streams", SOME, "consumers_quix", "quix"),
 )
-OURS: Final = (
-    Job("at least once", MANY, "consumers_app", "noop"),
+ALONE: Final = (
     Job("exactly once, SQLite, a record at a time", MANY, "consumers_app", "inserting"),
     Job("exactly once, SQLite, lists", MANY, "consumers_app", "inserting_many"),
     Job("exactly once, PostgreSQL, a record at a time", SOME, "consumers_app", "inserting"),
-    Job("exactly once, PostgreSQL, lists", SOME, "consumers_app", "inserting_many", {"workers": 3}),
+    Job("exactly once, PostgreSQL, lists by executemany", SOME, "consumers_app", "inserting_many", {"workers": 3}),
+    Job("exactly once, PostgreSQL, lists as arrays", MANY, "consumers_app", "inserting_arrays", {"workers": 3}),
     Job("exactly once, PostgreSQL, lists by COPY", MANY, "consumers_app", "copying", {"workers": 3}),
     Job("1 ms, one worker", FEWEST, "consumers_app", "sleeping"),
     Job("1 ms, order key, 8 workers", FEW, "consumers_app", "sleeping", {"order": "key", "workers": 8}),
@@ -82,21 +84,23 @@ BARS: Final = (
     ("exactly once, SQLite, a record at a time", "at least once", 0.3),
     ("exactly once, SQLite, lists", "at least once", 0.3),
     ("exactly once, PostgreSQL, a record at a time", "at least once", 0.3),
-    ("exactly once, PostgreSQL, lists", "at least once", 0.3),
+    ("exactly once, PostgreSQL, lists by executemany", "at least once", 0.3),
+    ("exactly once, PostgreSQL, lists as arrays", "at least once", 0.3),
     ("exactly once, PostgreSQL, lists by COPY", "at least once", 0.3),
 )
 """Ours, what it is compared with, and the ratio that is asked for."""
 
 
 def run(report: Report, say: Say, *, rounds: int = 3, scale: float = 1.0, only: str = "") -> None:
-    jobs = [job for job in (*PEERS, *OURS) if only in job.name]
+    jobs = [job for job in (*BESIDE_PEERS, *ALONE) if only in job.name]
     rates: dict[str, list[float]] = {job.name: [] for job in jobs}
     with _bench(scale, {job.count for job in jobs}) as bench:
         for _ in range(rounds):
             for job in jobs:
                 rates[job.name].append(bench.measure(job))
                 say(f"  {job.name}: {rates[job.name][-1]:,.0f} records/s")
-        memory = consumers_memory.figures(bench.bootstrap, bench.folder, scale, fill, say) if not only else []
+        fill_small = functools.partial(fill, compression="lz4")
+        memory = [] if only else consumers_memory.figures(bench.bootstrap, bench.folder, scale, fill_small, say)
     found = {name: statistics.median(each) for name, each in rates.items()}
     for ours, theirs, bar in BARS:
         if ours in found and theirs in found:

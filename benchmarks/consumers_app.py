@@ -71,6 +71,17 @@ def inserting_many(app: App, topic: str, watch: Stopwatch, **options: Any) -> No
         watch.add(len(values))
 
 
+def inserting_arrays(app: App, topic: str, watch: Stopwatch, **options: Any) -> None:
+    """The same with one statement for a list, as an array of PostgreSQL."""
+    del options["database"]
+
+    @app.handle(topic, end="latest", guarantee="exactly-once", batch=BATCH, **options)
+    def handle(values: list[bytes], ctx: Context) -> None:
+        with ctx.transaction() as database:
+            database.execute("INSERT INTO effect (value) SELECT unnest(%b::bytea[])", (values,))
+        watch.add(len(values))
+
+
 def copying(app: App, topic: str, watch: Stopwatch, **options: Any) -> None:
     """The same with PostgreSQL's COPY."""
     del options["database"]
@@ -85,7 +96,7 @@ def copying(app: App, topic: str, watch: Stopwatch, **options: Any) -> None:
 
 
 JOBS: Final[dict[str, Callable[..., None]]] = {
-    each.__name__: each for each in (noop, sleeping, forwarding, inserting, inserting_many, copying)
+    each.__name__: each for each in (noop, sleeping, forwarding, inserting, inserting_many, inserting_arrays, copying)
 }
 
 

@@ -119,12 +119,12 @@ def test_sigterm_lets_handlers_finish_what_they_have_in_hand_and_nothing_is_lost
             watchdog.start()
             assert process.stdout is not None
             for line in process.stdout:
-                word, number = line.split()
+                word, rest = line.split()
                 if word == "begun":
-                    seen.append(number)
+                    seen.append(rest)
                     process.send_signal(signal.SIGTERM)
                 else:
-                    finished += int(number)
+                    finished += int(rest)
             watchdog.cancel()
             assert process.wait() == 0
     assert sorted(seen) == ["0", "1", "2", "3", "4", "5"]

@@ -58,6 +58,8 @@ PUBLIC = [
     "UrlError",
     "WorkerDiedError",
     "connect",
+    "open_dead_letters",
+    "redrive",
     "within",
 ]
 

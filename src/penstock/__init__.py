@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.consuming import Breaker, Consumer, Context, Retry, within
+    from penstock.consuming.dead_letters import open_dead_letters, redrive
     from penstock.errors import (
         BrokerUnavailableError,
         BufferFullError,
@@ -51,6 +52,7 @@ _ROOMS = {
         "Retry",
         "within",
     ),
+    "penstock.consuming.dead_letters": ("open_dead_letters", "redrive"),
     "penstock.errors": (
         "BrokerUnavailableError",
         "BufferFullError",
@@ -144,6 +146,8 @@ __all__ = [
     "UrlError",
     "WorkerDiedError",
     "connect",
+    "open_dead_letters",
+    "redrive",
     "within",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import inspect
 import logging
@@ -26,7 +27,8 @@ from penstock.errors import ConfigError, GroupError, HandlerError
 from penstock.model import Guarantee, Order
 from penstock.model.clock import SystemClock
 from penstock.serde import Topic
-from penstock.streams.connecting import connect, open_streams
+from penstock.streams.connecting import open_streams
+from penstock.streams.options import Options
 from penstock.streams.url import parse_url
 
 logger = logging.getLogger(__name__)
@@ -200,7 +202,14 @@ class App:
             stages = None
             if self._stages or len(topics) > 1:  # else there is nothing that a record could fork into
                 stages = Stages(self._stages.values(), topics, streams, self._clock or SystemClock())
-            self._consumers = [self._consumer(each, streams, stages) for each in self._declared]
+            self._consumers = []
+            try:
+                for declared in self._declared:
+                    self._consumers.append(self._consumer(declared, streams, stages))
+            except BaseException:
+                for consumer in self._consumers:
+                    consumer.abandon()
+                raise
             if stages is not None:
                 stages.start()
             patience_s = _STAGES_STOP_S
@@ -343,7 +352,7 @@ class App:
 
 def _check_names(connection: Mapping[str, Any]) -> None:
     """ConfigError for what is neither an option of the app nor one of `connect`."""
-    known = [*inspect.signature(App).parameters, *inspect.signature(connect).parameters]
+    known = [*inspect.signature(App).parameters, *(field.name for field in dataclasses.fields(Options))]
     for name in connection:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)

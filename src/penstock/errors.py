@@ -161,7 +161,7 @@ class StoreUnavailableError(PenstockError):
 
 
 class CorruptCheckpointError(PenstockError):
-    """A stored checkpoint is damaged. It is not guessed at: restore it, or say where to begin."""
+    """A stored checkpoint is damaged. It is not guessed at: restore it, or forget the group and choose its start."""
 
 
 class FencedError(PenstockError):

@@ -212,3 +212,20 @@ def test_policies_that_make_no_sense_are_refused(make: Callable[[], object]) -> 
 def test_an_idempotency_key_makes_no_sense_with_at_most_once(app: App) -> None:
     with pytest.raises(GuaranteeError, match="at-most-once"):
         app.handle("orders", guarantee="at-most-once", idempotency_key="key")
+
+
+def uses_a_transaction(value: bytes, ctx: Context) -> None:
+    with ctx.transaction():
+        raise AssertionError("there is none")
+
+
+def test_a_handler_that_is_wrong_stops_the_app_instead_of_giving_good_records_up(
+    app: App, streams: MemoryStreams, fill: Callable[..., None]
+) -> None:
+    fill("orders", 3)
+    with pytest.raises(HandlerError, match="it needs guarantee='exactly-once'"):
+        run_with(app, uses_a_transaction, retry=1)
+    assert "orders.dlq" not in streams.topics()
+    again = App(streams, group="group")
+    with pytest.raises(HandlerError, match="it needs order='partition' or 'key'"):
+        run_with(again, lambda value, ctx: ctx.state, order="none")

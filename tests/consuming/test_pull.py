@@ -10,7 +10,7 @@ import pytest
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming import Consumer, Retry
 from penstock.consuming.dead_letters.opening import open_dead_letters
-from penstock.errors import ConfigError, GuaranteeError, UnknownTopicError
+from penstock.errors import ConfigError, ConnectionClosedError, GuaranteeError, OffsetOutOfRangeError, UnknownTopicError
 from penstock.model import CheckpointKey, LetterFilter, Record
 from penstock.serde import Topic
 from penstock.streams.memory import MemoryStreams
@@ -92,6 +92,10 @@ def test_seek_goes_back(streams: MemoryStreams, store: MemoryCheckpoints, fill: 
         consumer.commit()
         consumer.seek(0, 3)
         assert [record.offset for record in take(consumer, 2)] == [3, 4]
+        with pytest.raises(OffsetOutOfRangeError, match="offset 6 has not been written yet"):
+            consumer.seek(0, 6)
+        with pytest.raises(UnknownTopicError):
+            consumer.seek(7, 0)
 
 
 def test_two_members_share_the_partitions_and_one_takes_over_when_the_other_leaves(
@@ -151,3 +155,22 @@ def test_a_rebalance_is_told_with_its_partitions(store: MemoryCheckpoints) -> No
         wait_for(lambda: len(told) == 3)
         assert told[2] == ("assigned", told[1][1])
     assert told[3:] == [("revoked", [0, 1])]
+
+
+def test_a_run_with_an_end_ends_and_says_so(streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill) -> None:
+    fill("orders", 5)
+    with Consumer(streams, "orders", group="g", checkpoints=store, end="latest") as consumer:
+        assert not consumer.has_ended
+        assert [record.offset for record in consumer] == list(range(5))
+        assert consumer.has_ended
+        assert consumer.poll() == []
+
+
+def test_a_closed_consumer_refuses_to_be_asked_instead_of_giving_nothing_for_ever(
+    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+) -> None:
+    fill("orders", 1)
+    consumer = Consumer(streams, "orders", group="g", checkpoints=store)
+    consumer.close()
+    with pytest.raises(ConnectionClosedError, match="has been closed"):
+        consumer.poll(timeout=1)

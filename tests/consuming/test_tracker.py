@@ -66,6 +66,14 @@ def test_an_empty_batch_moves_the_start_over_what_holds_nothing() -> None:
     assert tracked.start == 7
 
 
+def test_a_finished_run_that_the_start_has_passed_is_not_given_out_again_with_the_next_batch() -> None:
+    tracked = tracker(Checkpoint(0, 8, finished=((2, 6),)))
+    assert tracked.read(batch_of([0, 1, 2, 3], 0, 4)) == [(0, 2)]
+    tracked.succeeded(0, 2, 2, 1)
+    assert tracked.start == 6, "it passes what of the run has not even been read again"
+    assert tracked.read(batch_of([4, 5, 6, 7], 4, 8)) == [(2, 4)]
+
+
 def test_what_was_finished_before_a_restart_is_not_given_out_again() -> None:
     tracked = tracker(Checkpoint(2, 9, finished=((4, 6), (8, 9))))
     assert tracked.read(batch_of(list(range(2, 12)), 2, 12)) == [(0, 2), (4, 6), (7, 10)]

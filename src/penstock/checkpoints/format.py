@@ -182,8 +182,8 @@ def decode_happenings(data: bytes, key: CheckpointKey) -> list[Happening]:
 def corrupt(what: str, reason: str) -> CorruptCheckpointError:
     """The error for something stored that cannot be trusted."""
     return CorruptCheckpointError(
-        f"{what} is damaged: {reason}. Nothing is guessed: restore it from a copy, or say where the group shall begin "
-        "(seek to a position), which writes a new one."
+        f"{what} is damaged: {reason}. Nothing is guessed: restore it from a copy, or forget the group in this store "
+        "(store.forget(group)) and choose its start."
     )
 
 

@@ -17,7 +17,7 @@ from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.retry import NEVER_AGAIN
 from penstock.consuming.runners import Report
 from penstock.consuming.share import Share
-from penstock.errors import PenstockError, WorkerDiedError
+from penstock.errors import HandlerError, PenstockError, WorkerDiedError
 from penstock.model import Batch, DeadLetter, Failing, Guarantee, Order
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ class GivingUp:
         """A task ended in an error: hold its lane and try again, or give its record up."""
         task, error = report.task, report.error
         assert error is not None
+        if isinstance(error, HandlerError):
+            raise error  # the program is wrong, not the record: every other one would fail like this, too
         share, batch, index = task.share, task.batch, report.done
         pointer = batch.pointer(index)
         first, end = batch.edge(index), batch.edge(index + 1)

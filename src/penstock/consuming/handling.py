@@ -30,7 +30,7 @@ from penstock.consuming.snapshots import SnapshotRunner, Snapshots, restore
 from penstock.consuming.stages import Stages
 from penstock.consuming.transactions import TransactionRunner
 from penstock.consuming.workers import AsyncRunner, AsyncWorkers, ThreadWorkers, Workers
-from penstock.errors import ConfigError, GroupError
+from penstock.errors import ConfigError, GroupError, OffsetOutOfRangeError
 from penstock.model import CheckpointKey, Guarantee, Happening, Order, Pointer
 from penstock.model.clock import SystemClock
 from penstock.serde import Topic
@@ -96,11 +96,16 @@ class HandlerConsumer(Background):
                 raise ConfigError(f"the consumer of {self.handler.topic.name!r} has been run already: make another")
             self._loop = self._assembled()
             if self._stopped:
-                return
+                self._loop.stop()
         try:
-            self._loop.run()
+            if not self._loop.is_stopping:
+                self._loop.run()
         finally:
             self._opened.close()
+
+    def abandon(self) -> None:
+        """It will not be run after all: let go of what was opened for it."""
+        self._opened.close()
 
     def stop(self) -> None:
         """Stop reading, let handlers finish, save, leave the group. From any thread; it does not wait."""
@@ -111,9 +116,15 @@ class HandlerConsumer(Background):
             loop.stop()
 
     def seek(self, partition: int, pointer: Pointer) -> None:
-        """Go on elsewhere in a partition that is ours. What was known of it from there on is forgotten."""
+        """Go on elsewhere in a partition that is ours. What was known of it from there on is forgotten.
+
+        OffsetOutOfRangeError when there is nothing to read at this place: it would be saved, and stop every restart.
+        """
         if self._loop is None:
             raise ConfigError("seek needs a consumer that runs: start it first, or choose its start")
+        earliest, end = self.stream.span(partition)
+        if not earliest <= pointer <= end:
+            raise OffsetOutOfRangeError(f"{self.handler.topic.name}-{partition}", pointer, earliest, end)
         self._loop.seek(partition, pointer)
 
     def commit(self, timeout: float | None) -> bool:

@@ -63,7 +63,8 @@ def health_of(loop: Loop | None, stream: Stream, handler: Handler, group: str, c
         return Health(stream.topic, group, False, (), ("it has not been started",), 0, 0)
     now_s = clock.monotonic_s()
     partitions = []
-    processed = delivered = 0
+    gone = [counts for partition, counts in list(loop.past.items()) if partition not in loop.shares]
+    processed, delivered = (sum(count) for count in zip((0, 0), *gone, strict=True))
     problems = [text for text in loop.problems() if text]
     for share in list(loop.shares.values()):
         try:

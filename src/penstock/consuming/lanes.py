@@ -10,7 +10,7 @@ import collections
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.abc import Clock
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Span = tuple[Batch, int, int]
 """Records of a batch, from one index up to, not including, another."""
 
+LONG_ENOUGH_S: Final = 0.1
+"""A worker that has been in a lane for so long reports what it has done, and leaves: others may be next."""
+_MOST_IN_A_SLICE: Final = 32
+_QUICK_S: Final = 0.01
 _RESERVED: Final = 16
 _PUT_AT_ONCE: Final = 200
 _MOST_IDLE: Final = 5_000
@@ -32,7 +36,7 @@ _MOST_IDLE: Final = 5_000
 class Lane:
     """Records that wait for each other."""
 
-    __slots__ = ("busy", "key", "share", "spans")
+    __slots__ = ("busy", "is_ending", "key", "share", "spans")
 
     def __init__(self, share: Share, key: bytes | None) -> None:
         self.share = share
@@ -40,12 +44,14 @@ class Lane:
         self.spans: collections.deque[Span] = collections.deque()
         self.busy = False
         """A worker is in it, or it is held, or it waits in the queue of those that are ready."""
+        self.is_ending = False
+        """Of a partition's own lane: nothing of the partition is begun any more."""
 
 
 class Task:
     """Some records of a lane, in the hands of a worker."""
 
-    __slots__ = ("abandoned", "batch", "begun_ms", "begun_s", "high", "lane", "low", "share")
+    __slots__ = ("_clock", "abandoned", "batch", "begun_ms", "begun_s", "high", "lane", "low", "share")
 
     def __init__(self, lane: Lane, batch: Batch, low: int, high: int, clock: Clock) -> None:
         self.lane = lane
@@ -53,10 +59,27 @@ class Task:
         self.batch = batch
         self.low = low
         self.high = high
+        self._clock = clock
         self.begun_s = clock.monotonic_s()
         self.begun_ms = clock.wall_ms()
         self.abandoned = False
         """It took longer than it may be invisible, and was given to somebody else."""
+
+    def slices(self) -> Iterator[range]:
+        """Its records, few at a time, and no more of them once it has taken long enough.
+
+        Handlers may be quick, so that to look at the clock for each record would cost, or slow, so that what is
+        finished must be reported before all of it is.
+        """
+        low, step, taken_s = self.low, 1, 0.0
+        while low < self.high:
+            until = min(self.high, low + step)
+            yield range(low, until)
+            before_s, taken_s = taken_s, self._clock.monotonic_s() - self.begun_s
+            if taken_s >= LONG_ENOUGH_S:
+                return
+            low = until
+            step = min(2 * step, _MOST_IN_A_SLICE) if taken_s - before_s < _QUICK_S else 1
 
 
 class Apart:
@@ -192,6 +215,18 @@ class Lanes:
         elif lane.key is not None:
             self._idle.append(lane)
 
+    def leave(self, task: Task, high: int) -> None:
+        """The worker leaves before all is done: the records of the task up to `high` come first in its lane."""
+        lane = task.lane
+        with self._changed:
+            self._running.discard(task)
+            lane.spans.appendleft((task.batch, task.high, high))
+            lane.busy = False
+            if not lane.share.lane.is_ending:  # else it is dropped with what is cleared next
+                self._make_ready(lane)
+                self._changed.notify()
+        self._tell()
+
     def hold(self, task: Task) -> None:
         """A record of the task failed. The worker leaves, but nobody else may enter the lane until `release`."""
         self._running.discard(task)
@@ -223,7 +258,7 @@ class Lanes:
             return overdue
 
     def clear(self, share: Share) -> int:
-        """Drop what no worker has begun. Gives how many records that were."""
+        """Drop what no worker has begun, and begin nothing of it from now on. Gives how many records that were."""
         dropped = 0
         with self._changed:
             lanes = {lane for lane in self._ready if lane.share is share}
@@ -231,6 +266,7 @@ class Lanes:
             lanes.update(lane for _, _, lane in self._held if lane.share is share)
             lanes.update(lane for lane in self._by_key.values() if lane.share is share)
             lanes.add(share.lane)
+            share.lane.is_ending = True
             for lane in lanes:
                 dropped += sum(high - low for _, low, high in lane.spans)
                 lane.spans.clear()

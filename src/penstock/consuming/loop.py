@@ -30,6 +30,8 @@ from penstock.model import Batch, Guarantee, Lease, Order, Pointer
 
 logger = logging.getLogger(__name__)
 
+_STOP_S: Final = 1.0
+"""How long workers without a task may take to end."""
 _WAIT_S: Final = 0.1
 """How long a turn waits for records: the most by which other duties are late."""
 _POLL_AT_LEAST_S: Final = 0.1
@@ -90,6 +92,8 @@ class Loop:
         self._overdue_s = 0.0
         self._reading = Reading(stream.topic, clock, options.seed)
         self.shares: dict[int, Share] = {}
+        self.past: dict[int, tuple[int, int]] = {}
+        """Of partitions that were ours: how often records were handled, and how often that succeeded."""
         self.commits: collections.deque[threading.Event] = collections.deque()
         self.seeks: collections.deque[tuple[int, Pointer]] = collections.deque()
 
@@ -339,6 +343,7 @@ class Loop:
     def _forget(self, share: Share) -> None:
         """Hear no more of what is under way in a share, and drop what is not."""
         share.closed = True
+        self.past[share.partition] = (share.tracker.processed, share.tracker.delivered)
         self._lanes.clear(share)
         self._giving_up.forget(share)
         self._settling.put_freed(self._dedup.forget(share))
@@ -438,7 +443,7 @@ class Loop:
             if share.closed:
                 continue
             unfinished = self._lanes.running(share)
-            if unfinished:
+            if unfinished and budget_s > 0:
                 logger.warning("%s: %d handlers did not finish within %g s", share.key, unfinished, budget_s)
             self._save(share, last=True)
         self._progress.show(self._feed, self.shares.values(), wait=True)
@@ -469,7 +474,7 @@ class Loop:
             self._hand_back(list(self.shares.values()), self._options.drain_s)
         finally:
             self._lanes.close()
-            hanging = self._workers.stop(self._options.drain_s if not self.shares else 0.0)
+            hanging = self._workers.stop(_STOP_S)
             if hanging:
                 logger.error("%d workers still hang in their handlers; they are left behind", hanging)
 

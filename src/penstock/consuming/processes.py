@@ -58,21 +58,23 @@ class ProcessRunner:
 
     def run(self, task: Task) -> Report:
         report = Report(task, task.low)
-        try:
-            results, error, trace = self._ask(task)
-        except Exception as problem:
-            report.calls = 1
-            return failed(report, problem)
-        report.calls = len(results) + (error is not None)
-        for result in results:
+        for indexes in task.slices():
             try:
-                if result is not None:
-                    self._gather.take(report, result)
+                results, error, trace = self._ask(task, indexes)
             except Exception as problem:
+                report.calls += 1
                 return self._gather.deliver(failed(report, problem))
-            report.done += 1
-        if error is not None:
-            report.error, report.trace = error, trace
+            report.calls += len(results) + (error is not None)
+            for result in results:
+                try:
+                    if result is not None:
+                        self._gather.take(report, result)
+                except Exception as problem:
+                    return self._gather.deliver(failed(report, problem))
+                report.done += 1
+            if error is not None:
+                report.error, report.trace = error, trace
+                break
         return self._gather.deliver(report)
 
     def close(self) -> None:
@@ -85,12 +87,11 @@ class ProcessRunner:
                 self._process.join()
             self._process = None
 
-    def _ask(self, task: Task) -> Answer:
+    def _ask(self, task: Task, indexes: range) -> Answer:
         pipe = self._started()
         # It answers for each record as soon as it is handled: if it dies, it is known which one it had in hand.
         calls: list[Call] = [
-            (task.batch.values()[index], task.batch[index] if self._with_records else None)
-            for index in range(task.low, task.high)
+            (task.batch.values()[index], task.batch[index] if self._with_records else None) for index in indexes
         ]
         answers: list[Any] = []
         try:

@@ -16,7 +16,7 @@ from penstock.consuming.lanes import Hand, Lanes, Task
 from penstock.consuming.options import options_from
 from penstock.consuming.runners import Report, failed
 from penstock.consuming.workers import settle
-from penstock.errors import ConfigError, GuaranteeError
+from penstock.errors import ConfigError, ConnectionClosedError, GuaranteeError
 from penstock.model import Happening, Pointer, Record
 from penstock.serde import Topic
 from penstock.streams.connecting import open_streams
@@ -91,14 +91,18 @@ class Consumer:
             raise
         self._ready = threading.Event()
         self._closed = False
+        self._ended = False
         self._woken = False
         self._consumer.start()
 
     def poll(self, timeout: float | None = None, limit: int = 500) -> list[Record]:
-        """At most `limit` records, as soon as there are some; none after `timeout` seconds, or when woken or closed.
+        """At most `limit` records, as soon as there are some; none after `timeout` seconds, when it is woken or closed
+        meanwhile, or when it has come to its `end`: see `has_ended`.
 
-        Raises what keeps the consumer from going on.
+        Raises what keeps the consumer from going on, and ConnectionClosedError once it was closed.
         """
+        if self._closed:
+            raise ConnectionClosedError(f"this consumer of topic {str(self._topic)!r} has been closed")
         deadline_s = None if timeout is None else time.monotonic() + timeout
         records: list[Record] = []
         while not records and not self._closed:
@@ -107,6 +111,7 @@ class Consumer:
                 break
             left_s = 0.2 if deadline_s is None else min(0.2, deadline_s - time.monotonic())
             if self._consumer.wait(0.0):  # raises what ended it
+                self._ended = True
                 break
             self._take(records, limit, max(0.0, left_s))
             if left_s <= 0:
@@ -114,11 +119,16 @@ class Consumer:
         return records
 
     def __iter__(self) -> Iterator[Record]:
-        """Records, on and on, until it is closed. One is done when the next is asked for."""
-        while not self._closed:
+        """Records, on and on, until it is closed, or has come to its `end`. One is done when the next is asked for."""
+        while not self._closed and not self._ended:
             for record in self.poll():
                 yield record
                 self.done(record)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `poll` has found that everything up to `end` is finished. Without an `end`, that never happens."""
+        return self._ended
 
     def done(self, record: Record) -> None:
         """The record is finished."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -84,22 +85,23 @@ class ValueRunner:
         values = task.batch.values()
         index = task.low
         try:
-            if decode is None:
-                for index in range(task.low, task.high):
-                    result = function(values[index])
-                    if result is not None:
-                        self._gather.take(report, result)
-            else:
-                for index in range(task.low, task.high):
-                    result = function(decode(values[index]))
-                    if result is not None:
-                        self._gather.take(report, result)
+            for indexes in task.slices():
+                if decode is None:
+                    for index in indexes:
+                        result = function(values[index])
+                        if result is not None:
+                            self._gather.take(report, result)
+                else:
+                    for index in indexes:
+                        result = function(decode(values[index]))
+                        if result is not None:
+                            self._gather.take(report, result)
+                report.done = indexes.stop
         except Exception as error:
             report.done = index
             report.calls = index - task.low + 1
             return self._gather.deliver(failed(report, error))
-        report.done = task.high
-        report.calls = task.high - task.low
+        report.calls = report.done - task.low
         return self._gather.deliver(report)
 
     def close(self) -> None:
@@ -117,7 +119,7 @@ class FullRunner:
     def run(self, task: Task) -> Report:
         report = Report(task, task.low)
         call_for = self._caller.calls(task)
-        for index in range(task.low, task.high):
+        for index in itertools.chain.from_iterable(task.slices()):
             try:
                 arguments, context = call_for(index)
                 report.calls += 1
@@ -146,7 +148,7 @@ class TreeRunner:
     def run(self, task: Task) -> Report:
         report = Report(task, task.low)
         call_for = self._caller.calls(task)
-        for index in range(task.low, task.high):
+        for index in itertools.chain.from_iterable(task.slices()):
             acknowledger = self._stages.acknowledger
             tree, own = acknowledger.plant(functools.partial(self.settled, task, index), self._timeout_s)
             try:

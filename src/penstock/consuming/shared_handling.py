@@ -136,6 +136,10 @@ class SharedConsumer(Background):
         if self._failure is not None:
             raise self._failure
 
+    def abandon(self) -> None:
+        """It will not be run after all: let go of what was opened for it."""
+        self._opened.close()
+
     def stop(self) -> None:
         self._stopping.set()
         self._queue.wake()

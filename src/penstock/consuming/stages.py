@@ -135,7 +135,7 @@ class Stages:
             try:
                 self._queues[name].put(Branch(tree, task, value, root), timeout=_ROOM_S)
             except queue.Full:
-                raise HandlerError(
+                raise StageError(
                     f"stage {name!r} has {WAITING} tasks waiting, and got no room for another within {_ROOM_S:g} s: "
                     "give it more workers"
                 ) from None

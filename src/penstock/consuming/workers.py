@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -44,12 +45,17 @@ def run_one(runner: Runner, task: Task, lanes: Lanes, tell: Tell) -> None:
 
 
 def settle(report: Report, lanes: Lanes, tell: Tell) -> None:
-    if report.error is not None or report.done < report.task.high:
-        lanes.hold(report.task)
+    task = report.task
+    if report.error is not None:
+        lanes.hold(task)
         tell(report)
+    elif report.done < task.high:
+        high, task.high = task.high, report.done
+        tell(report)
+        lanes.leave(task, high)
     else:
         tell(report)  # before the next task of the lane can be reported
-        lanes.done(report.task)
+        lanes.done(task)
 
 
 class ThreadWorkers:
@@ -113,7 +119,7 @@ class AsyncRunner:
     async def run(self, task: Task) -> Report:
         report = Report(task, task.low)
         call_for = self._caller.calls(task)
-        for index in range(task.low, task.high):
+        for index in itertools.chain.from_iterable(task.slices()):
             try:
                 arguments, context = call_for(index)
                 report.calls += 1

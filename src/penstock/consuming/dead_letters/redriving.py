@@ -20,6 +20,7 @@ from penstock.consuming.dead_letters.headers import redrive_headers
 from penstock.consuming.dead_letters.rate import TokenBucket
 from penstock.errors import ConfigError, DeliveryError
 from penstock.model import DeadLetter, LetterFilter, LetterState, NewRecord, Receipt
+from penstock.model.clock import SystemClock
 
 PAGE_LETTERS: Final = 200
 ACKNOWLEDGED_WITHIN_S: Final = 60.0
@@ -51,7 +52,7 @@ def redrive(
     streams: abc.Streams,
     which: LetterFilter,
     *,
-    clock: Clock,
+    clock: Clock | None = None,
     to: str | None = None,
     rate_per_s: float | None = None,
     limit: int | None = None,
@@ -70,6 +71,7 @@ def redrive(
     At most `limit` letters and `rate_per_s` letters in a second. Ctrl-C ends it in good order: what is under way is
     waited for, and the report says how far it came. `on_progress` is called after each page.
     """
+    clock = clock or SystemClock()
     if limit is not None and limit < 0:
         raise ConfigError(f"a limit is a number of letters, and {limit} is not")
     if timestamps not in ("original", "now"):
