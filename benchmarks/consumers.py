@@ -114,7 +114,7 @@ def run(report: Report, say: Say, *, rounds: int = 3, scale: float = 1.0, only: 
         f"{SOME:,} for what is slower, {FEW:,} and {FEWEST:,} for what waits; rates are without the first 5 %. The "
         "broker is penstock with fsync before the answer. SQLite is in WAL mode with synchronous=NORMAL, PostgreSQL "
         "syncs every commit; effects are rows of a table without an index; lists are of up to 2,000 records, and with "
-        "PostgreSQL there is a worker for each partition, else one for all. Peers read ahead as far as helps them, and "
+        "PostgreSQL there is a worker for each partition, else one for all. Peers read further ahead than ours, and "
         "commit every 5 s; FastStream without validation and decoding, in its default, which commits what was polled "
         "rather than what was handled: its way to be at least once, ack each, is slower. "
         f"Versions: {_versions()}."

@@ -19,7 +19,7 @@ READ_AHEAD: Final = {
     "queued.max.messages.kbytes": 131_072,
     "fetch.queue.backoff.ms": 5,
 }
-"""For all peers: what librdkafka fetches ahead of them. More does not help them on this job."""
+"""For all peers: what librdkafka fetches ahead of them."""
 AT_ONCE: Final = 10_000
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +53,7 @@ def test_what_a_slow_handler_has_finished_is_saved_while_it_goes_on(
     go_on = threading.Event()
 
     def handle(value: bytes) -> None:
-        time.sleep(SLOW_S)
+        threading.Event().wait(SLOW_S)
         if value == b"30":
             assert go_on.wait(60)
 
@@ -83,7 +82,7 @@ def test_a_slow_handler_stops_soon_and_no_record_is_handled_twice(
 
     def handle(value: bytes) -> None:
         calls[value] += 1
-        time.sleep(delay_s)
+        threading.Event().wait(delay_s)
 
     app = App(streams, group="group", checkpoints=store)
     app.handle("orders")(handler_of(kind, handle))
@@ -106,7 +105,7 @@ def test_partitions_take_turns_when_their_one_worker_is_slow(store: MemoryCheckp
     seen: list[int] = []
 
     def handle(record: Record) -> None:
-        time.sleep(SLOW_S)
+        threading.Event().wait(SLOW_S)
         seen.append(record.partition)
 
     app = App(streams, group="group", checkpoints=store)

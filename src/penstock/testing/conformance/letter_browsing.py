@@ -67,8 +67,9 @@ class BrowsingCases(LetterSuite):
         letters.settle(self.rng.sample(ids, 60), "first", redriven=True)
         everything = self.all(letters)
         assert len({letter.state for letter in everything}) == 4, "the letters are to be in all states"
-        for _ in range(150):
-            which = random_filter(self.rng, put, self.group)
+        # That upper and lower case are told apart must not be left to chance.
+        swapped = [LetterFilter(group=self.group, error_contains=put[0].error.swapcase(), states=frozenset())]
+        for which in [*swapped, *(random_filter(self.rng, put, self.group) for _ in range(150))]:
             expected = [letter for letter in everything if which.matches(letter)]
             found = list(letters.browse(which, 1000))
             assert found == expected, (
