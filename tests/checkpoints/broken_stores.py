@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -124,12 +125,18 @@ class TellsBeforeItIsRefused(Store):
         super().save(lease, key, change)
 
 
+PIECE_S = 0.005
+"""Long enough for a kill to come between two pieces."""
+
+
 class SavesPieceByPiece(Store):
     """A kill between two pieces leaves half a change."""
 
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
         super().save(lease, key, Change(change.checkpoint))
+        threading.Event().wait(PIECE_S)
         super().save(lease, key, Change(change.checkpoint, state=change.state))
+        threading.Event().wait(PIECE_S)
         super().save(lease, key, replace(change, state={}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
@@ -30,8 +30,17 @@ def refusal(server: Server, new: NewTopic) -> int:
 def settings_of(server: Server, topic: str) -> dict[str, Any]:
     """By name. The entries are untyped here: the declared type of their source is not what the client gives."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    entries: dict[str, Any] = admin(server).describe_configs([resource])[resource].result(TIMEOUT_S)
-    return entries
+
+    def ask() -> dict[str, Any]:
+        try:
+            entries: dict[str, Any] = admin(server).describe_configs([resource])[resource].result(TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return {}  # Apache Kafka says that a topic is created a moment before all of it knows the topic
+            raise
+        return entries
+
+    return eventually(f"the settings of {topic} are told", ask)
 
 
 def changed(topic: str, *changes: tuple[str, str | None, AlterConfigOpType]) -> ConfigResource:

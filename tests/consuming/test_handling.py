@@ -419,3 +419,19 @@ def test_outputs_that_cannot_be_sent_fail_the_record(streams: MemoryStreams, fil
     (letter,) = letters_of(streams)
     assert letter.record.value == b"1"
     assert {record.value for record in streams.stream("out").read(0, 0, 10, 1)} == {b"0", b"2"}
+
+
+def test_a_run_to_the_end_waits_for_the_partition_of_a_member_that_died(
+    store: MemoryCheckpoints, consume: Consume
+) -> None:
+    streams = MemoryStreams(partitions=2)
+    for number in range(10):
+        record = NewRecord("orders", str(number).encode(), partition=number % 2)
+        streams.stream("orders").append([record])[0].result(10)
+    name = CheckpointKey("group", "orders", 0).lease_name
+    assert store.claim("group", name, "somebody who died", None) is not None
+    seen: list[bytes] = []
+    app = App(streams, group="group", checkpoints=store)
+    app.handle("orders", end="latest", session_timeout_s=0.3)(seen.append)
+    app.run()
+    assert sorted(seen) == [str(number).encode() for number in range(10)]

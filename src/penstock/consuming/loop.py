@@ -35,6 +35,8 @@ _STOP_S: Final = 1.0
 _WAIT_S: Final = 0.1
 """How long a turn waits for records: the most by which other duties are late."""
 _POLL_AT_LEAST_S: Final = 0.1
+_OTHERS_EVERY_S: Final = 0.2
+"""How often a run that ends by itself looks how far other members have come."""
 _MOST_AT_ONCE: Final = 2_000
 DEADLY: Final = 5
 """A record whose handling has killed so many processes is given up."""
@@ -86,7 +88,7 @@ class Loop:
         self._has_keys = options.order is Order.KEY
         self._stopping = threading.Event()
         self._waits_for_room = False
-        self._was_assigned = False
+        self._others_due_s = 0.0
         self._polled_s = 0.0
         self._progress = Progress(clock)
         self._overdue_s = 0.0
@@ -145,8 +147,19 @@ class Loop:
         ]
 
     def _has_ended(self) -> bool:
-        """Whether a run that ends by itself is done."""
-        return self._was_assigned and bool(self.shares) and all(share.is_at_end for share in self.shares.values())
+        """Whether a run that ends by itself is done: every partition is at its end, ours and those of others.
+
+        One that nobody has may have belonged to a member that died: it will be ours, or another's, before long.
+        """
+        if self._options.end is None or not all(share.is_at_end for share in self.shares.values()):
+            return False
+        others = self._owning.ends().keys() - self.shares.keys()
+        if others:
+            now_s = self._clock.monotonic_s()
+            if now_s < self._others_due_s:
+                return False
+            self._others_due_s = now_s + _OTHERS_EVERY_S
+        return all(self._owning.is_finished_by_others(partition) for partition in others)
 
     def _turn(self) -> None:
         self._settle()
@@ -397,7 +410,6 @@ class Loop:
                 self._begin_share(share)
             self.shares[partition] = share
             starts[partition] = share.tracker.position
-        self._was_assigned = True
         if self._options.on_assigned is not None:
             self._options.on_assigned(sorted(partitions))
         return starts

@@ -46,6 +46,7 @@ class Owning:
         self._clock = clock
         self._dedup_window_s = dedup_window_s
         self._claimed: set[str] = set()
+        self._ends: dict[int, Pointer] | None = None
 
     def take(self, partition: int, lease: Lease | None) -> Share:
         """The partition is ours. `lease` is given where the group is kept by leases; else the checkpoint is claimed."""
@@ -96,6 +97,19 @@ class Owning:
         share = Share(
             key, lease, tracker, self._clock, state, suspects_end=checkpoint.next if suspicious else checkpoint.start
         )
-        if self._options.end is not None:
-            share.end = self._stream.locate(key.partition, self._options.end)
+        share.end = self.ends().get(key.partition)
         return share
+
+    def ends(self) -> dict[int, Pointer]:
+        """Where a run that ends by itself ends, in each partition that there was when it began; else nothing."""
+        if self._ends is None:
+            end = self._options.end
+            partitions = () if end is None else self._stream.partitions()
+            self._ends = {each: self._stream.locate(each, end) for each in partitions if end is not None}
+        return self._ends
+
+    def is_finished_by_others(self, partition: int) -> bool:
+        """Whether a partition that is not ours has come to its end."""
+        checkpoint = self._store.load(CheckpointKey(self._group, self._stream.topic, partition))
+        start = self._stream.locate(partition, self._options.start) if checkpoint is None else checkpoint.start
+        return start >= self.ends()[partition]

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from penstock.abc import Buffer, Feature, Streams
 from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, RecordTooLargeError
 from penstock.log.store import check_topic_name
-from penstock.model import NewRecord, Place, Receipt, milliseconds
+from penstock.model import NewRecord, Place, Receipt
 from penstock.producing.admission import call_in, put_async, put_when_full
 from penstock.producing.backoff import Backoff
 from penstock.producing.buffered import ForeignBuffer
@@ -38,8 +38,9 @@ from penstock.producing.partitioners import Partitioner, choose_partitioner
 from penstock.producing.settings import ProducerSettings, SpoolFlush, WhenFull
 from penstock.producing.spooling import Spool
 from penstock.producing.transaction import OpenTransactions
-from penstock.serde import Topic
-from penstock.serde.plain import NewHeaders, encode_as_json_unless_text, encode_headers
+from penstock.serde import Topic, new_record
+from penstock.serde.plain import NewHeaders
+from penstock.streams.forks import FORKS
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +50,6 @@ _EXIT_FLUSH_S: Final = 10.0
 _SPOOL_CLOSE_S: Final = 10.0
 """How long `close` delivers from a spool unless it is told. The rest is safe, and delivered by the next start."""
 _LONGEST_NAME: Final = 249
-
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class Producer:
@@ -138,7 +129,7 @@ class Producer:
         self._surely_small = max_request_bytes - _LONGEST_NAME
         """A value of this size has room for the name of its topic, and need not be looked at any further."""
         self._pid = os.getpid()
-        self._forks = _forks
+        self._forks = FORKS.count
         self._closed = False
         self._forgotten = weakref.finalize(self, _let_go, self._engine, system.url, self._pid)
 
@@ -161,7 +152,7 @@ class Producer:
         """
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
-        return self._send(self._new_record(topic, value, key, headers, timestamp, partition))
+        return self._send(_checked(new_record(topic, value, key, headers, timestamp, partition)))
 
     def send_record(self, record: NewRecord) -> Receipt:
         """Send a record that is in bytes already. As `send` in everything else."""
@@ -188,7 +179,7 @@ class Producer:
             raise ConfigError("send_async waits for the record, and a transaction for the end of its block: use send")
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
-        record = self._new_record(topic, value, key, headers, timestamp, partition)
+        record = _checked(new_record(topic, value, key, headers, timestamp, partition))
         self._check_record(record)
         receipt = Receipt(record.topic)
         if self._on_delivery is not None:
@@ -256,7 +247,7 @@ class Producer:
             return
         self._closed = True
         self._forgotten.detach()
-        if self._forks != _forks:
+        if self._forks != FORKS.count:
             return  # a forked process has none of the threads that would be waited for
         if timeout is None:
             timeout = _SPOOL_CLOSE_S if self._engine.durable else self.settings.delivery_timeout_s
@@ -281,35 +272,8 @@ class Producer:
     def __repr__(self) -> str:
         return f"<Producer to {self._url}{' (closed)' if self._closed else ''}>"
 
-    def _new_record(
-        self,
-        topic: str | Topic[Any],
-        value: object,
-        key: object,
-        headers: NewHeaders,
-        timestamp: datetime.datetime | int,
-        partition: int | None,
-    ) -> NewRecord:
-        if isinstance(topic, Topic):
-            return topic.new_record(value, key, headers, timestamp, partition)
-        timestamp_ms = timestamp if type(timestamp) is int else milliseconds(timestamp, "the timestamp")
-        if timestamp_ms <= 0:
-            raise ConfigError(f"the timestamp {timestamp!r} is not after 1970: it cannot be sent")
-        if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
-            raise ConfigError(f"the partition {partition!r} is no number")
-        if partition is not None and partition < 0:
-            raise ConfigError(f"the partition {partition} is negative: they are numbered from 0")
-        return NewRecord(
-            topic,
-            value if type(value) is bytes else encode_as_json_unless_text(value, "a value"),
-            None if key is None else encode_as_json_unless_text(key, "a key"),
-            encode_headers(headers) if headers is not None else (),
-            timestamp_ms,
-            partition,
-        )
-
     def _send(self, record: NewRecord) -> Receipt:
-        if self._closed or self._forks != _forks:
+        if self._closed or self._forks != FORKS.count:
             self._check_usable()
         self._check_record(record)
         receipt = Receipt(record.topic, self._hurry)
@@ -347,7 +311,7 @@ class Producer:
     def _check_usable(self) -> None:
         if self._closed:
             raise ConnectionClosedError(f"the producer to {self._url} is closed: make another")
-        if self._forks != _forks:
+        if self._forks != FORKS.count:
             raise ConnectionClosedError(
                 f"the producer to {self._url} belongs to process {self._pid}, which made it: make one in this "
                 "process, too"
@@ -367,3 +331,13 @@ def _let_go(engine: Engine, url: str, pid: int) -> None:
         engine.close(_EXIT_FLUSH_S)
     except PenstockError as error:
         logger.error("the producer to %s was not closed, and %s", url, error)
+
+
+def _checked(record: NewRecord) -> NewRecord:
+    """The same record, if its partition can be one: a stream may find that out much later."""
+    partition = record.partition
+    if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
+        raise ConfigError(f"the partition {partition!r} is no number")
+    if partition is not None and partition < 0:
+        raise ConfigError(f"the partition {partition} is negative: they are numbered from 0")
+    return record

@@ -236,7 +236,7 @@ def new_record(
         return topic.new_record(value, key, headers, timestamp, partition)
     return NewRecord(
         topic,
-        encode_as_json_unless_text(value, "a value"),
+        value if type(value) is bytes else encode_as_json_unless_text(value, "a value"),
         None if key is None else encode_as_json_unless_text(key, "a key"),
         encode_headers(headers) if headers is not None else (),
         None if timestamp is None else timestamp_ms_of(timestamp),

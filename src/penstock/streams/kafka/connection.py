@@ -20,6 +20,7 @@ from penstock.abc import Features
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, DeliveryError
 from penstock.model import Receipt
 from penstock.serde import Topic, new_record
+from penstock.streams.forks import FORKS
 from penstock.streams.kafka.reading import Reader, Start
 from penstock.streams.kafka.sending import Sender, Sending
 from penstock.streams.kafka.settings import client_configuration, producer_configuration
@@ -31,18 +32,6 @@ logger = logging.getLogger(__name__)
 
 _EXIT_FLUSH_S: Final = 10.0
 """How long a program that forgets to close its connection is held up for what it has sent."""
-
-
-_forks = 0
-"""How often this process was forked off from another. Quicker to look at for every `send` than the process id."""
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class Attendant(Protocol):
@@ -99,7 +88,7 @@ class Connection:
         if attendant is not None:
             attendant.tell(self._parts.give_up)
         self._pid = os.getpid()
-        self._forks = _forks
+        self._forks = FORKS.count
         self._lock = threading.Lock()
         self._closed = False
         self._forgotten = weakref.finalize(self, _let_go, self._parts, url, self._pid)
@@ -235,7 +224,7 @@ class Connection:
                 return
             self._closed = True
         self._forgotten.detach()
-        if self._forks == _forks:  # a forked process has none of the threads that would be waited for
+        if self._forks == FORKS.count:  # a forked process has none of the threads that would be waited for
             self._parts.close(self.options.delivery_timeout_s if timeout is None else timeout)
 
     def __enter__(self) -> Self:
@@ -264,12 +253,12 @@ class Connection:
 
     def _is_usable(self) -> bool:
         attendant = self._parts.attendant
-        return not self._closed and self._forks == _forks and (attendant is None or attendant.problem is None)
+        return not self._closed and self._forks == FORKS.count and (attendant is None or attendant.problem is None)
 
     def _check_usable(self) -> None:
         if self._closed:
             raise ConnectionClosedError(f"the connection to {self.url} is closed: connect again")
-        if self._forks != _forks:
+        if self._forks != FORKS.count:
             raise ConnectionClosedError(
                 f"the connection to {self.url} belongs to process {self._pid}, which made it: connect in this one, too"
             )
