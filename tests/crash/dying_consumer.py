@@ -122,9 +122,11 @@ class Run:
         letters.close()
         return Counter(int(letter.record.value or b"") for letter in found)
 
-    def suspected(self) -> Counter[int]:
-        """Records given up because too many processes died while they had them in hand, as they do here."""
-        return self.letters("WorkerDiedError")
+    def excused(self) -> Counter[int]:
+        """Good records that were given up by right: too many processes died with them in hand, as they do here, or, of
+        the moody ones, too many died after the first attempt."""
+        moody = self.letters("ValueError")
+        return self.letters("WorkerDiedError") + Counter({number: moody[number] for number in MOODY if moody[number]})
 
 
 def _streams() -> MemoryStreams:
@@ -169,7 +171,7 @@ def _consume(run: Run) -> None:
         guarantee=run.guarantee,
         order=run.order,
         workers=run.workers,
-        retry=Retry(3, first_delay_s=0.001),
+        retry=Retry(5, first_delay_s=0.001, max_delay_s=0.005),
         dead_letters=letters,
         end="latest",
         session_timeout_s=0.15,

@@ -129,10 +129,15 @@ def test_a_defect_of_a_feed_is_caught(kind: type[MemoryFeed], case: str) -> None
     assert complaint_of(cases_for(broken_feeds.with_feeds_of(kind)), case) is not None
 
 
+CHANCES = 5
+"""That two members have one partition for a moment is not seen each time."""
+
+
 @pytest.mark.parametrize("kind", GROUP_DEFECTS)
 def test_a_defect_of_a_group_is_caught(kind: type[memory_groups.FairFeed]) -> None:
     for case in (SHARING, COOPERATING):
-        assert complaint_of(cases_for(memory_groups.with_groups_of(kind)), case) is not None
+        suite = cases_for(memory_groups.with_groups_of(kind))
+        assert any(complaint_of(suite, case) is not None for _ in range(CHANCES))
 
 
 def test_a_group_without_defect_is_content(monkeypatch: pytest.MonkeyPatch) -> None:
