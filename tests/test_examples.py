@@ -37,6 +37,7 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
                 env={**os.environ, "PYTHONWARNINGS": "error"},
                 capture_output=True,
                 text=True,
+                errors="replace",  # librdkafka logs whatever bytes it has in hand
                 timeout=120,
                 check=False,
             )

@@ -72,7 +72,14 @@ def test_everything_that_the_readme_shows_works(tmp_path: Path) -> None:
 def check_runs(language: str, text: str, folder: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert done.returncode == 0, f"this ended with {done.returncode}:\n{text}\n{done.stdout}\n{done.stderr}"
     assert done.stdout, f"this said nothing:\n{text}\n{done.stderr}"

@@ -69,4 +69,5 @@ class Command:
             stderr=subprocess.PIPE,
             env=self.environment,
             text=True,
+            errors="replace",  # librdkafka logs whatever bytes it has in hand
         )

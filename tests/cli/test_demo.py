@@ -25,6 +25,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
+        errors="replace",
         env={**os.environ, "TMPDIR": str(folder)},
     )
 

@@ -26,7 +26,13 @@ def test_the_page_runs_as_one_program(tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text("\n".join(block["text"] for block in BLOCK.finditer(PAGE)))
     try:
         done = subprocess.run(
-            [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+            [sys.executable, "page.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            errors="replace",  # librdkafka logs whatever bytes it has in hand
+            timeout=100,
+            check=False,
         )
     finally:
         stop_broker(tmp_path / "data")
