@@ -18,7 +18,7 @@ from penstock.consuming.retry import NEVER_AGAIN
 from penstock.consuming.runners import Report
 from penstock.consuming.share import Share
 from penstock.errors import HandlerError, PenstockError, WorkerDiedError
-from penstock.model import Batch, DeadLetter, Failing, Guarantee, Order
+from penstock.model import Batch, DeadLetter, Failing, Guarantee, Order, Record
 
 logger = logging.getLogger(__name__)
 
@@ -141,19 +141,8 @@ class GivingUp:
                 "to go to, so this consumer stops: mend the handler, or declare dead_letters"
             ) from error
         record = batch[index]
-        letter = DeadLetter(
-            id=letter_id_of(self._group, record),
-            group=self._group,
-            record=record,
-            error=text,
-            error_kind=type(error).__name__,
-            traceback=report.trace[-_TRACE_LENGTH:],
-            attempts=failing.attempts,
-            first_ms=failing.first_ms,
-            last_ms=failing.last_ms,
-            handler=self._handler.name,
-            handler_version=self._handler.version,
-        )
+        assert error is not None
+        letter = letter_of(self._handler, self._group, record, error, report.trace, failing)
         rest: tuple[Span, ...] = ((batch, index + 1, task.high),) if index + 1 < task.high else ()
         self._given_up.append(GivenUp(letter, share, task.lane, batch, index, rest))
 
@@ -225,6 +214,25 @@ class GivingUp:
             self._lanes.allow(None)
         else:
             self.breaker.succeeded()
+
+
+def letter_of(
+    handler: Handler, group: str, record: Record, error: BaseException, trace: str, failing: Failing
+) -> DeadLetter:
+    """The dead letter of a record that is given up."""
+    return DeadLetter(
+        id=letter_id_of(group, record),
+        group=group,
+        record=record,
+        error=describe(error),
+        error_kind=type(error).__name__,
+        traceback=trace[-_TRACE_LENGTH:],
+        attempts=failing.attempts,
+        first_ms=failing.first_ms,
+        last_ms=failing.last_ms,
+        handler=handler.name,
+        handler_version=handler.version,
+    )
 
 
 def describe(error: BaseException) -> str:

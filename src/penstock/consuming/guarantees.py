@@ -69,10 +69,8 @@ def _by_stream(handler: Handler, store: CheckpointStore, stream: Stream) -> Mean
     return Means.STREAM
 
 
-def check_order(handler: Handler, options: ConsumerOptions) -> None:
-    """GuaranteeError or ConfigError for combinations that cannot work."""
-    if options.workers > 1 and options.order is Order.PARTITION and handler.batch is None:
-        return  # more workers than one serve several partitions
+def check_batch(handler: Handler) -> None:
+    """GuaranteeError for a handler of batches that cannot be one."""
     if handler.is_async and handler.batch is not None:
         raise GuaranteeError(f"{handler.name} is async and takes batches: that is not supported; take one value")
 

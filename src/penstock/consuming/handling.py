@@ -14,7 +14,7 @@ from penstock.consuming.dedup import Deduplication
 from penstock.consuming.defaults import Opened, open_checkpoints
 from penstock.consuming.delivering import deliver
 from penstock.consuming.giving_up import GivingUp
-from penstock.consuming.guarantees import Means, check_order, check_snapshots, means_of
+from penstock.consuming.guarantees import Means, check_batch, check_snapshots, means_of
 from penstock.consuming.handlers import Handler, Wants, handler_of
 from penstock.consuming.health import Health, health_of
 from penstock.consuming.lanes import Lanes, Task
@@ -67,7 +67,7 @@ class HandlerConsumer(Background):
         self.group = group
         self.member = member or member_name()
         self._clock = clock or SystemClock()
-        check_order(self.handler, self.options)
+        check_batch(self.handler)
         self._streams = streams
         self._stages = stages
         self._make_workers = make_workers

@@ -337,9 +337,7 @@ class Loop:
             return
         assert self._feed is not None
         self._forget(share)
-        moved = self.shares[partition] = self._owning.restarted(share, pointer)
-        if self._begin_share is not None:
-            self._begin_share(moved)
+        self._hold(self._owning.restarted(share, pointer))
         self._save(self.shares[partition])
         self._feed.seek(partition, pointer)
 
@@ -348,10 +346,15 @@ class Loop:
         logger.warning("%s is claimed and loaded again: %s", share.key, error)
         assert self._feed is not None
         self._forget(share)
-        taken = self.shares[share.partition] = self._owning.take(share.partition, None)
-        if self._begin_share is not None:
-            self._begin_share(taken)
+        taken = self._hold(self._owning.take(share.partition, None))
         self._feed.seek(share.partition, taken.tracker.position)
+
+    def _hold(self, share: Share) -> Share:
+        """From now on the partition is worked on as this share."""
+        if self._begin_share is not None:
+            self._begin_share(share)
+        self.shares[share.partition] = share
+        return share
 
     def _forget(self, share: Share) -> None:
         """Hear no more of what is under way in a share, and drop what is not."""
@@ -405,11 +408,7 @@ class Loop:
     def assigned(self, partitions: Mapping[int, Lease | None]) -> Mapping[int, Pointer]:
         starts = {}
         for partition, lease in partitions.items():
-            share = self._owning.take(partition, lease)
-            if self._begin_share is not None:
-                self._begin_share(share)
-            self.shares[partition] = share
-            starts[partition] = share.tracker.position
+            starts[partition] = self._hold(self._owning.take(partition, lease)).tracker.position
         if self._options.on_assigned is not None:
             self._options.on_assigned(sorted(partitions))
         return starts

@@ -17,11 +17,11 @@ from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, Outcome, 
 from penstock.consuming.background import Background
 from penstock.consuming.breaker import CircuitBreaker
 from penstock.consuming.context import Calling, Context
-from penstock.consuming.dead_letters.headers import letter_id_of, redrive_of
+from penstock.consuming.dead_letters.headers import redrive_of
 from penstock.consuming.dead_letters.opening import open_dead_letters
 from penstock.consuming.defaults import Opened, open_checkpoints
 from penstock.consuming.delivering import deliver
-from penstock.consuming.giving_up import describe
+from penstock.consuming.giving_up import describe, letter_of
 from penstock.consuming.handlers import Handler, Wants
 from penstock.consuming.health import Health, PartitionHealth
 from penstock.consuming.members import member_name
@@ -40,7 +40,7 @@ from penstock.errors import (
     StoreUnavailableError,
     StreamError,
 )
-from penstock.model import CheckpointKey, DeadLetter, Guarantee, Happening, Order, Pointer
+from penstock.model import CheckpointKey, Failing, Guarantee, Happening, Order, Pointer
 from penstock.model.clock import SystemClock
 
 logger = logging.getLogger(__name__)
@@ -263,20 +263,8 @@ class SharedConsumer(Background):
         if self.dead_letters is None:
             raise ConfigError(f"{delivery.record.place}: {text}; there are no dead letters for it to go to") from error
         record = delivery.record
-        now_ms = self._clock.wall_ms()
-        letter = DeadLetter(
-            letter_id_of(self.group, record),
-            self.group,
-            record,
-            text,
-            type(error).__name__,
-            trace,
-            delivery.attempt,
-            delivery.begun_ms,
-            now_ms,
-            self.handler.name,
-            self.handler.version,
-        )
+        failing = Failing(record.offset, delivery.attempt, text, delivery.begun_ms, self._clock.wall_ms())
+        letter = letter_of(self.handler, self.group, record, error, trace, failing)
         try:
             self.dead_letters.put([letter])
         except PenstockError as problem:
