@@ -229,3 +229,23 @@ class OutcomeUnknownError(StoreUnavailableError):
 
 class TransactionAbortedError(StoreUnavailableError):
     """A transaction could not be committed. Nothing of it counts, and nobody has seen any of it: do it again."""
+
+
+class JavaMissingError(PenstockError):
+    """There is no Java that Spark can run on. The message says what was found, and what to install."""
+
+
+class SchemaMismatchError(ConfigError):
+    """Rows do not fit where they are to go: columns are missing, or of other types."""
+
+
+class PipelineError(PenstockError):
+    """A pipeline cannot go on. The message says which query, why, and what to do."""
+
+
+class CheckpointMismatchError(PipelineError):
+    """A checkpoint belongs to another pipeline, or to a version of it whose state this one cannot read."""
+
+
+class PipelineRunningError(PipelineError):
+    """Another process runs this pipeline with this checkpoint."""

@@ -23,6 +23,8 @@ from penstock.checkpoints.sqlite import SqliteCheckpoints
 from penstock.consuming import Context, Retry
 from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
 from penstock.model import LetterFilter, NewRecord, Record
+from penstock.prove.deaths import Death
+from penstock.prove.judging import Judgement, Traces, judge_consumers
 from penstock.streams.memory import MemoryStreams
 from penstock.testing.crashing import CrashPoint, die
 from penstock.testing.intercepted_letters import InterceptedLetters
@@ -31,8 +33,10 @@ from penstock.testing.intercepted_stream import InterceptedStreams
 
 RECORDS: Final = 60
 PARTITIONS: Final = 2
+KEYS: Final = 7
 POISONED: Final = frozenset({7, 33})
 """Fail always, and end with the dead letters."""
+GOOD: Final = frozenset(range(RECORDS)) - POISONED
 MOODY: Final = frozenset({5, 20, 41})
 """Fail at their first attempt in a process."""
 GROUP: Final = "group"
@@ -41,27 +45,25 @@ _FORKING: Final = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["tests.crash.dying_consumer"])
 
 
-@dataclass(frozen=True)
-class Death:
-    """Where a process dies: at the nth call of an operation, before it or after it. "handler" is one of them."""
+STEPS: Final = ("claim", "load", "leases", "renew", "save", "release", "put", "poll", "handler")
+STEPS_OF_TRANSACTIONS: Final = ("begin", "transaction.save", "commit")
+NUMBERS: Final = (1, 2, 5, 12)
 
-    at: str
-    nth: int
-    after: bool
 
-    def __str__(self) -> str:
-        return f"{'after' if self.after else 'before'} {self.at} number {self.nth}"
+def steps_of(guarantee: str) -> list[Death]:
+    """Where a consumer can die: at some calls of each operation. "handler" is one of them."""
+    steps = [*STEPS, *(STEPS_OF_TRANSACTIONS if guarantee == "exactly-once" else ())]
+    return [Death(step, nth, after) for step in steps for nth in NUMBERS for after in (False, True)]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One process of a consumer."""
+    """A consumer, of as many processes as it takes, one after the other."""
 
     folder: Path
     guarantee: str
     order: str
     workers: int
-    death: Death | None = None
     postgres: str | None = None
     """Where checkpoints and effects are kept, if not in SQLite."""
 
@@ -87,26 +89,16 @@ class Run:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER)")
 
-    def start(self) -> multiprocessing.process.BaseProcess:
-        process = _FORKING.Process(target=_consume, args=(self,))
+    def start(self, death: Death | None = None) -> multiprocessing.process.BaseProcess:
+        process = _FORKING.Process(target=_consume, args=(self, death))
         process.start()
         return process
 
-    def finish(self) -> int:
-        """Run it to its end, whatever that is; gives the exit code, -9 for a process that was killed."""
-        process = self.start()
-        process.join(60)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise AssertionError(f"{self} did not come to an end within 60 s")
-        return process.exitcode
-
-    def called(self) -> Counter[int]:
-        """How often the handler has done its work for each record."""
+    def handled(self) -> list[int]:
+        """The record of each call in which the handler has done its work, in turn."""
         if not self.calls.exists():
-            return Counter()
-        return Counter(int(line) for line in self.calls.read_text().split())
+            return []
+        return [int(line) for line in self.calls.read_text().split()]
 
     def effects(self) -> Counter[int]:
         """The rows that handlers wrote in transactions."""
@@ -116,17 +108,37 @@ class Run:
         with sqlite3.connect(self.database) as db:
             return Counter(number for (number,) in db.execute("SELECT number FROM effects"))
 
-    def letters(self, error_kind: str) -> Counter[int]:
+    def letters(self, *error_kinds: str) -> Counter[int]:
+        """The dead letters of these kinds, or of every kind."""
         letters = SqliteDeadLetters(self.folder / "letters.db")
-        found = letters.browse(LetterFilter(error_kind=error_kind), limit=1000)
+        found = [
+            letter
+            for kind in error_kinds or (None,)
+            for letter in letters.browse(LetterFilter(error_kind=kind), limit=1000)
+        ]
         letters.close()
         return Counter(int(letter.record.value or b"") for letter in found)
 
-    def excused(self) -> Counter[int]:
+    def given_up(self) -> Counter[int]:
         """Good records that were given up by right: too many processes died with them in hand, as they do here, or, of
         the moody ones, too many died after the first attempt."""
-        moody = self.letters("ValueError")
-        return self.letters("WorkerDiedError") + Counter({number: moody[number] for number in MOODY if moody[number]})
+        died, raised = self.letters("WorkerDiedError"), self.letters("ValueError")
+        moody = Counter({number: raised[number] for number in MOODY})
+        return Counter({number: times for number, times in (died + moody).items() if number in GOOD})
+
+    def judged(self) -> Judgement:
+        """What became of the records; true of a consumer that has come to its end."""
+        traces = Traces(self.handled(), self.effects(), self.letters(), self.given_up())
+        lanes = {"partition": _partition, "key": _partition_and_key}
+        return judge_consumers(self.guarantee, GOOD, POISONED, traces, lanes.get(self.order))
+
+
+def _partition(number: int) -> int:
+    return number % PARTITIONS
+
+
+def _partition_and_key(number: int) -> tuple[int, int]:
+    return number % PARTITIONS, number % KEYS
 
 
 def _streams() -> MemoryStreams:
@@ -134,13 +146,12 @@ def _streams() -> MemoryStreams:
     streams.create_topic("orders", PARTITIONS)
     stream = streams.stream("orders")
     for number in range(RECORDS):
-        record = NewRecord("orders", str(number).encode(), str(number % 7).encode(), partition=number % PARTITIONS)
+        record = NewRecord("orders", str(number).encode(), str(number % KEYS).encode(), partition=number % PARTITIONS)
         stream.append([record])[0].result(5)
     return streams
 
 
-def _consume(run: Run) -> None:
-    death = run.death
+def _consume(run: Run, death: Death | None) -> None:
     in_handler = death is not None and death.at == "handler"
     point = CrashPoint(None) if death is None or in_handler else CrashPoint(death.at, death.nth, death.after)
     kept = SqliteCheckpoints(run.database) if run.postgres is None else PostgresCheckpoints(run.postgres)

@@ -8,18 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import penstock
-from tests.producing.killed_producer import KEYS
+from penstock.prove.judging import judge_producers
 from tests.servers import LAUNCHER, STOP_TIMEOUT_S
 from tests.tidy.source import ROOT
-
-KILLED: Final = -signal.SIGKILL
 
 
 class Factory:
@@ -103,19 +100,7 @@ def arrived(stream: penstock.Connection, topics: Sequence[str]) -> dict[str, lis
     return found
 
 
-def check_exactly_once(
-    made: Factory, records: dict[str, list[tuple[str, int, int]]], *, duplicates_allowed: bool = False
-) -> None:
+def check_exactly_once(made: Factory, records: dict[str, list[tuple[str, int, int]]]) -> None:
     """Nothing that was taken is missing, nothing is there twice, nothing is there that nobody sent, order per key."""
-    everything = [(run, number) for each in records.values() for _, run, number in each]
-    counts = Counter(everything)
-    lost = sorted(made.taken - counts.keys())
-    assert not lost, f"{len(lost)} records were lost: {lost[:10]}"
-    assert all(number < made.sizes[run] for run, number in counts), "records arrived that were never sent"
-    if not duplicates_allowed:
-        repeated = sorted(record for record, times in counts.items() if times > 1)
-        assert not repeated, f"{len(repeated)} records are there more than once: {repeated[:10]}"
-        for topic, each in records.items():
-            for key in range(KEYS):
-                ours = [(run, number) for name, run, number in each if name == f"key-{key}"]
-                assert ours == sorted(ours), f"the records of key-{key} in {topic} are out of order"
+    judgement = judge_producers(made.taken, made.sizes, records)
+    assert not judgement.broken
