@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import against_kafka, arrow, consumers, deadlines, many_topics, recovery, spool
+from benchmarks import against_kafka, arrow, consumers, deadlines, kills, many_topics, recovery, spool
 from benchmarks.report import Report
 
 
@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="how many records, as a part of the usual (1.0)")
     options = parser.parse_args()
     report = Report()
+    broken: list[str] = []
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -28,6 +29,7 @@ def main() -> None:
         "spool": lambda: spool.run(report, say, rounds=options.rounds, scale=options.scale),
         "deadlines": lambda: deadlines.run(report, say, scale=options.scale),
         "consumers": lambda: consumers.run(report, say, rounds=options.rounds, scale=options.scale),
+        "kills": lambda: broken.extend(kills.run(report, say, scale=options.scale)),
         "kafka": lambda: against_kafka.run(report, say, rounds=options.rounds, scale=options.scale),
     }
     unknown = set(options.names) - suites.keys()
@@ -39,6 +41,8 @@ def main() -> None:
             suite()
     print(report.text())
     say(f"written to {report.save('latest' if not options.names else '-'.join(options.names))}")
+    if broken:
+        sys.exit(f"{len(broken)} promises were broken: see the notes of the report")
 
 
 if __name__ == "__main__":

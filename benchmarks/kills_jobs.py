@@ -6,17 +6,18 @@ that of the tests: `tests.crash.dying_consumer` and `tests.producing.killed_prod
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import penstock
-from penstock.prove.deaths import KILLED, Death, Ending, Kill
-from penstock.prove.deaths import until_one_ends as until_a_process_ends
-from penstock.prove.judging import Judgement
+from penstock.prove.deaths import KILLED, Death, Ending, Kill, until_one_ends
+from penstock.prove.judging import Judgement, judge_producers
 from tests.crash.dying_consumer import Run
 from tests.postgres import shared_postgres
 from tests.producing.killing import arrived, factory
@@ -25,6 +26,8 @@ SQLITE: Final = "SQLite"
 POSTGRESQL: Final = "PostgreSQL"
 SPOOL: Final = "spool"
 RECORDS_OF_PRODUCERS: Final = (120, 500, 3_000)
+FATES: Final = ("lost", "repeated", "not_once", "out_of_order", "given_up", "strange")
+"""Of a record, as a `Judgement` names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Kind:
         return f"{who}, {self.guarantee}"
 
     def __str__(self) -> str:
-        return f"{self.group}, order {self.order}, {self.keeps}"
+        return f"{self.guarantee}, order {self.order}, {self.keeps}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Outcome:
     moments: int = 0
     """How many were killed at a random moment."""
     fates: Counter[str] = field(default_factory=Counter)
-    """How many records had each of the fates of a `Judgement`."""
+    """How many records had each of FATES."""
     records: int = 0
     failed: int = 0
     """Processes that hung, or ended in an error."""
@@ -96,56 +99,52 @@ class Outcome:
         self.failed += other.failed
         self.broken += other.broken
 
-    def count(self, job: Job, ending: Ending, judgement: Judgement) -> None:
-        """A round is over: processes died one after the other, and the last one came to its end."""
+    def count(self, job: Job, ending: Ending, judge: Callable[[], Judgement]) -> None:
+        """A round is over: processes died one after the other, and the last one came to its end. If it did not, what
+        is there is nothing to judge."""
         self.runs += ending.runs
         self.steps.update(kill.step for kill in ending.kills if isinstance(kill, Death))
         self.moments += sum(not isinstance(kill, Death) for kill in ending.kills)
-        self.records += judgement.records
-        for fate in FATES:
-            self.fates[fate] += len(getattr(judgement, fate))
-        self.failed += bool(ending.problem)
-        what = [*([ending.problem] if ending.problem else []), *judgement.broken]
-        killed = ", ".join(map(str, ending.kills)) or "nothing"
-        self.broken += [f"job {job.number} ({job.kind}): {each}; killed: {killed}" for each in what]
-
-
-FATES: Final = ("lost", "repeated", "not_once", "out_of_order", "given_up", "strange")
+        problems = [ending.problem]
+        if ending.problem:
+            self.failed += 1
+        else:
+            judgement = judge()
+            self.records += judgement.records
+            self.fates.update({fate: len(getattr(judgement, fate)) for fate in FATES})
+            problems = judgement.broken
+        self.broken += [f"job {job.number} ({job.kind}): {each}; killed: {ending.story}" for each in problems]
 
 
 def _kill_consumers(job: Job, outcome: Outcome) -> None:
     kind, left = job.kind, deque(job.kills)
-    number = 0
-    while left:
+    for number in itertools.count():
         database = shared_postgres().fresh_database() if kind.keeps == POSTGRESQL else None
         workers = 1 if kind.order == "partition" else 3
         run = Run(job.folder / str(number), kind.guarantee, kind.order, workers, database)
         run.prepare()
-        outcome.count(job, until_a_process_ends(run.start, left), run.judged())
-        number += 1
+        outcome.count(job, until_one_ends(run.start, left), run.judged)
+        if not left or outcome.failed:
+            break
 
 
 def _kill_producers(job: Job, outcome: Outcome) -> None:
     """One spool outlives them all; the last one only delivers what the others left behind."""
-    chance = random.Random(job.number)
+    chance = random.Random(repr(job.kills))
     topics = [f"kills-{job.number}-{each}" for each in ("a", "b")]
-    ending = Ending()
     with penstock.connect(job.broker) as stream, factory(job.broker, job.folder, topics) as made:
         for topic in topics:
             stream.create_topic(topic, 1)
+        codes = []
         for kill in job.kills:
-            ending.runs += 1
             if isinstance(kill, Death):
-                code = made.run(RECORDS_OF_PRODUCERS[0], step=kill.at, nth=kill.nth)
+                codes.append(made.run(RECORDS_OF_PRODUCERS[0], step=kill.at, nth=kill.nth))
             else:
-                code = made.run(chance.choice(RECORDS_OF_PRODUCERS), kill_after_s=kill.after_s)
-            if code == KILLED:
-                ending.kills.append(kill)
-            elif code != 0:
-                break
-        else:
-            ending.runs += 1
-            code = made.run(0)
-        ending.exit_code = code
-        judgement = judge_what_arrived(made, arrived(stream, topics))
-    outcome.count(job, ending, judgement)
+                codes.append(made.run(chance.choice(RECORDS_OF_PRODUCERS), kill_after_s=kill.after_s))
+        codes.append(made.run(0))
+        ending = Ending(
+            runs=len(codes),
+            kills=[kill for kill, code in zip(job.kills, codes, strict=False) if code == KILLED],
+            exit_code=next((code for code in codes[:-1] if code not in (0, KILLED)), codes[-1]),
+        )
+        outcome.count(job, ending, lambda: judge_producers(made.taken, made.sizes, arrived(stream, topics)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 from typing import Protocol
 
@@ -19,6 +20,10 @@ class Worker(Protocol):
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell without job control starts what runs in the background with SIGINT ignored, and every process that a
+        # test starts and interrupts would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[LIST] = CouldNotRun()
     config.pluginmanager.register(config.stash[LIST], "could-not-run")
 

@@ -113,6 +113,15 @@ def java_with_compiler() -> str:
     return _newest_java("a JDK", [path for path in _java_programs() if path.resolve().with_name("javac").exists()])
 
 
+def java_compiler(version: int) -> Path:
+    """The `javac` of exactly this version: what it makes of a source is the same on every machine."""
+    for program in _java_programs():
+        compiler = program.resolve().with_name("javac")
+        if compiler.exists() and java_version(program) == version:
+            return compiler
+    raise PartMissing(f"a JDK of version {version} is not installed: {why_missing('java')}")
+
+
 def java_version(path: Path) -> int:
     """The feature version (17, 21, ...) of a java program; 0 when it cannot be told."""
     release = path.resolve().parent.parent / "release"

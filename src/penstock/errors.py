@@ -249,3 +249,30 @@ class CheckpointMismatchError(PipelineError):
 
 class PipelineRunningError(PipelineError):
     """Another process runs this pipeline with this checkpoint."""
+
+
+class AliasChangedError(StreamError):
+    """A name leads to another topic than whoever wanted to switch it had seen."""
+
+
+class RecordsExpiredError(PipelineError):
+    """The records that come next were deleted before they were read: by retention, or by somebody's hand."""
+
+    def __init__(self, topic: str, partition: int, wanted: int, earliest: int) -> None:
+        super().__init__(
+            f"topic {topic!r}, partition {partition}: the next record to read has pointer {wanted}, and the earliest "
+            f"that is still there has {earliest}: {earliest - wanted} pointers are gone. To go on without them, say "
+            'where: on_expired="earliest" (the option onExpired), "latest", or a time; to have more time, raise the '
+            "topic's retention.ms or retention.bytes"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.wanted = wanted
+        self.earliest = earliest
+
+    def __reduce__(self) -> tuple[type[RecordsExpiredError], tuple[str, int, int, int]]:
+        return type(self), (self.topic, self.partition, self.wanted, self.earliest)
+
+
+class TopicReplacedError(PipelineError):
+    """A topic is not the one that was read before: it was deleted, and perhaps created anew, or its end went back."""

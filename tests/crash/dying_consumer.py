@@ -45,15 +45,33 @@ _FORKING: Final = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["tests.crash.dying_consumer"])
 
 
-STEPS: Final = ("claim", "load", "leases", "renew", "save", "release", "put", "poll", "handler")
-STEPS_OF_TRANSACTIONS: Final = ("begin", "transaction.save", "commit")
-NUMBERS: Final = (1, 2, 5, 12)
+FEW: Final = (1, 2)
+MORE: Final = (1, 2, 5)
+MANY: Final = (1, 2, 5, 12)
+STEPS: Final = {
+    "claim": FEW,
+    "forget_lease": (1,),
+    "handler": MANY,
+    "leases": MORE,
+    "load": FEW,
+    "locate": MORE,
+    "partitions": FEW,
+    "poll": MANY,
+    "put": FEW,
+    "release": FEW,
+    "renew": FEW,
+    "state": FEW,
+}
+"""What every consumer does, and at which of its calls it dies: as many as a process that comes to its end has."""
+STEPS_OF_SAVING: Final = {"save": MANY}
+STEPS_OF_TRANSACTIONS: Final = {"begin": MANY, "transaction.save": MANY, "commit": MANY}
+"""In place of saving, with exactly-once."""
 
 
 def steps_of(guarantee: str) -> list[Death]:
-    """Where a consumer can die: at some calls of each operation. "handler" is one of them."""
-    steps = [*STEPS, *(STEPS_OF_TRANSACTIONS if guarantee == "exactly-once" else ())]
-    return [Death(step, nth, after) for step in steps for nth in NUMBERS for after in (False, True)]
+    """Every named death that a consumer can die."""
+    steps = STEPS | (STEPS_OF_TRANSACTIONS if guarantee == "exactly-once" else STEPS_OF_SAVING)
+    return [Death(step, nth, after) for step, numbers in steps.items() for nth in numbers for after in (False, True)]
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ def live_and_die(run: Run, kills: deque[Kill]) -> list[Kill]:
     """Let it come to its end over all that die on the way, and check what must be true then; gives the kills."""
     run.prepare()
     ending = until_one_ends(run.start, kills)
-    assert not ending.problem
+    assert not ending.problem, f"{ending.problem}; killed: {ending.story}"
     judgement = run.judged()
-    assert not judgement.broken, f"{judgement.broken} after {list(map(str, ending.kills))}"
+    assert not judgement.broken, f"{judgement.broken}; killed: {ending.story}"
     assert len(judgement.given_up) <= 3, f"too many good records were given up: {judgement.given_up}"
     return ending.kills
 
@@ -85,3 +85,12 @@ def test_without_a_crash_nothing_is_repeated(tmp_path: Path) -> None:
     assert not live_and_die(run, deque())
     assert Counter(run.handled()) == dict.fromkeys(GOOD, 1)
     assert run.letters("ValueError") == dict.fromkeys(POISONED, 1)
+
+
+@pytest.mark.parametrize(("order", "workers"), [("partition", 1), ("key", 3)])
+def test_what_stands_behind_records_that_are_tried_one_at_a_time_does_not_overtake_them(
+    order: str, workers: int, tmp_path: Path
+) -> None:
+    """After some deaths, what was in hand then is suspected, and handled with care, while more is read."""
+    deaths: deque[Kill] = deque([Death("handler", 12, after=False), *[Death("handler", 1, after=False)] * 3])
+    assert len(live_and_die(Run(tmp_path, "at-least-once", order, workers), deaths)) == 4

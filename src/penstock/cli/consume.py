@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.cli.output import say
 from penstock.cli.stream import DEFAULT_URL, Url, examples, open_stream, position
 
 if TYPE_CHECKING:
@@ -78,7 +79,12 @@ def consume(
         where = position(start, "--from")
         with open_stream(url) as stream:
             reader = stream.read(
-                topic, where, follow=follow, limit=limit, timeout=timeout, partitions=partition or None
+                _resolved(stream, topic),
+                where,
+                follow=follow,
+                limit=limit,
+                timeout=timeout,
+                partitions=partition or None,
             )
             for record in reader:
                 sys.stdout.buffer.write(write(record))
@@ -93,7 +99,17 @@ def consume(
             param_hint="--from",
         )
     with open_stream(url) as stream:
-        _consume_in_group(stream, topic, group, start, follow, limit, timeout, write)
+        _consume_in_group(stream, _resolved(stream, topic), group, start, follow, limit, timeout, write)
+
+
+def _resolved(stream: Connection, name: str) -> str:
+    """The topic that this name leads readers to."""
+    from penstock.streams.aliases import current_topic
+
+    topic = current_topic(stream, name)
+    if topic != name:
+        say(f"{name} leads to topic {topic}.")
+    return topic
 
 
 def _consume_in_group(

@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.abc import Clock, DeadLetters
 from penstock.consuming.breaker import Circuit, CircuitBreaker
@@ -216,8 +216,18 @@ class GivingUp:
             self.breaker.succeeded()
 
 
+class GaveUp(Protocol):
+    """Who gave a record up, as its letter names it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+
 def letter_of(
-    handler: Handler, group: str, record: Record, error: BaseException, trace: str, failing: Failing
+    handler: GaveUp, group: str, record: Record, error: BaseException, trace: str, failing: Failing
 ) -> DeadLetter:
     """The dead letter of a record that is given up."""
     return DeadLetter(

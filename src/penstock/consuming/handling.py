@@ -34,6 +34,7 @@ from penstock.errors import ConfigError, GroupError, OffsetOutOfRangeError
 from penstock.model import CheckpointKey, Guarantee, Happening, Order, Pointer
 from penstock.model.clock import SystemClock
 from penstock.serde import Topic
+from penstock.streams.aliases import current_topic
 
 
 class HandlerConsumer(Background):
@@ -72,7 +73,7 @@ class HandlerConsumer(Background):
         self._stages = stages
         self._make_workers = make_workers
         self._snapshots = snapshots
-        self.stream: Stream = streams.stream(self.handler.topic.name)
+        self.stream: Stream = streams.stream(current_topic(streams, self.handler.topic.name))
         self._opened: Opened = open_checkpoints(checkpoints, streams, self.handler, self.options)
         self.store: CheckpointStore = self._opened.store
         try:
@@ -124,7 +125,7 @@ class HandlerConsumer(Background):
             raise ConfigError("seek needs a consumer that runs: start it first, or choose its start")
         earliest, end = self.stream.span(partition)
         if not earliest <= pointer <= end:
-            raise OffsetOutOfRangeError(f"{self.handler.topic.name}-{partition}", pointer, earliest, end)
+            raise OffsetOutOfRangeError(f"{self.stream.topic}-{partition}", pointer, earliest, end)
         self._loop.seek(partition, pointer)
 
     def commit(self, timeout: float | None) -> bool:
@@ -139,7 +140,7 @@ class HandlerConsumer(Background):
         """What happened to a record, or in a partition, oldest first."""
         if Feature.HISTORY not in self.store.features:
             raise ConfigError(f"{type(self.store).__name__} has no {Feature.HISTORY}")
-        return self.store.history(CheckpointKey(self.group, self.handler.topic.name, partition), pointer, limit)
+        return self.store.history(CheckpointKey(self.group, self.stream.topic, partition), pointer, limit)
 
     def _assembled(self) -> Loop:
         options, clock, handler = self.options, self._clock, self.handler
@@ -162,7 +163,7 @@ class HandlerConsumer(Background):
             clock,
             dedup_window_s=options.idempotency_window_s,
         )
-        dedup = Deduplication(self.store, self.group, handler.topic.name, options.idempotency_key)
+        dedup = Deduplication(self.store, self.group, self.stream.topic, options.idempotency_key)
         return Loop(
             self.stream,
             options,

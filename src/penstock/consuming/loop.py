@@ -255,7 +255,7 @@ class Loop:
         for share, batch, spans in begun:
             if share.closed or not spans:
                 continue
-            if batch.start < share.suspects_end:
+            if batch.start < share.suspects_end or share.suspects:  # what stands behind suspects waits for them
                 share.suspects.extend((batch, index) for low, high in spans for index in range(low, high))
                 self._try_suspect(share)
             else:
@@ -277,6 +277,10 @@ class Loop:
         while share.suspects and share.in_flight == len(share.suspects):
             batch, index = share.suspects.popleft()
             pointer = batch.pointer(index)
+            if pointer >= share.suspects_end:
+                self._settling.put_freed([(share, batch, index), *((share, *each) for each in share.suspects)])
+                share.suspects.clear()
+                return
             with share.tracker.lock:
                 deaths = share.tracker.begin_carefully(pointer)
             self._save(share)

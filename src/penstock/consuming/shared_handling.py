@@ -42,6 +42,7 @@ from penstock.errors import (
 )
 from penstock.model import CheckpointKey, Failing, Guarantee, Happening, Order, Pointer
 from penstock.model.clock import SystemClock
+from penstock.streams.aliases import current_topic
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class SharedConsumer(Background):
         self._clock = clock or SystemClock()
         self._opened: Opened = open_checkpoints(checkpoints, streams, handler, options)
         self.store: CheckpointStore = self._opened.store
-        self.stream: Stream = streams.stream(handler.topic.name)
+        self.stream: Stream = streams.stream(current_topic(streams, handler.topic.name))
         self.dead_letters = None if dead_letters is None else open_dead_letters(dead_letters, streams)
         self._queue = StreamQueue(
             self.stream,

@@ -29,6 +29,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.log.batch import BatchHeader, StoredRecord, read_header, records_of
+from penstock.log.extent import offset_after
 from penstock.log.live_view import LiveView
 from penstock.log.scan import Found, walk
 from penstock.log.statefile import read_state
@@ -138,6 +139,14 @@ class PartitionReader:
         self._check(first)
         end = self.end_offset if stop is None else min(stop, self.end_offset)
         return self._to_arrow(first, end, options)
+
+    def offset_after(self, start: int, size_bytes: int, stop: int) -> tuple[int, int]:
+        """Where about `size_bytes` of what is stored from `start` on end, `stop` at the latest, and how many they are.
+
+        Found by the indexes, without reading. It is behind `start` if `stop` is, however large a record is.
+        """
+        self.refresh()
+        return offset_after(self._view.log, start, size_bytes, stop)
 
     def close(self) -> None:
         self._view.close()

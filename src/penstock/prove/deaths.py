@@ -36,7 +36,7 @@ class Moment:
     after_s: float
 
     def __str__(self) -> str:
-        return f"after {self.after_s:.3f} s"
+        return f"{self.after_s:.3f} s after its start"
 
 
 Kill = Death | Moment
@@ -67,7 +67,12 @@ class Ending:
         if self.exit_code == 0:
             return ""
         what = "did not come to an end" if self.exit_code is None else f"ended with exit code {self.exit_code}"
-        return f"process number {self.runs} {what}, after {', '.join(map(str, self.kills)) or 'no kill'}"
+        return f"process number {self.runs}, which nobody killed, {what}"
+
+    @property
+    def story(self) -> str:
+        """The kills that hit, in turn, for whoever has to find out why something went wrong."""
+        return ", ".join(map(str, self.kills)) or "nobody"
 
 
 def until_one_ends(

@@ -24,9 +24,12 @@ class QueryIdentity:
     query: str
     """The name of the query in its pipeline: what people see."""
     id: str
-    """The id that Spark keeps in the checkpoint of the query: another one after the checkpoint was removed."""
+    """The id that Spark keeps in the checkpoint of the query, and which of its targets it is: another one after the
+    checkpoint was removed."""
     staging: str
     """A folder that driver and executors reach, beside the checkpoint, for what is staged before it counts."""
+    mode: OutputMode = "append"
+    """What the batches of the query are: new rows, rows that changed, or all rows there are, in place of those before."""
 
 
 @dataclass(frozen=True, slots=True)

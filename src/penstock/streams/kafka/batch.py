@@ -72,6 +72,10 @@ class KafkaBatch(Batch):
             self._keys = list(map(Message.key, self._messages))
         return self._keys
 
+    def timestamps(self) -> Sequence[tuple[int, int]]:
+        """librdkafka's number for whose clock it was, and the time in milliseconds, of each."""
+        return list(map(Message.timestamp, self._messages))
+
     def with_headers(self) -> Sequence[int]:
         headers = list(map(Message.headers, self._messages))
         return [index for index, each in enumerate(headers) if each] if any(headers) else ()

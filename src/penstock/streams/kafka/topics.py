@@ -196,7 +196,7 @@ class TopicAdministration:
             raise refused(what, error) from error
         answer_of(future, what)
 
-    def provide(self, topic: str, partitions: int, config: Mapping[str, str]) -> int:
+    def provide(self, topic: str, partitions: int | None, config: Mapping[str, str]) -> int:
         """Create a topic unless it is there, and give how many partitions it has once every broker may be asked."""
         if topic not in {each.name for each in self.all()}:
             with contextlib.suppress(TopicExistsError):  # somebody else may be quicker

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.model import NewRecord
@@ -21,9 +21,19 @@ _NO_TOPIC: Final = "__consumer_offsets"
 """Every broker may be asked for it, and none creates it when it is."""
 _ROOM_S: Final = 0.1
 _PAUSE_S: Final = 0.02
+_OFTEN: Final = 1_000
+"""After so many records librdkafka is asked which have been stored, so that it makes room for others."""
 _OVERTAKEN: Final = frozenset(
     {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.FENCED_INSTANCE_ID}
 )
+
+
+Refused = Callable[[KafkaError, Message], None]
+"""Hears of a record that will not be stored, and why."""
+
+Row = tuple[str, bytes | None, bytes | None, int, None, None, int, list[tuple[str, str | bytes | None]] | None]
+"""A record as the positions of `Producer.produce` want it: topic, value, key, partition (-1: that of its key), two that
+stay None, timestamp in milliseconds (0: now) and headers."""
 
 
 class TransactionLostError(PenstockError):
@@ -45,11 +55,22 @@ class TransactionalProducer:
     """
 
     def __init__(
-        self, bootstrap: str, options: Options, transactional_id: str, *, timeout_s: float, transaction_timeout_s: float
+        self,
+        bootstrap: str,
+        options: Options,
+        transactional_id: str,
+        *,
+        timeout_s: float,
+        transaction_timeout_s: float,
+        on_refused: Refused | None = None,
     ) -> None:
+        """`on_refused` hears, from inside the calls of this object, of each record whose refusal spoils a
+        transaction."""
         self._id = transactional_id
         self._timeout_s = timeout_s
         configuration = transactional_configuration(bootstrap, options, transactional_id, transaction_timeout_s)
+        if on_refused is not None:
+            configuration |= {"on_delivery": on_refused, "delivery.report.only.error": True}
         try:
             self._living: Producer | None = Producer(configuration)
         except KafkaException as error:
@@ -92,6 +113,18 @@ class TransactionalProducer:
                 producer.poll(_ROOM_S)
             except KafkaException as error:
                 raise self._lost("take a record into", error) from error
+
+    def append_rows(self, rows: Iterable[Row]) -> None:
+        """Take many records into the transaction, in this order: `append` without the cost of making records."""
+        producer = self._producer
+        produce = producer.produce
+        for number, row in enumerate(rows):
+            try:
+                produce(*row)
+            except (BufferError, KafkaException):
+                self.produce(row[0], row[1], row[2], row[3], timestamp=row[6], headers=row[7])
+            if number % _OFTEN == 0:
+                producer.poll(0)
 
     def append(self, records: Iterable[NewRecord]) -> None:
         """Take records into the transaction, in this order."""

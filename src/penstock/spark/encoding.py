@@ -1,0 +1,213 @@
+"""From the columns of a frame to the records that are written: rows with the columns of WRITTEN.
+
+A topic known by its name takes records as they are (a frame with a `value`), or one JSON object for each row, made in
+the JVM. A typed topic takes rows whose columns are the fields of its type, and writes what its serde writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, CharType, DataType, StringType, StructType, VarcharType
+
+from penstock.consuming.dead_letters import REDRIVE_GROUP_HEADER, REDRIVE_ID_HEADER
+from penstock.errors import ConfigError, SchemaMismatchError
+from penstock.serde import Topic
+from penstock.spark.columns import ABOUT_A_RECORD, HEADERS, RECORD, WRITTEN, name_beside
+from penstock.spark.fitting import fitted, is_exactly, mismatches
+from penstock.spark.forms import RecordForm
+from penstock.spark.forms.form import Field
+from penstock.spark.json_text import json_object, key_of, key_of_several
+from penstock.spark.typed_encoding import KEY, Encoder, encoded_in_jvm
+from penstock.spark.types import VALUE, Carried, carried_by
+
+Key = str | Sequence[str] | Column | None
+
+_ONE_OF_A_RECORD: Final = frozenset((*RECORD.names, *WRITTEN.names))
+_TEXT_OR_BYTES: Final = (StringType, CharType, VarcharType, BinaryType)
+
+
+def encode_frame(frame: DataFrame, topic: Topic[Any] | str, *, key: Key = None) -> DataFrame:
+    """The rows of a frame as records for a topic, with the columns of WRITTEN.
+
+    For a topic known by its name, a frame that has a `value` of text or bytes and nothing but columns of records is
+    written as it is, with its `key`, `headers` and `timestamp`, and its `partition` unless there is a `pointer`, which
+    says that both are of the place where it was read. Any other frame becomes one JSON object for each row: all its
+    columns, moments as RFC 3339 in UTC, bytes as base64, nulls as null.
+
+    For a Topic, the columns are the fields of its type; those with defaults may be missing. What is known about a
+    record that was read (`ABOUT_A_RECORD`) may stand beside them: key, headers and timestamp go along. A row in which
+    every field is null is a record without a value, if the type has a field that cannot be None.
+
+    `key` is a column or its name: text and bytes as they are, everything else as JSON; several names are a JSON array,
+    as the library writes a tuple. Without it, a Topic's own key function makes the key, then a column `key` counts, as
+    far as it is none of the fields.
+
+    SchemaMismatchError lists everything in the frame that does not fit; ConfigError for a key that is not there.
+    """
+    if isinstance(topic, Topic):
+        return _typed(frame, topic, key)
+    if not isinstance(topic, str) or not topic:
+        raise ConfigError(f"{topic!r} is no topic: give a Topic, or the name of one")
+    if is_raw(frame.schema):
+        return _raw(frame, topic, key)
+    return _json(frame, topic, key)
+
+
+def is_raw(schema: StructType) -> bool:
+    """Whether rows are records already: they have a `value` of text or bytes, and nothing but columns of records."""
+    return (
+        VALUE in schema.names
+        and isinstance(schema[VALUE].dataType, _TEXT_OR_BYTES)
+        and _ONE_OF_A_RECORD.issuperset(schema.names)
+    )
+
+
+def check_columns(schema: StructType, topic: Topic[Any] | str) -> None:
+    """SchemaMismatchError, with all that does not fit, when frames of this schema cannot be written to the topic."""
+    if isinstance(topic, Topic):
+        _check_typed(schema, topic, carried_by(topic))
+    elif is_raw(schema):
+        _check_raw(schema, topic)
+    else:
+        _check_names(schema, topic)
+
+
+def _raw(frame: DataFrame, topic: str, key: Key) -> DataFrame:
+    _check_raw(frame.schema, topic)
+    made = _key(frame, key)
+    if made is None and "key" in frame.columns:
+        made = frame["key"].cast("binary")
+    return frame.select(
+        *_written(
+            key=made,
+            value=frame[VALUE].cast("binary"),
+            headers=_headers(frame, "headers"),
+            partition=None if "pointer" in frame.columns or "partition" not in frame.columns else frame["partition"],
+            timestamp=frame["timestamp"] if "timestamp" in frame.columns else None,
+        )
+    )
+
+
+def _json(frame: DataFrame, topic: str, key: Key) -> DataFrame:
+    _check_names(frame.schema, topic)
+    value = json_object([frame[f"`{name}`"] for name in frame.columns]).cast("binary")
+    return frame.select(*_written(key=_key(frame, key), value=value))
+
+
+def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
+    carried = carried_by(topic)
+    _check_typed(frame.schema, topic, carried)
+    fields = _fields(carried)
+    present = [field for field in fields if field.name in frame.columns]
+    columns = [
+        fitted(frame[f"`{field.name}`"], frame.schema[field.name].dataType, field.form).alias(field.name)
+        for field in present
+    ]
+    about = {name: name_beside(carried.columns, name) for name in ABOUT_A_RECORD}
+    made = _key(frame, key)
+    if made is None and topic.key is None and about["key"] in frame.columns:
+        made = frame[about["key"]].cast("binary")
+    along = _written(
+        key=made,
+        value=None,
+        headers=_headers(frame, about["headers"]),
+        timestamp=frame[about["timestamp"]] if about["timestamp"] in frame.columns else None,
+    )
+    rest = [column for column, name in zip(along, WRITTEN.names, strict=True) if name not in ("key", VALUE)]
+    shaped = frame.select(F.struct(*columns).alias(VALUE), along[WRITTEN.names.index("key")].alias(KEY), *rest)
+    makes_key = topic.key is not None and key is None
+    in_jvm = None if makes_key else encoded_in_jvm(shaped, topic, carried, [field.name for field in present])
+    if in_jvm is not None:
+        return in_jvm
+    return shaped.mapInArrow(Encoder(topic, makes_key=makes_key).batches, WRITTEN)
+
+
+def _fields(carried: Carried) -> Sequence[Field]:
+    if isinstance(carried.form, RecordForm):
+        return carried.form.fields
+    return (Field(VALUE, VALUE, carried.form, lambda value: value, True, False),)
+
+
+def _written(
+    *,
+    key: Column | None,
+    value: Column | None,
+    headers: Column | None = None,
+    partition: Column | None = None,
+    timestamp: Column | None = None,
+) -> list[Column]:
+    given = {"key": key, VALUE: value, "headers": headers, "partition": partition, "timestamp": timestamp}
+    return [
+        (F.lit(None) if (column := given.get(field.name)) is None else column).cast(field.dataType).alias(field.name)
+        for field in WRITTEN
+    ]
+
+
+def _headers(frame: DataFrame, name: str) -> Column | None:
+    """The headers, without those of a redrive: it was meant for who reads the topic that they come from."""
+    if name not in frame.columns:
+        return None
+    return F.filter(frame[name], lambda header: ~header["key"].isin(REDRIVE_GROUP_HEADER, REDRIVE_ID_HEADER))
+
+
+def _key(frame: DataFrame, key: Key) -> Column | None:
+    if key is None:
+        return None
+    if isinstance(key, Column):
+        return key_of(key, frame.select(key).schema.fields[0].dataType)
+    names = [key] if isinstance(key, str) else list(key)
+    if not names:
+        raise ConfigError("key is an empty list: name the columns that make the key, or leave it out")
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        raise ConfigError(
+            f"the key is to be made from {', '.join(missing)}, and the columns are {', '.join(frame.columns)}"
+        )
+    if len(names) > 1:
+        return key_of_several([frame[f"`{name}`"] for name in names])
+    return key_of(frame[f"`{names[0]}`"], frame.schema[names[0]].dataType)
+
+
+def _check_raw(schema: StructType, topic: str) -> None:
+    wrong = list(_wrong_about(schema, {name: name for name in schema.names if name != VALUE}))
+    _raise_if(wrong, topic)
+
+
+def _check_names(schema: StructType, topic: str) -> None:
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    _raise_if([f"{name} is there {schema.names.count(name)} times" for name in twice], topic)
+    if not schema.names:
+        raise SchemaMismatchError(f"a frame without columns cannot be written to topic {topic!r}")
+
+
+def _check_typed(schema: StructType, topic: Topic[Any], carried: Carried) -> None:
+    about = {name_beside(carried.columns, name): name for name in ABOUT_A_RECORD}
+    fields = StructType([field for field in schema.fields if field.name not in about])
+    label = carried.form.label if isinstance(carried.form, RecordForm) else f"topic {topic.name!r}"
+    wrong = list(mismatches(fields, RecordForm(label, tuple(_fields(carried)))))
+    wrong += _wrong_about(schema, {name: about[name] for name in schema.names if name in about})
+    _raise_if(wrong, topic.name)
+
+
+def _wrong_about(schema: StructType, names: dict[str, str]) -> list[str]:
+    """What is wrong with the columns about a record, which go by these names."""
+    wrong = []
+    for name, meant in names.items():
+        found: DataType = schema[name].dataType
+        if meant == "key":
+            if not isinstance(found, _TEXT_OR_BYTES):
+                wrong.append(f"{name} is {found.simpleString()}, and should be string or binary: cast it, or give key=")
+        elif meant in ("headers", "timestamp", "partition"):
+            wanted = HEADERS if meant == "headers" else RECORD[meant].dataType
+            if not is_exactly(found, wanted):
+                wrong.append(f"{name} is {found.simpleString()}, and should be {wanted.simpleString()}")
+    return wrong
+
+
+def _raise_if(wrong: Sequence[str], topic: str) -> None:
+    if wrong:
+        raise SchemaMismatchError(f"the frame does not fit topic {topic!r}: {'; '.join(wrong)}")

@@ -1,0 +1,207 @@
+"""The form of a Python type: dataclasses, attrs and pydantic classes, msgspec structs, TypedDicts, NamedTuples, and
+the plain types that they are made of."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from penstock.errors import ConfigError
+from penstock.serde.typed import why_untold
+from penstock.serde.types import is_pydantic, name_of
+from penstock.spark.forms import scalars
+from penstock.spark.forms.form import ArrayForm, Field, Form, MapForm, RecordForm, ScalarForm
+
+_PLAIN: Final[dict[type[inspect.Type], ScalarForm]] = {
+    inspect.BoolType: scalars.BOOLEAN,
+    inspect.IntType: scalars.INTEGER,
+    inspect.FloatType: scalars.FLOAT,
+    inspect.StrType: scalars.TEXT,
+    inspect.BytesType: scalars.BYTES,
+    inspect.ByteArrayType: scalars.BYTEARRAY,
+    inspect.MemoryViewType: scalars.BYTEARRAY,
+    inspect.DateType: scalars.DATE,
+    inspect.TimeType: scalars.TIME,
+    inspect.TimeDeltaType: scalars.TIMESPAN,
+    inspect.UUIDType: scalars.UUID,
+    inspect.DecimalType: scalars.DECIMAL,
+}
+_ARRAYS: Final = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspect.FrozenSetType)
+_RECORDS: Final = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType)
+_PYDANTIC_TIMES: Final = {"AwareDatetime": scalars.MOMENT, "NaiveDatetime": scalars.WALL_TIME}
+_PYDANTIC_DATES: Final = ("PastDate", "FutureDate")
+_PYDANTIC_MOMENTS: Final = ("PastDatetime", "FutureDatetime")
+
+
+def form_of_type(form: Any) -> tuple[Form, bool]:
+    """The form of a type, and whether None is one of its values. ConfigError names what has no columns."""
+    return _Deriving(name_of(form)).of_annotation(form, name_of(form))
+
+
+class _Deriving:
+    """One derivation: which records it is inside of, as one that contains itself has no end."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._inside: list[Any] = []
+
+    def of_annotation(self, annotation: Any, path: str) -> tuple[Form, bool]:
+        try:
+            info = inspect.type_info(annotation)
+        except (TypeError, NameError) as error:
+            raise self._no_columns(path, why_untold(error)) from error
+        return self._place(info, path)
+
+    def _place(self, info: inspect.Type, path: str) -> tuple[Form, bool]:
+        """The form at a place where there may also be None."""
+        while isinstance(info, inspect.Metadata):
+            info = info.type
+        if isinstance(info, inspect.LiteralType) and None in info.values:
+            values = [value for value in info.values if value is not None]
+            return self._of_values(values, path), True
+        if not isinstance(info, inspect.UnionType):
+            return self._form(info, path), isinstance(info, inspect.NoneType)
+        parts = [part for part in info.types if not isinstance(part, inspect.NoneType)]
+        if len(parts) != 1:
+            raise self._no_columns(path, "it may be of several types, and a column has one")
+        inner, _ = self._place(parts[0], path)
+        return inner, info.includes_none
+
+    def _form(self, info: inspect.Type, path: str) -> Form:
+        if type(info) in _PLAIN:
+            return _PLAIN[type(info)]
+        if isinstance(info, inspect.DateTimeType):
+            return scalars.WALL_TIME if info.tz is False else scalars.MOMENT
+        if isinstance(info, _ARRAYS):
+            items, optional = self._place(info.item_type, f"{path}[]")
+            return ArrayForm(items, optional)
+        if isinstance(info, inspect.TupleType):
+            return self._tuple(info, path)
+        if isinstance(info, inspect.DictType):
+            return self._map(info, path)
+        if isinstance(info, inspect.EnumType):
+            form = scalars.enum_form(info.cls)
+            if form is None:
+                raise self._no_columns(path, f"{info.cls.__name__} has values neither all text nor all whole numbers")
+            return form
+        if isinstance(info, inspect.LiteralType):
+            return self._of_values(list(info.values), path)
+        if isinstance(info, _RECORDS):
+            return self._record(info, path)
+        if isinstance(info, inspect.CustomType):
+            return self._custom(info.cls, path)
+        raise self._no_columns(path, _WHY.get(type(info), f"{type(info).__name__} has no counterpart in Spark"))
+
+    def _of_values(self, values: list[Any], path: str) -> ScalarForm:
+        form = scalars.of_values(values)
+        if form is None:
+            raise self._no_columns(path, "the values of its Literal are neither all text nor all whole numbers")
+        return form
+
+    def _tuple(self, info: inspect.TupleType, path: str) -> RecordForm:
+        fields = []
+        for index, part in enumerate(info.item_types):
+            name = f"_{index + 1}"
+            inner, optional = self._place(part, f"{path}.{name}")
+            fields.append(Field(name, name, inner, operator.itemgetter(index), optional, False))
+        return RecordForm(path, tuple(fields), as_sequence=True)
+
+    def _map(self, info: inspect.DictType, path: str) -> MapForm:
+        keys, keys_optional = self._place(info.key_type, f"{path}{{key}}")
+        if keys_optional or not isinstance(keys, ScalarForm):
+            raise self._no_columns(path, "its keys are neither text nor another plain type")
+        items, optional = self._place(info.value_type, f"{path}{{}}")
+        return MapForm(keys, items, optional)
+
+    def _record(self, info: Any, path: str) -> RecordForm:
+        with self._entering(info.cls, path):
+            as_sequence = isinstance(info, inspect.NamedTupleType) or bool(getattr(info, "array_like", False))
+            fields = tuple(self._field(info, field, path) for field in info.fields)
+        return RecordForm(name_of(info.cls), fields, as_sequence)
+
+    def _field(self, info: Any, field: inspect.Field, path: str) -> Field:
+        inner, optional = self._place(field.type, f"{path}.{field.name}")
+        no_default = field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT
+        is_left_out = not field.required and no_default  # NotRequired, and UNSET
+        if isinstance(info, inspect.TypedDictType):
+            get: Callable[[Any], Any] = (
+                operator.itemgetter(field.name) if field.required else operator.methodcaller("get", field.name)
+            )
+        elif is_left_out:
+            get = _unless_unset(field.name)
+        else:
+            get = operator.attrgetter(field.name)
+        return Field(
+            field.name, field.encode_name, inner, get, optional, not field.required, is_left_out and not optional
+        )
+
+    def _custom(self, form: Any, path: str) -> Form:
+        name = getattr(form, "__name__", "")
+        if getattr(form, "__module__", "") == "pydantic.types":
+            if name in _PYDANTIC_TIMES:
+                return _PYDANTIC_TIMES[name]
+            if name in _PYDANTIC_DATES:
+                return scalars.DATE
+            if name in _PYDANTIC_MOMENTS:
+                return scalars.MOMENT
+        if is_pydantic(form):
+            return self._pydantic(form, path)
+        raise self._no_columns(path, f"nobody knows what columns {name_of(form)} has")
+
+    def _pydantic(self, form: Any, path: str) -> RecordForm:
+        if getattr(form, "__pydantic_root_model__", False):
+            raise self._no_columns(path, "it is a RootModel, which has no fields: use what it wraps")
+        described = getattr(form, "model_fields", None) or getattr(form, "__pydantic_fields__", {})
+        fields = []
+        with self._entering(form, path):
+            for name, field in described.items():
+                alias = field.validation_alias or field.alias or name
+                if not isinstance(alias, str):
+                    raise self._no_columns(f"{path}.{name}", "it is read from several names")
+                inner, optional = self.of_annotation(field.annotation, f"{path}.{name}")
+                get = operator.attrgetter(name)
+                fields.append(Field(name, alias, inner, get, optional, not field.is_required()))
+        return RecordForm(name_of(form), tuple(fields))
+
+    def _entering(self, form: Any, path: str) -> _Inside:
+        if form in self._inside:
+            raise self._no_columns(path, f"{name_of(form)} contains itself, and columns have an end")
+        return _Inside(self._inside, form)
+
+    def _no_columns(self, path: str, why: str) -> ConfigError:
+        what = f"{self._label} has no columns" if path == self._label else f"{path} has no column"
+        return ConfigError(f"{what} in Spark: {why}. Read the topic by its name, and take the value apart yourself")
+
+
+class _Inside:
+    """While it is entered, the record is among those that a derivation is inside of."""
+
+    def __init__(self, inside: list[Any], form: Any) -> None:
+        self._inside = inside
+        self._form = form
+
+    def __enter__(self) -> None:
+        self._inside.append(self._form)
+
+    def __exit__(self, *_: object) -> None:
+        self._inside.pop()
+
+
+def _unless_unset(name: str) -> Callable[[Any], Any]:
+    def get(value: Any) -> Any:
+        field = getattr(value, name)
+        return None if field is msgspec.UNSET else field
+
+    return get
+
+
+_WHY: Final[dict[type[inspect.Type], str]] = {
+    inspect.AnyType: "it may be anything, and a column has a type",
+    inspect.RawType: "it is JSON that nobody has read",
+    inspect.NoneType: "it is always None",
+    inspect.ExtType: "it is an extension of MessagePack",
+}

@@ -1,0 +1,156 @@
+"""Classes of the main program on their way to tasks, which cannot import it: they are sent by value.
+
+cloudpickle does that for most classes, but not for those that msgspec has read: what msgspec remembers about a class
+cannot be sent, a Struct arrives without its fields, and annotations that are text have lost the module in which they
+mean something. `by_value` mends all three.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import typing
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from pyspark import cloudpickle
+
+_STRUCT: Final = type(msgspec.Struct)
+_REMEMBERED: Final = "__msgspec_cache__"
+_POST_INIT: Final = "__post_init__"
+_LATE_POST_INIT: Final = "_post_init_sent_by_value"
+_OWN_OF_STRUCTS: Final = frozenset(
+    {
+        "__annotations__",
+        "__annotate_func__",
+        "__dict__",
+        "__match_args__",
+        "__rename__",
+        "__slots__",
+        "__weakref__",
+        _REMEMBERED,
+        _POST_INIT,
+    }
+)
+_CONFIG: Final = (
+    "frozen",
+    "eq",
+    "order",
+    "array_like",
+    "gc",
+    "repr_omit_defaults",
+    "omit_defaults",
+    "forbid_unknown_fields",
+    "weakref",
+    "dict",
+    "cache_hash",
+    "tag",
+    "tag_field",
+)
+
+
+def by_value(thing: object) -> bytes:
+    """For `pickle.loads`, in a process that has the same packages and need not have the main program."""
+    out = io.BytesIO()
+    _Pickler(out).dump(thing)
+    return out.getvalue()
+
+
+class SentByValue:
+    """What is pickled in this way whoever pickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), by_value(self.__getstate__()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+def _again(kind: type[SentByValue], state: bytes) -> SentByValue:
+    thing = kind.__new__(kind)
+    thing.__dict__.update(pickle.loads(state))
+    return thing
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    def reducer_override(self, thing: Any) -> Any:
+        reduced = super().reducer_override(thing)
+        if not isinstance(thing, type) or not isinstance(reduced, tuple) or len(reduced) < 3:
+            return reduced  # no class, or one that is named, and imported where it arrives
+        if isinstance(thing, _STRUCT):
+            return _reduced_struct(thing)
+        make, arguments, (attributes, slots), *rest = reduced
+        attributes.pop(_REMEMBERED, None)
+        if "__annotations__" in attributes:
+            attributes["__annotations__"] = _resolved(thing)
+        return make, arguments, (attributes, slots), *rest
+
+
+def _resolved(form: Any) -> dict[str, Any]:
+    """The annotations of a class, with types instead of text as far as that can be told."""
+    own: dict[str, Any] = dict(form.__dict__["__annotations__"])
+    if not any(isinstance(each, str | typing.ForwardRef) for each in own.values()):
+        return own
+    try:
+        known = typing.get_type_hints(form, include_extras=True)
+    except (NameError, TypeError):
+        return own
+    return {name: known.get(name, each) for name, each in own.items()}
+
+
+def _reduced_struct(form: Any) -> tuple[Any, ...]:
+    """A Struct as the class statement that it came from, then the rest of its attributes: methods may mention it."""
+    annotations = _resolved(form) if "__annotations__" in form.__dict__ else {}
+    fields = {field.name: field for field in msgspec.structs.fields(form)}
+    own: dict[str, Any] = {}
+    for name in annotations:
+        if name in fields:
+            own[name] = _given(fields[name])
+    config = {name: getattr(form.__struct_config__, name) for name in _CONFIG if hasattr(form.__struct_config__, name)}
+    config["kw_only"] = any(name in own and name not in form.__match_args__ for name in fields)
+    statement = {"__annotations__": annotations, "__module__": form.__module__, "__qualname__": form.__qualname__}
+    late = {
+        name: each
+        for name, each in form.__dict__.items()
+        if name not in _OWN_OF_STRUCTS and name not in own and name not in statement and not name.startswith("__struct")
+    }
+    if _POST_INIT in form.__dict__:
+        late[_LATE_POST_INIT] = form.__dict__[_POST_INIT]
+    arguments = (form.__name__, form.__bases__, statement, own, config, _POST_INIT in form.__dict__)
+    return _make_struct, arguments, late, None, None, _add
+
+
+def _given(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
+    """What the class statement says about a field, for `msgspec.field`."""
+    given: dict[str, Any] = {"name": field.encode_name}
+    if field.default is not msgspec.NODEFAULT:
+        given["default"] = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        given["default_factory"] = field.default_factory
+    return given
+
+
+def _make_struct(
+    name: str,
+    bases: tuple[type, ...],
+    statement: Mapping[str, Any],
+    fields: Mapping[str, Mapping[str, Any]],
+    config: Mapping[str, Any],
+    has_post_init: bool,
+) -> type:
+    namespace = {**statement, **{each: msgspec.field(**given) for each, given in fields.items()}}
+    if has_post_init:
+        namespace[_POST_INIT] = _post_init
+    made: type = _STRUCT(name, bases, namespace, **config)
+    return made
+
+
+def _post_init(self: Any) -> None:
+    """Structs look for their __post_init__ when they are made, and it comes later."""
+    getattr(type(self), _LATE_POST_INIT)(self)
+
+
+def _add(form: type, attributes: Mapping[str, Any]) -> None:
+    for name, each in attributes.items():
+        setattr(form, name, each)

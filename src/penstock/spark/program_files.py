@@ -1,0 +1,114 @@
+"""The files of a program: its own, and the modules and packages beside it that it imports, directly or not.
+
+Imports are read from the source, so that those inside functions count, too; what was imported by other means, such as
+importlib, is known from the modules of this process. What is installed is not a part of the program.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import ConfigError
+
+MOST_FILES: Final = 2_000
+"""A program of more files than this is more likely a folder that holds something else as well."""
+
+
+def program_files(program: Path) -> Iterator[tuple[str, Path]]:
+    """Each file with its name in an archive that is put on the path. The program itself is there under its own name."""
+    program = program.absolute()
+    root = program.parent
+    found: dict[str, Path] = {program.name: program}
+    waiting = [program, *_imported_otherwise(root)]
+    seen = set()
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for each in (file, *_imported_by(file, root)):
+            for name, part in _with_its_package(each, root):
+                if name not in found:
+                    found[name] = part
+                    if part.suffix == ".py":
+                        waiting.append(part)
+        if len(found) > MOST_FILES:
+            raise ConfigError(
+                f"{program} imports packages of more than {MOST_FILES} files beside it: install them on the executors, "
+                "or move the program into a folder of its own"
+            )
+    yield from sorted(found.items())
+
+
+def _with_its_package(file: Path, root: Path) -> Iterator[tuple[str, Path]]:
+    """A module is a file; a module of a package comes with the whole package, its data as well."""
+    parts = file.relative_to(root).parts
+    if len(parts) == 1:
+        yield parts[0], file
+        return
+    package = root / parts[0]
+    for each in sorted(package.rglob("*")):
+        if each.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in each.parts):
+            yield each.relative_to(root).as_posix(), each
+
+
+def _imported_by(file: Path, root: Path) -> Iterator[Path]:
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except SyntaxError:  # it will be told when it is imported, if it ever is
+        return
+    package = file.relative_to(root).parts[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [name.name.split(".") for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            module = [*base, *(node.module.split(".") if node.module else [])]
+            names = [module] if module else [[name.name] for name in node.names]
+        else:
+            continue
+        for name in names:
+            if name and (there := _beside(name[0], root)) is not None:
+                yield there
+
+
+def _beside(name: str, root: Path) -> Path | None:
+    """The module or package of this name in the program's folder."""
+    for candidate in (root / name / "__init__.py", root / f"{name}.py"):
+        if candidate.is_file() and not _is_installed(candidate):
+            return candidate
+    folder = root / name  # a package without an __init__ is one, too
+    if folder.is_dir() and not _is_installed(folder):
+        return next(iter(sorted(folder.rglob("*.py"))), None)
+    return None
+
+
+def _imported_otherwise(root: Path) -> Iterator[Path]:
+    """Modules of this process that lie beside the program."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        name = getattr(module, "__name__", "")
+        if not isinstance(file, str) or name == "__main__" or not file.endswith(".py"):
+            continue
+        path = Path(file).absolute()
+        if path.is_relative_to(root) and not _is_installed(path) and _is_named_by_place(path, root, name):
+            yield path
+
+
+def _is_named_by_place(path: Path, root: Path, name: str) -> bool:
+    """Whether it was imported from the program's folder, and not from a folder below that is on the path as well."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) == name
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether it belongs to an environment, be that in the program's folder, and not to the program."""
+    if "site-packages" in path.parts or "dist-packages" in path.parts:
+        return True
+    folders = {sys.prefix, sysconfig.get_path("stdlib"), str(Path(__file__).resolve().parents[1])}
+    return any(path.is_relative_to(folder) for folder in folders)

@@ -1,0 +1,222 @@
+"""What Spark would do with a frame in real-time mode, asked of Spark's own planner and of its own list of what it allows.
+
+Spark checks a query when it has been started, by when it has written to its checkpoint. Here the frame is planned as
+Spark would plan its first batch, with nothing read and nothing written, so that a program learns it before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.sql import DataFrame
+
+from penstock.spark.gateway import jvm_of
+from penstock.spark.plans import analysed, nodes
+
+KAFKA: Final = "kafka"
+_OURS: Final = "penstock"
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_A_LONG: Final = 1 << 40
+"""Any length of a batch, in milliseconds, that the gateway hands over as a long: nothing of this plan is run."""
+_NOWHERE: Final = "penstock-real-time-check"
+
+_NOT_IN_REAL_TIME: Final = {
+    "maxoffsetspertrigger": "max_records_per_batch limits batches, and there are none: leave it out",
+    "minpartitions": "minPartitions is not supported: each partition of the topic is one task",
+}
+
+_OPERATORS: Final = {
+    "ArrowEvalPythonExec": "a function in Python (udf): use Spark's own functions",
+    "BatchEvalPythonExec": "a function in Python (udf): use Spark's own functions",
+    "MapInArrowExec": "Python code over rows (mapInArrow, or a topic decoded in Python): use Spark's own functions",
+    "PythonMapInArrowExec": "Python code over rows (mapInArrow): use Spark's own functions",
+    "MapInPandasExec": "Python code over rows (mapInPandas): use Spark's own functions",
+    "FlatMapGroupsInPandasExec": "Python code over groups: use Spark's own aggregations",
+    "TransformWithStateInPySparkExec": "keyed state in Python (transformWithState)",
+    "FlatMapGroupsInPandasWithStateExec": "keyed state in Python (applyInPandasWithState)",
+    "SortMergeJoinExec": "a join whose other side is not sent to every task: write broadcast(other)",
+    "ShuffledHashJoinExec": "a join whose other side is not sent to every task: write broadcast(other)",
+    "BroadcastNestedLoopJoinExec": "a join without an equality of columns",
+    "CartesianProductExec": "a join without an equality of columns",
+    "StreamingSymmetricHashJoinExec": "a join of two streams",
+    "StreamingDeduplicateWithinWatermarkExec": "dropDuplicatesWithinWatermark: use dropDuplicates",
+    "SessionWindowStateStoreSaveExec": "session windows",
+    "ShuffleExchangeExec": "rows in the order of a column (repartitionByRange)",
+}
+_FOLLOWS: Final = frozenset(
+    {"SortExec", "SessionWindowStateStoreRestoreExec", "MergingSessionsExec", "UpdatingSessionsExec"}
+)
+"""Operators that Spark plans only together with one of those above, which says more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RealTimePlan:
+    """What the frame needs in real-time mode."""
+
+    reasons: tuple[str, ...]
+    """Why it cannot run; empty when it can."""
+    topics: tuple[tuple[str, str], ...] = ()
+    """The bootstrap address and the topic of each stream it reads: there is a task for each of their partitions."""
+    shuffles: tuple[int, ...] = ()
+    """How many tasks stand behind each shuffle."""
+
+
+def planned(frame: DataFrame) -> RealTimePlan:
+    """Plan a streaming frame as real-time mode would."""
+    leaves = [node for node in nodes(analysed(frame)) if node.isStreaming() and node.children().isEmpty()]
+    reasons = [*_refused_sources(leaves), *_refused_shape(frame)]
+    if reasons:
+        return RealTimePlan(tuple(reasons))
+    made: list[Any] = []
+    try:
+        physical = _physical_plan(frame, made)
+        reasons = _refused_operators(frame, physical)
+        shuffles = tuple(_tasks_behind_shuffles(physical))
+    finally:
+        for stream in made:
+            stream.stop()
+    topics = tuple(
+        (str(leaf.extraOptions().get("kafka.bootstrap.servers")), str(leaf.extraOptions().get("subscribe")))
+        for leaf in leaves
+    )
+    return RealTimePlan(tuple(reasons), topics, shuffles)
+
+
+def _refused_sources(leaves: list[Any]) -> list[str]:
+    reasons = []
+    seen: set[str] = set()
+    for leaf in leaves:
+        if _name(leaf) != "StreamingRelationV2" or leaf.sourceName() != KAFKA:
+            reasons.append(_wrong_source(leaf))
+            continue
+        options = leaf.extraOptions()
+        described = str(options.asCaseSensitiveMap().toString())
+        if described in seen:
+            reasons.append(f"topic {options.get('subscribe')} is read twice in one query: write two queries")
+        seen.add(described)
+        reasons += [why for option, why in _NOT_IN_REAL_TIME.items() if options.containsKey(option)]
+    return reasons
+
+
+def _wrong_source(leaf: Any) -> str:
+    name = str(leaf.sourceName()) if _name(leaf) == "StreamingRelationV2" else _name(leaf)
+    if name == _OURS:
+        return (
+            f"topic {leaf.extraOptions().get('topic')} is read by Penstock's own source: it is Spark's Kafka connector "
+            'that can (read it with engine="native")'
+        )
+    return f"the source {name} cannot: it is Spark's Kafka connector that can"
+
+
+def _refused_shape(frame: DataFrame) -> list[str]:
+    """What Spark says about the logical plan."""
+    jvm = jvm_of(frame.sparkSession)
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    update = jvm.org.apache.spark.sql.streaming.OutputMode.Update()
+    reasons = []
+    for check in (checker.checkForStreaming, checker.checkAdditionalRealTimeModeConstraints):
+        try:
+            check(analysed(frame), update)
+        except AnalysisException as error:
+            reasons.append(_told(error))
+    return reasons
+
+
+def _physical_plan(frame: DataFrame, made: list[Any]) -> Any:
+    """The plan of a first batch. The streams that it is made with are added to `made`, for the caller to stop."""
+    spark = frame.sparkSession
+    jvm = jvm_of(spark)
+    runtime = jvm.org.apache.spark.sql.execution.streaming.runtime
+    checkpointing = jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    apart = spark._jsparkSession.cloneSession()
+    apart.conf().set("spark.sql.adaptive.enabled", "false")  # as real-time mode does
+    partitions = spark.conf.get(_SHUFFLE_PARTITIONS)
+    metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {_SHUFFLE_PARTITIONS: partitions}}
+    execution = runtime.IncrementalExecution
+    some_id = jvm.java.util.UUID.randomUUID()
+    return execution(
+        apart,
+        _with_streams(jvm, analysed(frame), made),
+        jvm.org.apache.spark.sql.streaming.OutputMode.Update(),
+        _NOWHERE,
+        some_id,
+        some_id,
+        0,
+        jvm.scala.Option.empty(),
+        checkpointing.OffsetSeqMetadata.apply(json.dumps(metadata)),
+        runtime.WatermarkPropagator.noop(),
+        False,
+        *(getattr(execution, f"$lessinit$greater$default${place}")() for place in range(12, 17)),
+    ).executedPlan()
+
+
+def _with_streams(jvm: Any, plan: Any, made: list[Any]) -> Any:
+    """The plan with streams that run in real time in place of the relations that stand for them."""
+    if _name(plan) == "StreamingRelationV2":
+        return _real_time_scan(jvm, plan, made)
+    children = plan.children()
+    if children.isEmpty():
+        return plan
+    replaced = [_with_streams(jvm, children.apply(index), made) for index in range(children.size())]
+    return plan.withNewChildren(jvm.org.apache.spark.api.python.PythonUtils.toSeq(replaced))
+
+
+def _real_time_scan(jvm: Any, relation: Any, made: list[Any]) -> Any:
+    sources = jvm.org.apache.spark.sql.execution.datasources.v2
+    some = jvm.scala.Option.apply
+    scan = relation.table().newScanBuilder(relation.extraOptions()).build()
+    stream = scan.toMicroBatchStream(_NOWHERE)
+    made.append(stream)
+    described = sources.StreamingDataSourceV2Relation(
+        relation.table(),
+        relation.output(),
+        relation.catalog(),
+        relation.identifier(),
+        relation.extraOptions(),
+        _NOWHERE,
+        some(_A_LONG),
+        relation.sourceIdentifyingName(),
+    )
+    beginning = some(stream.deserializeOffset("{}"))
+    return sources.StreamingDataSourceV2ScanRelation(
+        described, scan, relation.output(), stream, beginning, jvm.scala.Option.empty()
+    )
+
+
+def _refused_operators(frame: DataFrame, physical: Any) -> list[str]:
+    jvm = jvm_of(frame.sparkSession)
+    allowed = jvm.org.apache.spark.sql.execution.streaming.runtime.RealTimeModeAllowlist
+    try:
+        allowed.checkAllowedPhysicalOperator(physical, True)
+    except IllegalArgumentException as error:
+        names = (error.getMessageParameters() or {}).get("message", "")
+        return _in_words(names) or [_told(error)]
+    return []
+
+
+def _in_words(names: str) -> list[str]:
+    """What Spark calls operators, as users do."""
+    found = [part.strip(" ,").rpartition(".")[2] for part in names.replace(",", " ").split() if "." in part]
+    told = [_OPERATORS.get(name, f"the operator {name}") for name in found if name not in _FOLLOWS]
+    return list(dict.fromkeys(told)) or [f"the operator {name}" for name in found]
+
+
+def _tasks_behind_shuffles(physical: Any) -> Iterator[int]:
+    for node in nodes(physical):
+        if _name(node) == "ShuffleExchangeExec" and node.isPipelined():
+            yield int(node.outputPartitioning().numPartitions())
+
+
+def _name(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _told(error: AnalysisException | IllegalArgumentException) -> str:
+    """What Spark says, without the name of the error before it and the plan behind it."""
+    text = (error.getMessage() or str(error)).partition("\n")[0].partition(" SQLSTATE:")[0].partition(";")[0]
+    text = text.partition("] ")[2] or text
+    return text.removeprefix("Streaming real-time mode has the following limitation: ").strip()

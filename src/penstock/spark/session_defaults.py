@@ -1,0 +1,84 @@
+"""The settings of Spark that a session begins with, where nobody has said otherwise.
+
+Each is here because the stock value costs something on small batches, or surprises: the table in docs/spark/session.md
+says what and how much.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+LOOPBACK: Final = "127.0.0.1"
+
+EVERYWHERE: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+IN_ONE_PROCESS: Final[Mapping[str, str]] = {
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+}
+"""Nothing outside this machine has business with a session that runs in one process."""
+
+
+def defaults(master: str) -> dict[str, str]:
+    """What a session on this master begins with."""
+    settings = dict(EVERYWHERE)
+    cores = local_cores(master)
+    if cores is not None:
+        settings |= IN_ONE_PROCESS
+        settings["spark.sql.shuffle.partitions"] = str(cores)
+    return settings
+
+
+def local_cores(master: str) -> int | None:
+    """How many tasks run at once on a master that is this process; None on any other master.
+
+    `local`, `local[4]`, `local[*]`, and with a number of failures that are allowed, as in `local[4,2]`.
+    """
+    if master == "local":
+        return 1
+    found = re.fullmatch(r"local\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\]", master)
+    if found is None:
+        return None
+    return available_cores() if found.group(1) == "*" else max(1, int(found.group(1)))
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def site_defaults(spark_home: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the machine's spark-defaults.conf says, which counts for more than what Penstock would choose."""
+    folder = environment.get("SPARK_CONF_DIR")
+    file = (Path(folder) if folder else Path(spark_home) / "conf") / "spark-defaults.conf"
+    if not file.is_file():
+        return {}
+    return dict(_properties(file.read_text("utf-8", errors="replace")))
+
+
+def _properties(text: str) -> Iterator[tuple[str, str]]:
+    """Name and value of each line, in the few forms of a properties file that spark-defaults.conf is written in."""
+    for line in text.splitlines():
+        stripped = line.strip()
+        if not stripped or stripped[0] in "#!":
+            continue
+        found = re.fullmatch(r"(\S+?)(?:\s*[=:]\s*|\s+)(.*)", stripped)
+        if found:
+            yield found.group(1), found.group(2).strip()

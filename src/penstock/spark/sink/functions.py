@@ -1,0 +1,91 @@
+"""Targets that are programs: a function of a batch, and the console."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+from pyspark.storagelevel import StorageLevel
+
+from penstock.errors import ConfigError
+from penstock.spark.targets import Delivered, OutputMode, QueryIdentity
+
+BatchFunction = Callable[[DataFrame, int], object]
+"""Of the rows of a batch and its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTarget:
+    """A function of yours that does something with each batch: at-least-once.
+
+    It is called again with the batch whose number it saw last when the driver died before Spark had noted that it was
+    done; what it writes is written once if it keeps the number beside it. If it gives a whole number, that many rows
+    are counted as delivered; else none are, as counting them would compute them again.
+    """
+
+    function: BatchFunction
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ConfigError(f"{self.function!r} is no function of a batch and its number")
+
+    @property
+    def label(self) -> str:
+        return f"function {self.name or getattr(self.function, '__name__', type(self.function).__name__)}"
+
+    def check(self, schema: StructType, mode: OutputMode) -> None:
+        """What it can take is its own business."""
+
+    def open(self, identity: QueryIdentity) -> FunctionDelivery:
+        return FunctionDelivery(self.function)
+
+
+class FunctionDelivery:
+    def __init__(self, function: BatchFunction) -> None:
+        self._function = function
+
+    def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
+        answer = self._function(frame, batch_id)
+        return Delivered(answer if isinstance(answer, int) and not isinstance(answer, bool) else 0)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """Prints each batch as a table, at-least-once: for looking at what a query does."""
+
+    rows: int = 20
+    """The most rows that are printed of a batch."""
+    truncate: bool = field(default=False, kw_only=True)
+    """Whether long values are cut."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
+            raise ConfigError(f"rows={self.rows!r} is no number of 1 or more")
+
+    @property
+    def label(self) -> str:
+        return "console"
+
+    def check(self, schema: StructType, mode: OutputMode) -> None:
+        """Anything can be printed."""
+
+    def open(self, identity: QueryIdentity) -> FunctionDelivery:
+        def show(frame: DataFrame, batch_id: int) -> int:
+            frame.persist(StorageLevel.MEMORY_AND_DISK)
+            try:
+                count = frame.count()
+                sys.stdout.write(f"{identity.query}, batch {batch_id}: {count} rows\n")
+                if count:
+                    frame.show(self.rows, truncate=self.truncate)
+            finally:
+                frame.unpersist()
+            return count
+
+        return FunctionDelivery(show)

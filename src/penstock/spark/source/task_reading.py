@@ -1,0 +1,203 @@
+"""What a task does: read its ranges, exactly, from files where they are at hand, else through the client.
+
+A Python worker of Spark serves one task after the other, so what is costly to open is kept in it: the view of a
+partition's files, a connection. What is kept belongs to the process that opened it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from penstock.abc import Stream
+from penstock.errors import (
+    BrokerUnavailableError,
+    OffsetOutOfRangeError,
+    RecordsExpiredError,
+    TopicReplacedError,
+    UnknownTopicError,
+)
+from penstock.log.reader import PartitionReader
+from penstock.spark.source.origin import LogFolder, Origin, Range
+from penstock.spark.source.record_columns import from_batch, from_log
+from penstock.streams.connecting import open_streams
+
+logger = logging.getLogger(__name__)
+
+_MOST_FOLDERS: Final = 64
+_MOST_TOPICS: Final = 16
+_AT_ONCE: Final = 10_000
+"""Records of one read through the client, which become one RecordBatch."""
+_SILENCE_S: Final = 30.0
+"""How long a stream that has more, by its own word, may say nothing."""
+_WAIT_S: Final = 1.0
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+Kept = TypeVar("Kept", bound=Closeable)
+
+
+class _Keep(Generic[Kept]):
+    """Open things of this process, the least recently used of which gives way."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pid = os.getpid()
+        self._open: OrderedDict[Any, Kept] = OrderedDict()
+
+    def get(self, key: Any, opened: Callable[[], Kept]) -> Kept:
+        if self._pid != os.getpid():
+            self._pid, self._open = os.getpid(), OrderedDict()
+        if key not in self._open:
+            self._open[key] = opened()
+            if len(self._open) > self._most:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end(key)
+        return self._open[key]
+
+    def drop(self, key: Any) -> None:
+        kept = self._open.pop(key, None)
+        if kept is not None:
+            kept.close()
+
+
+class _OpenTopic:
+    """A topic through the client, with a connection of its own."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._streams = open_streams(origin.url, **origin.client)
+        self.stream: Stream = self._streams.stream(origin.topic)
+
+    def close(self) -> None:
+        try:
+            self.stream.close()
+        finally:
+            self._streams.close()
+
+
+_files: Final = _Keep[PartitionReader](_MOST_FOLDERS)
+_topics: Final = _Keep[_OpenTopic](_MOST_TOPICS)
+
+
+def read_range(
+    origin: Origin, wanted: Range, columns: Sequence[str], *, skip_expired: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range, in order, as these columns.
+
+    Raises RecordsExpiredError where some were deleted meanwhile; with `skip_expired` those are passed over.
+    """
+    start = wanted.start
+    while start < wanted.end:
+        part = Range(wanted.partition, start, wanted.end)
+        try:
+            if origin.folder is not None and origin.folder.is_here():
+                yield from _from_files(origin.folder, origin.topic, part, columns)
+            else:
+                yield from _from_client(origin, part, columns)
+        except OffsetOutOfRangeError as error:
+            if not error.offset < error.start:
+                raise TopicReplacedError(
+                    f"topic {origin.topic!r}, partition {wanted.partition}: its end has gone back to {error.end}, and "
+                    f"records up to {wanted.end} were there before. {WHAT_TO_DO}"
+                ) from error
+            if not skip_expired:
+                raise RecordsExpiredError(origin.topic, wanted.partition, error.offset, error.start) from error
+            logger.warning(
+                "topic %r, partition %d: records %d to %d are gone and are passed over",
+                origin.topic,
+                wanted.partition,
+                error.offset,
+                min(error.start, wanted.end),
+            )
+            start = error.start
+        else:
+            return
+
+
+WHAT_TO_DO: Final = (
+    "It was deleted and created anew, or its log was restored from a copy. To read it from its beginning, give the "
+    "query another checkpoint"
+)
+
+
+def _from_files(folder: LogFolder, topic: str, wanted: Range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    path = Path(folder.path) / f"{topic}-{wanted.partition}"
+    for batch in _opened_at(path, wanted):
+        yield from_log(batch, topic, columns)
+
+
+def _opened_at(path: Path, wanted: Range) -> Iterator[pa.RecordBatch]:
+    """The files must reach as far as the broker said: what it has told is in them. Look once more before that is
+    doubted: what is known of them may be about a topic that had this name before."""
+    try:
+        return _chunks(path, wanted)
+    except (OffsetOutOfRangeError, UnknownTopicError):
+        _files.drop(path)
+        return _chunks(path, wanted)
+
+
+def _chunks(path: Path, wanted: Range) -> Iterator[pa.RecordBatch]:
+    reader = _files.get(path, lambda: PartitionReader(path))
+    chunks = reader.to_arrow(wanted.start, wanted.end, unit="us")
+    if reader.end_offset < wanted.end:
+        raise OffsetOutOfRangeError(path.name, wanted.end, reader.start_offset, reader.end_offset)
+    return chunks
+
+
+def open_stream(origin: Origin) -> Stream:
+    """The topic through the client, over a connection that this process keeps."""
+    return _topics.get(_key(origin), lambda: _OpenTopic(origin)).stream
+
+
+def close_stream(origin: Origin) -> None:
+    """Let go of that connection, so that the next use makes another."""
+    _topics.drop(_key(origin))
+
+
+def _key(origin: Origin) -> tuple[str, str, str]:
+    return origin.url, origin.topic, repr(sorted(origin.client.items()))
+
+
+def _from_client(origin: Origin, wanted: Range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    try:
+        stream = open_stream(origin)
+        at = wanted.start
+        heard_s = time.monotonic()
+        while at < wanted.end:
+            batch = stream.read(wanted.partition, at, min(_AT_ONCE, wanted.end - at), _WAIT_S)
+            if batch:
+                rows = _rows_before(batch.pointers(), wanted.end)
+                if rows:
+                    yield from_batch(batch, columns).slice(0, rows)
+            if batch.next > at:
+                at, heard_s = batch.next, time.monotonic()
+            elif time.monotonic() - heard_s > _SILENCE_S:
+                raise BrokerUnavailableError(
+                    f"topic {origin.topic!r}, partition {wanted.partition}: {origin.url} has records from {at} to "
+                    f"{wanted.end}, and has given none for {_SILENCE_S:g} s; see that it runs and can be reached"
+                )
+    except BrokerUnavailableError as error:
+        close_stream(origin)
+        if origin.folder is None:
+            raise
+        raise BrokerUnavailableError(
+            f"{error}. The folder {origin.folder.path} is not on this host, so its broker must be reached from here: "
+            "start it beforehand with penstock serve --listen ADDRESS:PORT, at an address of its host"
+        ) from error
+
+
+def _rows_before(pointers: Sequence[int], end: int) -> int:
+    """How many of these ascending pointers are before `end`."""
+    if pointers[-1] < end:
+        return len(pointers)
+    return next(row for row, pointer in enumerate(pointers) if pointer >= end)

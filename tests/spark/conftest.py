@@ -1,0 +1,65 @@
+"""What the tests of Spark share: one session, started when the first of them needs it.
+
+A session is a JVM: it takes seconds to start and a gigabyte to run. So all these tests stay in one worker of
+pytest-xdist and share one, while the others run everything else. Tests that start clusters of their own are below
+`cluster`, and stay together in another worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock
+from penstock import Connection
+from penstock.errors import JavaMissingError
+from penstock.spark.session import session
+from tools import parts
+
+HERE: Final = Path(__file__).parent
+os.environ["PENSTOCK_CACHE"] = str(parts.cache_folder())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests below this folder stay together, unless they say otherwise."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("xdist_group") is None:
+            group = "spark-cluster" if item.path.is_relative_to(HERE / "cluster") else "spark"
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session that all tests of Spark share: two cores, one shuffle partition, the connector if it was fetched."""
+    conf = {
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+    }
+    try:
+        started = session("tests", master="local[2]", conf=conf)
+    except JavaMissingError as missing:
+        pytest.skip(str(missing))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def log_url(tmp_path: Path) -> Iterator[str]:
+    """The URL of an embedded log that is fresh, and whose broker runs until the test ends."""
+    url = f"log:{tmp_path / 'log'}"
+    with penstock.connect(url):
+        yield url
+
+
+@pytest.fixture
+def connection(log_url: str) -> Iterator[Connection]:
+    """A connection to the log at `log_url`."""
+    with penstock.connect(log_url) as connected:
+        yield connected

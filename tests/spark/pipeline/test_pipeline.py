@@ -1,0 +1,297 @@
+"""Pipelines on the embedded log, from records to records: what comes out is counted by hand beside them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import window
+
+import penstock as ps
+from penstock.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    GuaranteeError,
+    PipelineError,
+    PipelineRunningError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+)
+from penstock.producing.backoff import Backoff
+from penstock.spark.pipeline import Pipeline
+from penstock.spark.restart import Restart
+from penstock.spark.triggers import RealTime
+
+MINUTE = datetime.datetime(2026, 1, 1, 12, 0, tzinfo=datetime.UTC)
+
+
+@dataclass
+class Order:
+    customer: str
+    amount: int
+    at: datetime.datetime
+
+
+ORDERS = ps.Topic("orders", Order, key=lambda order: order.customer)
+
+
+def order(customer: str, amount: int, second: int) -> Order:
+    return Order(customer, amount, MINUTE + datetime.timedelta(seconds=second))
+
+
+def send(connection: ps.Connection, *orders: Order) -> None:
+    for each in orders:
+        connection.send(ORDERS, each)
+    connection.flush(timeout=30)
+
+
+def values(connection: ps.Connection, topic: str) -> list[Any]:
+    return [json.loads(record.value or b"null") for record in connection.read(topic)]
+
+
+@pytest.fixture
+def pipe(spark: SparkSession, log_url: str, connection: ps.Connection) -> Iterator[Pipeline]:
+    connection.create_topic("orders", 2)
+    with Pipeline("usage", log_url, spark=spark) as pipeline:
+        yield pipeline
+
+
+def again(pipe: Pipeline, name: str = "usage") -> Pipeline:
+    """The program started anew."""
+    return Pipeline(name, pipe.url, spark=pipe.spark, restart=Restart(attempts=0))
+
+
+def spending(pipe: Pipeline) -> DataFrame:
+    return (
+        pipe.read(ORDERS)
+        .withWatermark("at", "1 minute")
+        .groupBy(window("at", "10 seconds"), "customer")
+        .sum("amount")
+        .withColumnRenamed("sum(amount)", "spent")
+    )
+
+
+def test_windows_are_exact_over_restarts_with_records_in_between(pipe: Pipeline, connection: ps.Connection) -> None:
+    sent = [order(f"customer-{n % 7}", n, n) for n in range(300)]
+    end = order("the end", 0, 10_000)
+    for first in range(0, 300, 100):
+        send(connection, *sent[first : first + 100])
+        program = again(pipe)
+        program.write(spending(program), "spend", key="customer")
+        program.run(once=True)
+        program.close()
+    send(connection, end)
+    program = again(pipe)
+    program.write(spending(program), "spend", key="customer")
+    program.run(once=True)
+    program.close()
+    expected: dict[tuple[str, str], int] = defaultdict(int)
+    for each in sent:
+        start = each.at.replace(second=each.at.second // 10 * 10)
+        expected[start.isoformat(), each.customer] += each.amount
+    found = [
+        (datetime.datetime.fromisoformat(row["window"]["start"]).isoformat(), row["customer"], row["spent"])
+        for row in values(connection, "spend")
+    ]
+    assert sorted(found) == sorted((start, customer, spent) for (start, customer), spent in expected.items())
+
+
+def test_keys_of_results_are_those_that_were_asked_for(pipe: Pipeline, connection: ps.Connection) -> None:
+    send(connection, order("ann", 1, 0), order("bob", 2, 0))
+    pipe.write(pipe.read(ORDERS).select("customer", "amount"), "amounts", key="customer")
+    pipe.run(once=True)
+    found = {record.key: json.loads(record.value or b"")["amount"] for record in connection.read("amounts")}
+    assert found == {b"ann": 1, b"bob": 2}
+
+
+def test_results_that_change_leave_by_the_same_door(pipe: Pipeline, connection: ps.Connection) -> None:
+    send(connection, order("ann", 1, 0), order("bob", 2, 0))
+    pipe.write(pipe.read(ORDERS).groupBy("customer").sum("amount"), "totals", key="customer")
+    pipe.run(once=True)
+    send(connection, order("ann", 5, 0))
+    program = again(pipe)
+    program.write(program.read(ORDERS).groupBy("customer").sum("amount"), "totals", key="customer")
+    program.run(once=True)
+    program.close()
+    found = [(row["customer"], row["sum(amount)"]) for row in values(connection, "totals")]
+    assert sorted(found[:2]) == [("ann", 1), ("bob", 2)]
+    assert found[2:] == [("ann", 6)]
+
+
+def test_one_query_serves_several_places(pipe: Pipeline, connection: ps.Connection) -> None:
+    seen: list[tuple[int, int]] = []
+    send(connection, *(order("ann", n, 0) for n in range(20)))
+    pipe.write(
+        pipe.read(ORDERS).select("amount"),
+        "first",
+        "second",
+        lambda frame, batch: seen.append((batch, frame.count())),
+    )
+    pipe.run(once=True)
+    for topic in ("first", "second"):
+        assert sorted(row["amount"] for row in values(connection, topic)) == list(range(20))
+    assert sum(rows for _, rows in seen) == 20
+    assert pipe.progress()["first"].rows_read == 20
+    assert pipe.progress()["first"].state == "finished"
+
+
+def test_what_cannot_be_decoded_waits_in_the_dead_letters(pipe: Pipeline, connection: ps.Connection) -> None:
+    send(connection, order("ann", 1, 0))
+    connection.send("orders", b"{no json", key=b"bad")
+    connection.send("orders", b'{"customer": "bob", "amount": "many", "at": "2026-01-01T12:00:00Z"}', key=b"wrong")
+    send(connection, order("ann", 2, 0))
+    pipe.write(pipe.read(ORDERS).select("amount"), "amounts")
+    pipe.run(once=True)
+    assert sorted(row["amount"] for row in values(connection, "amounts")) == [1, 2]
+    letters = ps.open_dead_letters("orders.dlq", connection)
+    found = {letter.record.key: letter for letter in letters.browse(ps.LetterFilter())}
+    letters.close()
+    assert found.keys() == {b"bad", b"wrong"}
+    assert found[b"bad"].record.value == b"{no json"
+    assert found[b"bad"].group == "usage"
+    assert all(letter.record.topic == "orders" for letter in found.values())
+
+
+def test_late_rows_go_aside_once_and_none_is_lost(pipe: Pipeline, connection: ps.Connection) -> None:
+    def run_once() -> int:
+        program = again(pipe)
+        rows = program.read(ORDERS, max_records_per_batch=4)
+        on_time = program.on_time(rows, "at", window="10 seconds", grace="5 seconds", late="orders.late")
+        program.write(on_time.groupBy(window("at", "10 seconds")).sum("amount"), "sums")
+        program.run(once=True)
+        late = program.progress()["sums"].rows_late
+        program.close()
+        return late
+
+    send(connection, *(order("ann", 1, second) for second in (1, 2, 30, 31)))
+    assert run_once() == 0
+    send(connection, *(order("ann", amount, second) for amount, second in ((10, 3), (20, 28), (40, 33), (80, 4))))
+    assert run_once() == 2
+    send(connection, order("the end", 0, 900))
+    send(connection, order("after the end", 0, 901))
+    run_once()
+    late = [(row["customer"], row["amount"]) for row in values(connection, "orders.late")]
+    assert sorted(late) == [("ann", 10), ("ann", 80)]
+    sums = sorted(row["sum(amount)"] for row in values(connection, "sums"))
+    assert sums == sorted([1 + 1, 20, 1 + 1 + 40])
+
+
+def test_it_runs_in_the_background_until_it_is_stopped(pipe: Pipeline, connection: ps.Connection) -> None:
+    pipe.write(pipe.read(ORDERS).select("amount"), "amounts")
+    pipe.start()
+    assert not pipe.wait(0.0)
+    send(connection, *(order("ann", n, 0) for n in range(50)))
+    with connection.read("amounts", follow=True, limit=50, timeout=60) as reader:
+        assert sorted(json.loads(record.value or b"")["amount"] for record in reader) == list(range(50))
+    pipe.stop()
+    assert pipe.wait(0.0)
+    assert pipe.progress()["amounts"].state == "stopped"
+    send(connection, order("ann", 50, 0))
+    program = again(pipe)
+    program.write(program.read(ORDERS).select("amount"), "amounts")
+    program.run(once=True)
+    program.close()
+    assert sorted(row["amount"] for row in values(connection, "amounts")) == list(range(51))
+
+
+def test_a_query_that_fails_is_started_again_and_goes_on(pipe: Pipeline, connection: ps.Connection) -> None:
+    failures = [StoreUnavailableError("the store is away"), OSError("the disk is full")]
+    seen: list[int] = []
+
+    def moody(frame: DataFrame, batch: int) -> None:
+        if failures:
+            raise failures.pop()
+        seen.extend(row.amount for row in frame.collect())
+
+    send(connection, order("ann", 1, 0), order("ann", 2, 0))
+    pipe.write(
+        pipe.read(ORDERS).select("amount"),
+        moody,
+        name="moody",
+        restart=Restart(attempts=2, backoff=Backoff(first_s=0.01, longest_s=0.02)),
+    )
+    pipe.run(once=True)
+    assert sorted(seen) == [1, 2]
+    assert pipe.progress()["moody"].restarts == 2
+
+
+def test_a_query_that_fails_too_often_ends_the_pipeline_with_the_reason(
+    pipe: Pipeline, connection: ps.Connection
+) -> None:
+    def broken(frame: DataFrame, batch: int) -> None:
+        raise ZeroDivisionError("never")
+
+    send(connection, order("ann", 1, 0))
+    backoff = Backoff(first_s=0.01, longest_s=0.02)
+    pipe.write(pipe.read(ORDERS), broken, name="broken", restart=Restart(attempts=1, backoff=backoff))
+    with pytest.raises(PipelineError, match=r"'broken' of pipeline 'usage' failed after 2 attempts: .*never") as failed:
+        pipe.run(once=True)
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+    assert pipe.progress()["broken"].state == "failed"
+
+
+def test_a_pipeline_runs_once_at_a_time(pipe: Pipeline, connection: ps.Connection) -> None:
+    pipe.write(pipe.read(ORDERS).select("amount"), "amounts")
+    pipe.start()
+    second = again(pipe)
+    second.write(second.read(ORDERS).select("amount"), "amounts")
+    with pytest.raises(PipelineRunningError, match="'usage' runs already"):
+        second.run(once=True)
+    with pytest.raises(PipelineError, match="runs already"):
+        pipe.start()
+    second.close()
+    pipe.stop()
+
+
+def test_a_change_that_its_state_cannot_survive_is_refused(pipe: Pipeline, connection: ps.Connection) -> None:
+    send(connection, order("ann", 1, 0))
+    pipe.write(pipe.read(ORDERS).groupBy("customer").count(), "counts")
+    pipe.run(once=True)
+    changed = again(pipe)
+    changed.write(changed.read(ORDERS).groupBy("amount").count(), "counts")
+    with pytest.raises(CheckpointMismatchError, match="other columns"):
+        changed.run(once=True)
+    changed.close()
+
+
+def test_the_checkpoint_of_another_pipeline_is_refused(pipe: Pipeline, tmp_path: Path) -> None:
+    folder = Path(pipe.folder.path)
+    folder.mkdir(parents=True)
+    (folder / "pipeline.json").write_text('{"format": 1, "pipeline": "movers"}')
+    pipe.write(pipe.read(ORDERS), "copies")
+    with pytest.raises(CheckpointMismatchError, match="'movers'"):
+        pipe.run(once=True)
+
+
+def test_mistakes_are_told_where_they_are_made(pipe: Pipeline) -> None:
+    orders = pipe.read(ORDERS)
+    with pytest.raises(ConfigError, match="place to write to"):
+        pipe.write(orders)
+    with pytest.raises(ConfigError, match="not a stream"):
+        pipe.write(pipe.spark.range(3), "x")
+    with pytest.raises(SchemaMismatchError, match="customer"):
+        pipe.write(orders.select("amount"), ps.Topic("copies", Order))
+    with pytest.raises(GuaranteeError, match="at-least-once"):
+        pipe.write(orders.select("amount"), "x", trigger=RealTime())
+    with pytest.raises(ConfigError, match="trigger"):
+        pipe.write(orders, "x", trigger=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="append"):
+        pipe.write(orders.groupBy("customer").count(), "x", mode="append")
+    pipe.write(orders.select("amount"), "x")
+    with pytest.raises(ConfigError, match="there already"):
+        pipe.write(orders.select("amount"), "x")
+    with pytest.raises(ConfigError, match="engine"):
+        Pipeline("other", pipe.url, engine="fast")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="nothing to do"):
+        again(pipe, "other").run()
+    with pytest.raises(ConfigError, match="would stay empty"):
+        pipe.read("orders", dead_letters="x.dlq")
+    with pytest.raises(PipelineError, match="not started"):
+        pipe.wait()

@@ -1,0 +1,40 @@
+"""Which errors are worth another attempt."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    FencedError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+    UnknownTopicError,
+)
+from penstock.spark.restart import Restart, may_pass
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailableError("away"), StoreUnavailableError("away"), OSError("disk")])
+def test_what_is_away_may_come_back(error: Exception) -> None:
+    assert may_pass(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("no"),
+        SchemaMismatchError("no"),
+        FencedError("no"),
+        UnknownTopicError("no"),
+        RuntimeError("... penstock.errors.OffsetOutOfRangeError: records are gone"),
+    ],
+)
+def test_what_somebody_must_mend_is_not_tried_again(error: Exception) -> None:
+    assert not may_pass(error)
+
+
+@pytest.mark.parametrize("attempts", [-1, 1.5, True, "3"])
+def test_attempts_that_are_no_number_are_refused(attempts: int) -> None:
+    with pytest.raises(ConfigError, match="attempts"):
+        Restart(attempts=attempts)
