@@ -41,7 +41,7 @@ bench: .venv/dev parts ## every benchmark, both sides and the ratio, to benchmar
 docs: .venv/dev ## the documentation, built into site/
 	$(BIN)/mkdocs build --strict
 
-parts: .venv/core ## fetch the real parts: kcat, kafkajs, Apache Kafka, Quix Streams
+parts: .venv/dev ## fetch the real parts: kcat, kafkajs, Apache Kafka, Spark's Kafka connector, Quix Streams
 	@$(BIN)/python -m tools.set_up
 
 format: .venv/dev ## rewrite the sources the way `make check` wants them

@@ -28,6 +28,8 @@ SPOOL: Final = "spool"
 RECORDS_OF_PRODUCERS: Final = (120, 500, 3_000)
 FATES: Final = ("lost", "repeated", "not_once", "out_of_order", "given_up", "strange")
 """Of a record, as a `Judgement` names them."""
+FEWEST_KILLS: Final = 2
+"""With less than this, no record is in hand so often when a process dies that it may be given up for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Outcome:
             self.records += judgement.records
             self.fates.update({fate: len(getattr(judgement, fate)) for fate in FATES})
             problems = judgement.broken
+            if judgement.given_up and len(ending.kills) < FEWEST_KILLS and job.kind.guarantee != "at-most-once":
+                problems.append(f"{len(judgement.given_up)} good records were given up after so few kills")
         self.broken += [f"job {job.number} ({job.kind}): {each}; killed: {ending.story}" for each in problems]
 
 

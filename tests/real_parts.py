@@ -62,6 +62,11 @@ def kafka_jars() -> Path:
     return _or_skip(parts.kafka_jars)
 
 
+def spark_connector() -> Path:
+    """The folder of Spark's Kafka connector."""
+    return _or_skip(parts.spark_connector)
+
+
 def kafka_class_path() -> str:
     """What to pass to `java -cp` to have all of Apache Kafka."""
     return f"{kafka_jars()}/*"

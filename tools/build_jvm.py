@@ -1,7 +1,7 @@
 """Builds the jar that Penstock brings into Spark's JVM: `python -m tools.build_jvm`.
 
-The jar is checked in, so that no user needs a compiler. The same sources give the same jar, to the byte, as it is always
-made by the javac of one version; a test holds the one against the other.
+The jar is checked in, so that no user needs a compiler. The same sources give the same jar, to the byte, as it is
+always made by the javac of one version; a test holds the one against the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class BuildFailed(Exception):
 
 def main() -> int:
     try:
-        JAR.write_bytes(jar_bytes(parts.java_compiler(RELEASE)))
+        fresh = JAR.with_suffix(".fresh")
+        fresh.write_bytes(jar_bytes(parts.java_compiler(RELEASE)))
+        fresh.replace(JAR)  # a JVM that has the former one open keeps it
     except (BuildFailed, parts.PartMissing) as failure:
         sys.stderr.write(f"{failure}\n")
         return 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-EXTRAS: Final = {"core": "", "dev": "[numba]"}
+EXTRAS: Final = {"core": "", "dev": "[numba,spark]"}
 GROUPS: Final = {"core": (), "dev": ("check", "test")}
 UV: Final = Path(sys.executable).with_name("uv")
 

@@ -8,6 +8,7 @@ wrong when it was last tried, so that whoever skips a test can pass that reason 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import os
 import re
 import shutil
@@ -92,6 +93,15 @@ def quixstreams_python() -> Path:
 def kafka_jars() -> Path:
     """The folder with the jars of Apache Kafka: server, tools, Java client, logging. Its class path is `FOLDER/*`."""
     return _from_cache("kafka", "kafka/jars")
+
+
+def spark_connector() -> Path:
+    """The folder with the jars of Spark's Kafka connector, for the Spark that is installed here."""
+    try:
+        spark = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        raise PartMissing("pyspark is not installed: it comes with penstock[spark]") from None
+    return _from_cache("spark-connector", f"spark/{spark}/connector")
 
 
 def kafka_version() -> str:

@@ -1,9 +1,10 @@
 """Gets the real parts: `python -m tools.set_up`.
 
 Programs come from the system's packages (only as root, only where there is apt-get), kafkajs from npm, Apache Kafka
-from Maven, Quix Streams from pip, each with the settings the machine already has for that tool. A part that is already
-there costs nothing. A part that cannot be had is told in one line and noted in the cache folder; the exit code is 0 all
-the same, because the tests that need it skip themselves with that note as their reason.
+from Maven, Spark's Kafka connector by `penstock spark jars`, Quix Streams from pip, each with the settings the machine
+already has for that tool. A part that is already there costs nothing. A part that cannot be had is told in one line and
+noted in the cache folder; the exit code is 0 all the same, because the tests that need it skip themselves with that note
+as their reason.
 """
 
 from __future__ import annotations
@@ -62,7 +63,12 @@ def main() -> int:
         for program in PROGRAMS:
             settle(program.part, functools.partial(install_program, program))
         with ThreadPoolExecutor() as pool:
-            steps = (("kafka", fetch_kafka), ("kafkajs", fetch_kafkajs), ("quixstreams", fetch_quixstreams))
+            steps = (
+                ("kafka", fetch_kafka),
+                ("spark-connector", fetch_spark_connector),
+                ("kafkajs", fetch_kafkajs),
+                ("quixstreams", fetch_quixstreams),
+            )
             list(pool.map(lambda step: settle(*step), steps))
     return 0
 
@@ -159,6 +165,19 @@ def fetch_kafka() -> str:
         )
         stamp(fresh, recipe)
     return str(jars)
+
+
+def fetch_spark_connector() -> str:
+    """By the command that users have for it, in a process of its own: it may be the first to find that pyspark or Java
+    is not there."""
+    say("spark-connector: fetching it with `penstock spark jars`, unless it is there")
+    run(
+        [sys.executable, "-m", "penstock.cli", "spark", "jars"],
+        timeout_s=MAVEN_TIMEOUT_S,
+        environment={"PENSTOCK_CACHE": str(parts.cache_folder())},
+        telling=r"^penstock: ",
+    )
+    return str(parts.spark_connector())
 
 
 def fetch_kafkajs() -> str:

@@ -276,3 +276,7 @@ class RecordsExpiredError(PipelineError):
 
 class TopicReplacedError(PipelineError):
     """A topic is not the one that was read before: it was deleted, and perhaps created anew, or its end went back."""
+
+
+class ConnectorMissingError(PenstockError):
+    """Spark's Kafka connector is needed and not there, or could not be fetched. The message says what to do."""

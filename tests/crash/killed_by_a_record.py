@@ -11,7 +11,7 @@ from typing import Final
 from penstock.app import App
 from penstock.checkpoints.sqlite import SqliteCheckpoints
 from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
-from penstock.model import DeadLetter, LetterFilter, NewRecord
+from penstock.model import DeadLetter, LetterFilter, NewRecord, Record
 from penstock.streams.memory import MemoryStreams
 from penstock.testing.crashing import die
 
@@ -23,9 +23,11 @@ _FORKING.set_forkserver_preload(["tests.crash.dying_consumer", "tests.crash.kill
 @dataclass(frozen=True)
 class Run:
     folder: Path
+    in_pairs: bool = False
+    """Whether each odd number has the same idempotency key as the one behind it."""
 
     def finish(self) -> int:
-        process = _FORKING.Process(target=_consume, args=(self.folder,))
+        process = _FORKING.Process(target=_consume, args=(self.folder, self.in_pairs))
         process.start()
         process.join(60)
         assert process.exitcode is not None
@@ -41,7 +43,12 @@ class Run:
         return found
 
 
-def _consume(folder: Path) -> None:
+def _pair(record: Record) -> str:
+    assert record.value is not None
+    return str((int(record.value) + 1) // 2)
+
+
+def _consume(folder: Path, in_pairs: bool) -> None:
     streams = MemoryStreams(partitions=1)
     streams.stream("orders").append([NewRecord("orders", str(number).encode()) for number in range(30)])
     app = App(streams, group="group", checkpoints=SqliteCheckpoints(folder / "checkpoints.db"))
@@ -53,6 +60,7 @@ def _consume(folder: Path) -> None:
         end="latest",
         session_timeout_s=0.15,
         commit_interval_s=60,
+        idempotency_key=_pair if in_pairs else None,
     )
     def handle(value: bytes) -> None:
         if int(value) == KILLER:

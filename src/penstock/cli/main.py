@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli import consume, demo, dlq, groups, produce, serve, topics
+from penstock.cli import consume, demo, dlq, groups, pipelines, produce, run, serve, spark, topics
 from penstock.errors import PenstockError
 
 EXIT_CODES = "Exit codes: 0 done, 1 an error, 2 the command was written wrongly, 130 interrupted, 143 terminated."
@@ -26,7 +26,7 @@ class Root(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order in which a newcomer meets them."""
-        return ["serve", "topics", "produce", "consume", "groups", "dlq", "demo"]
+        return ["serve", "topics", "produce", "consume", "groups", "dlq", "run", "pipelines", "spark", "demo"]
 
     def invoke(self, ctx: Any) -> Any:
         signal.signal(signal.SIGTERM, _terminated)
@@ -66,6 +66,9 @@ app.command("produce", epilog=produce.EXAMPLES)(produce.produce)
 app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(groups.app, name="groups")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(spark.app, name="spark")
+app.command("run", cls=run.RunCommand, epilog=run.EXAMPLES)(run.run)
+app.add_typer(pipelines.app, name="pipelines")
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 
 

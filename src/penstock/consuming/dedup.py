@@ -104,6 +104,10 @@ class Deduplication:
             freed.extend(self._free(id, succeeded))
         return freed
 
+    def waiting(self, share: Share) -> int:
+        """How many records of a partition wait for another of the same id."""
+        return sum(entry[0] is share for entries in self._waiting.values() for entry in entries)
+
     def _free(self, id: str, succeeded: bool) -> Sequence[tuple[Share, Batch, int]]:
         waiting = self._waiting.pop(id, None)
         if waiting is None:

@@ -274,7 +274,7 @@ class Loop:
 
     def _try_suspect(self, share: Share) -> None:
         """One of these records may have killed those who handled it: one at a time, and noted before it is tried."""
-        while share.suspects and share.in_flight == len(share.suspects):
+        while share.suspects and share.in_flight == len(share.suspects) + self._dedup.waiting(share):
             batch, index = share.suspects.popleft()
             pointer = batch.pointer(index)
             if pointer >= share.suspects_end:

@@ -44,7 +44,8 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 OnDamage = Literal["raise", "skip"]
 
 _PIECE_BYTES: Final = 1 << 20
-_ARROW_PIECE_BYTES: Final = 64 << 20
+_ARROW_PIECE_BYTES: Final = 8 << 20
+"""Larger pieces of memory are new from the system each time, which then takes as long as decoding what is in them."""
 _LOOKS: Final = 3
 """How often a damaged place is looked at before it is believed: the file may just have been replaced by another."""
 

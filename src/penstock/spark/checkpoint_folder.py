@@ -29,7 +29,7 @@ from penstock.streams.url import LogUrl, parse_url
 FORMAT: Final = 1
 _PIPELINE: Final = "pipeline.json"
 _QUERY: Final = "query.json"
-_LOCK: Final = "lock"
+LOCK: Final = "lock"
 _DEFAULT: Final = "pipelines"
 
 
@@ -79,7 +79,7 @@ class CheckpointFolder:
         self.folder.create()
         known = self.folder.read(_PIPELINE)
         if known is None:
-            if strange := [name for name in self.folder.names() if not name.startswith(".") and name != _LOCK]:
+            if strange := [name for name in self.folder.names() if not name.startswith(".") and name != LOCK]:
                 raise CheckpointMismatchError(
                     f"{self.folder.path} is no checkpoint of pipeline {self.pipeline!r}: it holds "
                     f"{_listed(strange[:5])}. Give checkpoints= an empty folder"
@@ -112,7 +112,7 @@ class CheckpointFolder:
         local = self.folder.local
         if local is None:  # elsewhere nobody can hold a lock: there, targets fence the older run
             return
-        lock = open(local / _LOCK, "a+", encoding="utf-8")  # noqa: SIM115 it stays open as long as the pipeline runs
+        lock = open(local / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 it stays open as long as the pipeline runs
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

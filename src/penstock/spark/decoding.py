@@ -26,6 +26,7 @@ from penstock.serde import Topic
 from penstock.spark.columns import ABOUT_A_RECORD, RECORD, name_beside
 from penstock.spark.forms import RecordForm
 from penstock.spark.forms.form import arrow_type_of
+from penstock.spark.pickling import SentByValue
 from penstock.spark.types import Carried, carried_by
 from penstock.spark.undecodable import Letters, Reader, put_undecodable, record_of
 from penstock.streams.options import ConnectOptions
@@ -36,7 +37,7 @@ Values = Sequence[Any]
 _ARROW_OF_RECORD: Final = {field.name: arrow_type_of(field.dataType) for field in RECORD}
 
 
-class Decoder:
+class Decoder(SentByValue):
     """Records as typed columns: one for each field of the topic's type, then what is known about the record.
 
     A record without a value has null in all fields. One whose bytes are no value of the topic, or whose value has no
@@ -47,7 +48,7 @@ class Decoder:
 
     A record that was redriven for another group is left out, as in every consumer: it has been read here before.
 
-    It may be pickled (by cloudpickle, where the topic's type or key are of the main program), and holds nothing open.
+    It may be pickled, also where the topic's type is of the main program, and holds nothing open.
     """
 
     def __init__(
@@ -68,8 +69,7 @@ class Decoder:
         self.group = group
         self.version = version
         self.client: ConnectOptions = client or {}
-        self.undecodable: Accumulator[int] | None = None
-        """Where the rows that went to the dead letters are counted, by the tasks that succeed; see `counting`."""
+        self._counter: tuple[Any, ...] | None = None
         self._carried: Carried | None = None
         self._schema: StructType | None = None
         carried_by(topic)
@@ -91,9 +91,11 @@ class Decoder:
 
     def counting(self, accumulator: Accumulator[int]) -> Decoder:
         """The same, counting what goes to the dead letters: `SparkContext.accumulator(0)`. Its value in the driver
-        grows when a task ends; a task that was tried again counts what it finds each time that it succeeds."""
+        grows when a task ends; rows that are read again, by a retry or another action, are counted again."""
         other = copy.copy(self)
-        other.undecodable = accumulator
+        # A worker keeps a decoder for many tasks, and reports what was added to accumulators made for the task at hand.
+        made: Any = accumulator.__reduce__()
+        other._counter = made
         return other
 
     def decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -176,8 +178,9 @@ class Decoder:
             group=self.group,
             reader=Reader(f"columns of {self.topic.name}", self.version),
         )
-        if self.undecodable is not None:
-            self.undecodable.add(len(errors))
+        if self._counter is not None:
+            make, arguments = self._counter
+            make(*arguments).add(len(errors))
         kept = [index not in errors for index in range(batch.num_rows)]
         return batch.filter(pa.array(kept, pa.bool_())), [
             value for value, keep in zip(values, kept, strict=True) if keep

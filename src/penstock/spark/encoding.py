@@ -78,7 +78,7 @@ def check_columns(schema: StructType, topic: Topic[Any] | str) -> None:
 
 def _raw(frame: DataFrame, topic: str, key: Key) -> DataFrame:
     _check_raw(frame.schema, topic)
-    made = _key(frame, key)
+    made = key_column(frame, key)
     if made is None and "key" in frame.columns:
         made = frame["key"].cast("binary")
     return frame.select(
@@ -95,7 +95,7 @@ def _raw(frame: DataFrame, topic: str, key: Key) -> DataFrame:
 def _json(frame: DataFrame, topic: str, key: Key) -> DataFrame:
     _check_names(frame.schema, topic)
     value = json_object([frame[f"`{name}`"] for name in frame.columns]).cast("binary")
-    return frame.select(*_written(key=_key(frame, key), value=value))
+    return frame.select(*_written(key=key_column(frame, key), value=value))
 
 
 def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
@@ -108,8 +108,8 @@ def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
         for field in present
     ]
     about = {name: name_beside(carried.columns, name) for name in ABOUT_A_RECORD}
-    made = _key(frame, key)
-    if made is None and topic.key is None and about["key"] in frame.columns:
+    made = key_column(frame, key)
+    if made is None and about["key"] in frame.columns:
         made = frame[about["key"]].cast("binary")
     along = _written(
         key=made,
@@ -154,7 +154,8 @@ def _headers(frame: DataFrame, name: str) -> Column | None:
     return F.filter(frame[name], lambda header: ~header["key"].isin(REDRIVE_GROUP_HEADER, REDRIVE_ID_HEADER))
 
 
-def _key(frame: DataFrame, key: Key) -> Column | None:
+def key_column(frame: DataFrame, key: Key) -> Column | None:
+    """The key of each row, in bytes; None where none is asked for."""
     if key is None:
         return None
     if isinstance(key, Column):

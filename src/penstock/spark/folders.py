@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,7 +58,7 @@ class StateFolder:
         if self.local is not None:
             path = self.local / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
             with open(beside, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()

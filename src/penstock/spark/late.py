@@ -4,9 +4,10 @@ Inside its stateful operators Spark compares rows with a watermark that nobody e
 too late. So a gate stands in front of them, which knows the same watermark (the same rows have passed, the same grace
 holds) and holds back, first, every row that no operator would take. What is behind the gate loses nothing.
 
-The watermark of a batch is the latest event time in all batches before it, less the grace, and it never goes back. Spark
-itself looks one batch further back when it drops, so that a row which Spark might or might not have taken, depending on
-when its batches happened to begin, is late here, always. A batch that is repeated after a crash is judged as it was.
+The watermark of a batch is the latest event time in all batches before it, less the grace, and it never goes back.
+Spark itself looks one batch further back when it drops, so that a row which Spark might or might not have taken,
+depending on when its batches happened to begin, is late here, always. A batch that is repeated after a crash is judged
+as it was.
 
 What a pipeline does with a gate, from inside foreachBatch, once the batch itself has been delivered:
 
@@ -31,6 +32,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from penstock.errors import ConfigError, PipelineError, SchemaMismatchError
 from penstock.spark.durations import Duration, interval, microseconds
 from penstock.spark.late_files import GateFiles, TaskPlace, read_held, rooted
+from penstock.spark.watermarks import without_watermarks
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -76,8 +78,8 @@ class OnTimeGate:
     """Lets through what is on time, and keeps what is late in files below `side`, a folder that all tasks reach.
 
     A row is late when every window it belongs to has closed: windows of `window` which begin every `slide` (by default
-    one after the other), shifted by `offset`; or sessions that end after `gap`; or, without either, when its own time is
-    not after the watermark, as joins, deduplication and state judge it. Say what the operator behind the gate does:
+    one after the other), shifted by `offset`; or sessions that end after `gap`; or, without either, when its own time
+    is not after the watermark, as joins, deduplication and state judge it. Say what the operator behind the gate does:
     it is its rows that shall not vanish.
 
     `name` tells apart the gates of a pipeline. One gate serves one frame, in as many queries as that is used in; each
@@ -126,7 +128,7 @@ class OnTimeGate:
         if self._schema is not None:
             raise ConfigError(f"gate {self.name} has been applied to a frame already: make another one")
         _require_time(frame, self.column)
-        self._schema = frame.schema
+        self._schema = without_watermarks(frame.schema)
         if not frame.isStreaming:
             return frame
         policy = frame.sparkSession.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
@@ -135,7 +137,7 @@ class OnTimeGate:
                 f"spark.sql.streaming.multipleWatermarkPolicy is {policy}: the fastest stream would decide what is late"
                 " in the others, behind the back of their gates. Leave it at min"
             )
-        kept = frame.mapInArrow(self._judge(frame.columns.index(self.column)), frame.schema)
+        kept = frame.mapInArrow(self._judge(frame.columns.index(self.column)), self._schema)
         return kept.withWatermark(self.column, interval(self._grace_ms * 1_000))
 
     def is_in(self, frame: DataFrame) -> bool:
@@ -243,7 +245,7 @@ def _on_time(
 ) -> Iterator[pa.RecordBatch]:
     """Inside a task: pass on what is on time. What is late counts once all rows of the partition have been seen."""
     task = TaskContext.get()
-    query_id = task and task.getLocalProperty(QUERY_ID)
+    query_id = task.getLocalProperty(QUERY_ID) if task is not None else None
     if task is None or query_id is None:
         raise PipelineError(f"gate {gate} judges the batches of streaming queries, and this is none")
     batch_id = int(task.getLocalProperty(BATCH_ID) or 0)

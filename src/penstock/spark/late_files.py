@@ -204,8 +204,8 @@ def filesystem_of(folder: str) -> tuple[fs.FileSystem, str]:
         system, root = fs.FileSystem.from_uri(url)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise ConfigError(
-            f"late rows cannot be kept in {folder}: {error}. Give the pipeline a checkpoint folder on a file system that"
-            " pyarrow reaches too, such as a shared folder, s3a://, gs://, abfss:// or hdfs://"
+            f"late rows cannot be kept in {folder}: {error}. Give the pipeline a checkpoint folder that pyarrow reaches"
+            " too, such as a shared folder, s3a://, gs://, abfss:// or hdfs://"
         ) from error
     return system, root.rstrip("/")
 
@@ -225,5 +225,5 @@ def write_whole(system: fs.FileSystem, path: str, text: str) -> None:
 
 
 def _most_of_each(evaluation: Mapping[int, Mapping[int, Sequence[str]]]) -> list[str]:
-    """For each partition the attempt that got furthest: one that was cut short has fewer files than one that was not."""
+    """For each partition the attempt that got furthest: one that was cut short has fewer files than a whole one."""
     return [path for attempts in evaluation.values() for path in max(attempts.values(), key=len)]

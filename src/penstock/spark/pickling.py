@@ -7,8 +7,11 @@ mean something. `by_value` mends all three.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import io
 import pickle
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Final
@@ -26,6 +29,7 @@ _OWN_OF_STRUCTS: Final = frozenset(
         "__annotate_func__",
         "__dict__",
         "__match_args__",
+        "__orig_bases__",
         "__rename__",
         "__slots__",
         "__weakref__",
@@ -53,7 +57,8 @@ _CONFIG: Final = (
 def by_value(thing: object) -> bytes:
     """For `pickle.loads`, in a process that has the same packages and need not have the main program."""
     out = io.BytesIO()
-    _Pickler(out).dump(thing)
+    pickler: Any = _Pickler
+    pickler(out).dump(thing)
     return out.getvalue()
 
 
@@ -73,9 +78,11 @@ def _again(kind: type[SentByValue], state: bytes) -> SentByValue:
     return thing
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
-        reduced = super().reducer_override(thing)
+        if thing is dataclasses.MISSING or thing is dataclasses.KW_ONLY:  # they mean something only as themselves
+            return getattr, (dataclasses, "MISSING" if thing is dataclasses.MISSING else "KW_ONLY")
+        reduced = super().reducer_override(thing)  # type: ignore[no-untyped-call]
         if not isinstance(thing, type) or not isinstance(reduced, tuple) or len(reduced) < 3:
             return reduced  # no class, or one that is named, and imported where it arrives
         if isinstance(thing, _STRUCT):
@@ -89,7 +96,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 def _resolved(form: Any) -> dict[str, Any]:
     """The annotations of a class, with types instead of text as far as that can be told."""
-    own: dict[str, Any] = dict(form.__dict__["__annotations__"])
+    own: dict[str, Any] = inspect.get_annotations(form)
     if not any(isinstance(each, str | typing.ForwardRef) for each in own.values()):
         return own
     try:
@@ -117,7 +124,8 @@ def _reduced_struct(form: Any) -> tuple[Any, ...]:
     }
     if _POST_INIT in form.__dict__:
         late[_LATE_POST_INIT] = form.__dict__[_POST_INIT]
-    arguments = (form.__name__, form.__bases__, statement, own, config, _POST_INIT in form.__dict__)
+    bases = form.__dict__.get("__orig_bases__", form.__bases__)
+    arguments = (form.__name__, bases, statement, own, config, _POST_INIT in form.__dict__)
     return _make_struct, arguments, late, None, None, _add
 
 
@@ -133,7 +141,7 @@ def _given(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
 
 def _make_struct(
     name: str,
-    bases: tuple[type, ...],
+    bases: tuple[Any, ...],
     statement: Mapping[str, Any],
     fields: Mapping[str, Mapping[str, Any]],
     config: Mapping[str, Any],
@@ -142,8 +150,7 @@ def _make_struct(
     namespace = {**statement, **{each: msgspec.field(**given) for each, given in fields.items()}}
     if has_post_init:
         namespace[_POST_INIT] = _post_init
-    made: type = _STRUCT(name, bases, namespace, **config)
-    return made
+    return types.new_class(name, bases, dict(config), lambda made: made.update(namespace))
 
 
 def _post_init(self: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -29,7 +30,7 @@ from penstock.spark.session import session
 from penstock.spark.sink import TopicTarget, target_of
 from penstock.spark.targets import OutputMode, Target
 from penstock.spark.triggers import RealTime, Trigger
-from penstock.spark.versions import checkpoint_name, current_topic, versioned
+from penstock.spark.versions import checkpoint_name, current_topic, version_to_run, versioned
 from penstock.streams import Connection, connect
 from penstock.streams.options import ConnectOptions
 
@@ -71,7 +72,7 @@ class Pipeline:
         settings = current_run()
         self.name = name
         self.url = url
-        self.version = settings.version
+        self._settings = settings
         self.engine: Engine = settings.engine or engine
         self._checkpoints = checkpoints if checkpoints is not None else default_checkpoints(url)
         self._restart = restart or Restart()
@@ -101,6 +102,11 @@ class Pipeline:
         if self._connection is None:
             self._connection = connect(self.url, **self._client)
         return self._connection
+
+    @functools.cached_property
+    def version(self) -> str | None:
+        """Which version of the pipeline this is: as whoever runs it says, else the current one. None is the first."""
+        return version_to_run(self.connection, self.name, self._settings)
 
     @property
     def folder(self) -> StateFolder:

@@ -1,4 +1,4 @@
-"""What Spark would do with a frame in real-time mode, asked of Spark's own planner and of its own list of what it allows.
+"""What Spark would do with a frame in real-time mode, asked of its own planner and its own list of what is allowed.
 
 Spark checks a query when it has been started, by when it has written to its checkpoint. Here the frame is planned as
 Spark would plan its first batch, with nothing read and nothing written, so that a program learns it before.
@@ -59,14 +59,19 @@ class RealTimePlan:
 
     reasons: tuple[str, ...]
     """Why it cannot run; empty when it can."""
-    topics: tuple[tuple[str, str], ...] = ()
-    """The bootstrap address and the topic of each stream it reads: there is a task for each of their partitions."""
+    source_tasks: int = 0
+    """One for each partition of each topic that it reads."""
     shuffles: tuple[int, ...] = ()
     """How many tasks stand behind each shuffle."""
 
+    @property
+    def tasks(self) -> int:
+        """How many run at the same time."""
+        return self.source_tasks + sum(self.shuffles)
+
 
 def planned(frame: DataFrame) -> RealTimePlan:
-    """Plan a streaming frame as real-time mode would."""
+    """Plan a streaming frame as real-time mode would. Its brokers are asked for partitions, and must answer."""
     leaves = [node for node in nodes(analysed(frame)) if node.isStreaming() and node.children().isEmpty()]
     reasons = [*_refused_sources(leaves), *_refused_shape(frame)]
     if reasons:
@@ -75,29 +80,26 @@ def planned(frame: DataFrame) -> RealTimePlan:
     try:
         physical = _physical_plan(frame, made)
         reasons = _refused_operators(frame, physical)
-        shuffles = tuple(_tasks_behind_shuffles(physical))
+        if reasons:
+            return RealTimePlan(tuple(reasons))
+        partitions = sum(_partitions(frame, stream) for stream in made)
+        return RealTimePlan((), partitions, tuple(_tasks_behind_shuffles(physical)))
     finally:
         for stream in made:
             stream.stop()
-    topics = tuple(
-        (str(leaf.extraOptions().get("kafka.bootstrap.servers")), str(leaf.extraOptions().get("subscribe")))
-        for leaf in leaves
-    )
-    return RealTimePlan(tuple(reasons), topics, shuffles)
 
 
 def _refused_sources(leaves: list[Any]) -> list[str]:
     reasons = []
-    seen: set[str] = set()
+    seen: list[Any] = []
     for leaf in leaves:
         if _name(leaf) != "StreamingRelationV2" or leaf.sourceName() != KAFKA:
             reasons.append(_wrong_source(leaf))
             continue
         options = leaf.extraOptions()
-        described = str(options.asCaseSensitiveMap().toString())
-        if described in seen:
-            reasons.append(f"topic {options.get('subscribe')} is read twice in one query: write two queries")
-        seen.add(described)
+        if any(leaf.equals(other) for other in seen):
+            reasons.append(f"one frame of topic {options.get('subscribe')} is used twice in it: read the topic twice")
+        seen.append(leaf)
         reasons += [why for option, why in _NOT_IN_REAL_TIME.items() if options.containsKey(option)]
     return reasons
 
@@ -187,6 +189,13 @@ def _real_time_scan(jvm: Any, relation: Any, made: list[Any]) -> Any:
     )
 
 
+def _partitions(frame: DataFrame, stream: Any) -> int:
+    """How many partitions a stream has now, asked of its brokers."""
+    everything = jvm_of(frame.sparkSession).org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
+    ends = json.loads(stream.latestOffset(stream.deserializeOffset("{}"), everything).json())
+    return sum(len(partitions) for partitions in ends.values())
+
+
 def _refused_operators(frame: DataFrame, physical: Any) -> list[str]:
     jvm = jvm_of(frame.sparkSession)
     allowed = jvm.org.apache.spark.sql.execution.streaming.runtime.RealTimeModeAllowlist
@@ -207,7 +216,7 @@ def _in_words(names: str) -> list[str]:
 
 def _tasks_behind_shuffles(physical: Any) -> Iterator[int]:
     for node in nodes(physical):
-        if _name(node) == "ShuffleExchangeExec" and node.isPipelined():
+        if _name(node) == "ShuffleExchangeExec" and node.pipelined():
             yield int(node.outputPartitioning().numPartitions())
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from penstock.spark.pipeline import Pipeline
 
 Engine = Literal["auto", "native", "python"]
 ENGINES: Final = ("auto", "native", "python")
@@ -25,7 +28,12 @@ class RunSettings:
     conf: Mapping[str, str] = field(default_factory=dict)
     """Settings of Spark by its own names; they win over everything else."""
     version: str | None = None
-    """Run as this version of the pipeline, beside the others: with checkpoints of its own, into topics of its own."""
+    """Run as this version of the pipeline, beside the others: with checkpoints of its own, into topics of its own. By
+    default it is the current one."""
+    reprocess: bool = False
+    """Run as a version that has not caught up yet: the one that is given, or was begun before, or else a new one."""
+    on_start: Callable[[Pipeline], None] | None = None
+    """Hears of each pipeline before its queries begin; what it raises keeps them from it."""
     program: str | None = None
     """The file that `penstock run` runs; executors get it too."""
 

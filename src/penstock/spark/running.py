@@ -49,6 +49,8 @@ class PipelineRun:
         try:
             for planned in pipeline.queries:
                 self._checkpoint.check_query(planned.name, Fingerprint.of(planned.frame, planned.mode))
+            if (told := current_run().on_start) is not None:
+                told(pipeline)
             ship(spark, current_run().program)
             pipeline.book.keep_in(self._checkpoint.folder)
             spark.streams.addListener(self._listener)

@@ -15,12 +15,12 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
-from penstock.errors import ConfigError, PipelineError
+from penstock.errors import ConfigError, ConnectorMissingError, PipelineError
 from penstock.spark.jars import connector_jars
 from penstock.spark.java import find_java
 from penstock.spark.jvm import FILE_SYSTEM_CLASS, JAR, LEAN_FILES
 from penstock.spark.run_settings import current_run
-from penstock.spark.session_defaults import defaults, local_cores, site_defaults
+from penstock.spark.session_defaults import defaults, local_cores, quiet_logging, site_defaults
 
 CONNECTOR_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 """What Spark's Kafka connector is known by in a JVM."""
@@ -104,7 +104,8 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
     given = _given_settings(running)
     chosen_master = master or given.get("spark.master") or "local[*]"
     lean = LEAN_FILES if running is None or _finds(running, FILE_SYSTEM_CLASS) else {}
-    settings = {**defaults(chosen_master), **lean, **given, **wishes, "spark.master": chosen_master}
+    logging = quiet_logging(_find_spark_home()) if running is None else {}
+    settings = {**defaults(chosen_master), **lean, **logging, **given, **wishes, "spark.master": chosen_master}
     if "spark.app.name" not in wishes:
         settings["spark.app.name"] = name
     jars = _wished_jars(connector)
@@ -202,7 +203,7 @@ def _wished_jars(connector: bool | None) -> tuple[str, ...]:
         return ()
     jars = tuple(str(jar) for jar in connector_jars())
     if connector and not jars:
-        raise ConfigError(
+        raise ConnectorMissingError(
             "Spark's Kafka connector has not been fetched for this version of Spark: run `penstock spark jars` once"
         )
     return jars

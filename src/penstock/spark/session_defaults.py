@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from penstock.spark.jvm import LOGGING
+
 LOOPBACK: Final = "127.0.0.1"
 
 EVERYWHERE: Final[Mapping[str, str]] = {
@@ -64,13 +66,25 @@ def available_cores() -> int:
         return os.cpu_count() or 1
 
 
+def site_folder(spark_home: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the machine keeps its own settings of Spark."""
+    folder = environment.get("SPARK_CONF_DIR")
+    return Path(folder) if folder else Path(spark_home) / "conf"
+
+
 def site_defaults(spark_home: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What the machine's spark-defaults.conf says, which counts for more than what Penstock would choose."""
-    folder = environment.get("SPARK_CONF_DIR")
-    file = (Path(folder) if folder else Path(spark_home) / "conf") / "spark-defaults.conf"
+    file = site_folder(spark_home, environment) / "spark-defaults.conf"
     if not file.is_file():
         return {}
     return dict(_properties(file.read_text("utf-8", errors="replace")))
+
+
+def quiet_logging(spark_home: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Penstock's settings of logging, unless the machine has its own."""
+    if (site_folder(spark_home, environment) / "log4j2.properties").exists():
+        return {}
+    return {"spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}"'}
 
 
 def _properties(text: str) -> Iterator[tuple[str, str]]:

@@ -19,12 +19,11 @@ from penstock.serde.typed import reason
 from penstock.serde.types import is_anything, is_protobuf, is_pydantic, name_of
 from penstock.spark.columns import WRITTEN
 from penstock.spark.forms import RecordForm
-from penstock.spark.forms.form import arrow_type_of
 from penstock.spark.forms.protobuf_types import message_of
+from penstock.spark.pickling import SentByValue
 from penstock.spark.types import VALUE, Carried, carried_by
 
 KEY: Final = "key"
-_ARROW: Final = {field.name: arrow_type_of(field.dataType) for field in WRITTEN}
 _AS_THEY_ARE: Final = (
     bytes,
     bytearray,
@@ -37,7 +36,7 @@ _AS_THEY_ARE: Final = (
 )
 
 
-class Encoder:
+class Encoder(SentByValue):
     """Rows of a struct `value` with the fields of the topic's type, and a `key`, as rows of WRITTEN.
 
     `makes_key`: the topic's key function makes the key, except for records without a value, which must bring theirs.
@@ -60,20 +59,24 @@ class Encoder:
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         for cell, key in zip(batch.column(VALUE).to_pylist(), batch.column(KEY).to_pylist(), strict=True):
-            if is_absent(cell):
-                value = None
-                if key is None:
-                    raise SerdeError(
-                        f"topic {self.topic.name!r}: a row has null in every field, which is a record without a value, "
-                        "and no key: it would mean nothing. Leave such rows out, or give them a key"
-                    )
-            else:
+            if not is_absent(cell):
                 value = self._made(make, cell)
-            record = self.topic.new_record(value, None if value is not None and self.makes_key else key or b"")
-            values.append(record.value)
-            keys.append(record.key if self.makes_key and value is not None else key)
+                if self.makes_key:
+                    record = self.topic.new_record(value)
+                    values.append(record.value)
+                    keys.append(record.key)
+                    continue
+                values.append(self.topic.serde.encode(value, self.topic.name))
+            elif key is None:
+                raise SerdeError(
+                    f"topic {self.topic.name!r}: a row has null in every field, which is a record without a value, and "
+                    "no key: it would mean nothing. Leave such rows out, or give them a key"
+                )
+            else:
+                values.append(None)
+            keys.append(key)
         written = {KEY: pa.array(keys, pa.binary()), VALUE: pa.array(values, pa.binary())}
-        columns = [written.get(name, batch.column(name) if name not in written else None) for name in WRITTEN.names]
+        columns = [written[name] if name in written else batch.column(name) for name in WRITTEN.names]
         return pa.RecordBatch.from_arrays(columns, WRITTEN.names)
 
     def _made(self, make: Callable[[Any], Any], cell: Any) -> Any:

@@ -184,6 +184,7 @@ def test_late_rows_go_aside_once_and_none_is_lost(pipe: Pipeline, connection: ps
 
 
 def test_it_runs_in_the_background_until_it_is_stopped(pipe: Pipeline, connection: ps.Connection) -> None:
+    connection.create_topic("amounts", 1)
     pipe.write(pipe.read(ORDERS).select("amount"), "amounts")
     pipe.start()
     assert not pipe.wait(0.0)

@@ -28,6 +28,13 @@ def seconds(time: datetime.datetime) -> float:
     return (time.replace(tzinfo=datetime.UTC) - START).total_seconds()
 
 
+def query_of(batch: DataFrame) -> str:
+    """The id of the query whose batch this is, from inside foreachBatch."""
+    query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    assert query_id is not None
+    return query_id
+
+
 class Batches:
     """A folder that Spark reads as a stream, file by file in the order they were put."""
 
@@ -74,14 +81,16 @@ class Collected:
     def late(self) -> list[Any]:
         return [row for _, rows in sorted(self.late_batches.items()) for row in rows]
 
-    def run(self, frame: DataFrame, before: Callable[[int, DataFrame], None] | None = None, fail_at: int = NEVER) -> None:
+    def run(
+        self, frame: DataFrame, before: Callable[[int, DataFrame], None] | None = None, fail_at: int = NEVER
+    ) -> None:
         """Everything that is there. `fail_at`: die at the end of this batch, when all of it has been done."""
 
         def deliver(batch: DataFrame, batch_id: int) -> None:
             if before is not None:
                 before(batch_id, batch)
             self.batches[batch_id] = batch.collect()
-            query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+            query_id = query_of(batch)
             self.late_batches[batch_id] = []
             for gate in self._gates:
                 held = gate.staged(batch.sparkSession, query_id, batch_id)
@@ -100,4 +109,6 @@ class Collected:
             query.awaitTermination()
         finally:
             for progress in query.recentProgress:
-                self.dropped += sum(int(operator["numRowsDroppedByWatermark"]) for operator in progress["stateOperators"])
+                self.dropped += sum(
+                    int(operator["numRowsDroppedByWatermark"]) for operator in progress["stateOperators"]
+                )

@@ -53,10 +53,10 @@ def record_batch(
         [
             columns.binary(records.key_at, records.key_size),
             columns.binary(records.value_at, records.value_size),
-            pa.array(np.full(len(records), partition, np.int32)),
-            pa.array(records.offset),
+            _plain(pa.int32(), np.full(len(records), partition, np.int32)),
+            _plain(pa.int64(), records.offset),
             _timestamps(records.timestamp, unit),
-            pa.array(timestamp_type),
+            _plain(pa.int32(), timestamp_type),
             columns.headers(records),
         ],
         schema=schema(unit, views=views),
@@ -108,7 +108,12 @@ def _timestamps(milliseconds: Longs, unit: Unit) -> pa.Array:
     if ticks > 1:
         furthest = np.iinfo(np.int64).max // ticks
         milliseconds = np.clip(milliseconds, -furthest, furthest) * ticks
-    return pa.array(milliseconds).view(pa.timestamp(unit, tz="UTC"))
+    return _plain(pa.timestamp(unit, tz="UTC"), milliseconds)
+
+
+def _plain(kind: pa.DataType, numbers: Longs | Ints) -> pa.Array:
+    """Numbers as they are. `pa.array` would do the same, but look for pandas first, and loading that takes a second."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
 def _binary_type(views: bool) -> Any:

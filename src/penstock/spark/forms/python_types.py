@@ -120,7 +120,7 @@ class _Deriving:
     def _record(self, info: Any, path: str) -> RecordForm:
         with self._entering(info.cls, path):
             as_sequence = isinstance(info, inspect.NamedTupleType) or bool(getattr(info, "array_like", False))
-            fields = tuple(self._field(info, field, path) for field in info.fields)
+            fields = tuple(self._field(info, field, path) for field in _as_declared(info))
         return RecordForm(name_of(info.cls), fields, as_sequence)
 
     def _field(self, info: Any, field: inspect.Field, path: str) -> Field:
@@ -155,6 +155,11 @@ class _Deriving:
     def _pydantic(self, form: Any, path: str) -> RecordForm:
         if getattr(form, "__pydantic_root_model__", False):
             raise self._no_columns(path, "it is a RootModel, which has no fields: use what it wraps")
+        if not getattr(form, "__pydantic_complete__", True):  # it mentions classes that were defined after it
+            try:
+                form.model_rebuild()
+            except NameError as error:
+                raise self._no_columns(path, why_untold(error)) from error
         described = getattr(form, "model_fields", None) or getattr(form, "__pydantic_fields__", {})
         fields = []
         with self._entering(form, path):
@@ -189,6 +194,14 @@ class _Inside:
 
     def __exit__(self, *_: object) -> None:
         self._inside.pop()
+
+
+def _as_declared(info: Any) -> list[inspect.Field]:
+    """The fields in the order of the class; msgspec gives those of a TypedDict by their names."""
+    if not isinstance(info, inspect.TypedDictType):
+        return list(info.fields)
+    declared = list(getattr(info.cls, "__annotations__", ()))
+    return sorted(info.fields, key=lambda field: declared.index(field.name))
 
 
 def _unless_unset(name: str) -> Callable[[Any], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import enum
 import uuid
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from pyspark.sql.types import (
 from penstock.model.times import EPOCH
 from penstock.spark.forms.form import ScalarForm
 
+_EXACT: Final = decimal.Context(prec=76)
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
 
@@ -54,6 +56,12 @@ def _bytes(values: Sequence[Any]) -> pa.Array:
     return pa.array([None if value is None else bytes(value) for value in values], pa.binary())
 
 
+def _without_zeros(value: decimal.Decimal) -> decimal.Decimal:
+    """The number without the zeros that its column has behind the point, and never as 1E+3."""
+    short = value.normalize(_EXACT)
+    return short.quantize(decimal.Decimal(1), context=_EXACT) if short.as_tuple().exponent > 0 else short  # type: ignore[operator]
+
+
 BOOLEAN: Final = ScalarForm(BooleanType())
 INTEGER: Final = ScalarForm(LongType())
 SHORT_INTEGER: Final = ScalarForm(IntegerType())
@@ -71,7 +79,7 @@ TIME: Final = ScalarForm(StringType(), _times, datetime.time.fromisoformat)
 """As text, ISO 8601."""
 TIMESPAN: Final = ScalarForm(DayTimeIntervalType())
 UUID: Final = ScalarForm(StringType(), _texts, uuid.UUID)
-DECIMAL: Final = ScalarForm(DecimalType(38, 18))
+DECIMAL: Final = ScalarForm(DecimalType(38, 18), back=_without_zeros)
 UNSIGNED: Final = ScalarForm(DecimalType(20, 0), back=int)
 """A whole number of 64 bits without a sign."""
 

@@ -1,4 +1,4 @@
-"""What Penstock brings into the JVM of Spark: a local file system that does less for each file.
+"""What Penstock brings into the JVM of Spark: a local file system that does less for each file, and quiet logging.
 
 Comes in: the Java sources below `java/`, which `python -m tools.build_jvm` compiles. Goes out: `penstock-spark.jar`,
 which every session puts before its JVM, and the settings that make Spark use what is in it.
@@ -13,6 +13,8 @@ from typing import Final
 HERE: Final = Path(__file__).resolve().parent
 JAR: Final = HERE / "penstock-spark.jar"
 SOURCES: Final = HERE / "java"
+
+LOGGING: Final = HERE / "log4j2.properties"
 
 FILE_SYSTEM_CLASS: Final = "penstock.LeanLocalFileSystem"
 LEAN_FILES: Final[Mapping[str, str]] = {

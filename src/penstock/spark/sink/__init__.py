@@ -7,7 +7,9 @@ rows; the driver makes them count, all at once, together with the number of the 
 from __future__ import annotations
 
 from penstock.spark.sink.choosing import target_of
+from penstock.spark.sink.folders import Folder
 from penstock.spark.sink.functions import Console, FunctionTarget
+from penstock.spark.sink.sql import SqlTable
 from penstock.spark.sink.topic import TopicTarget
 
-__all__ = ["Console", "FunctionTarget", "TopicTarget", "target_of"]
+__all__ = ["Console", "Folder", "FunctionTarget", "SqlTable", "TopicTarget", "target_of"]

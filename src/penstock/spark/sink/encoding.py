@@ -1,15 +1,29 @@
-"""How the frames of a `TopicTarget` become records."""
+"""How the frames of a `TopicTarget` become records: the columns of `WRITTEN`, idempotency keys among the headers.
+
+What a row is in bytes is the business of `penstock.spark.encoding`. Here, an idempotency key becomes a header, and rows
+that name their topics themselves keep them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql import functions as sql
+from pyspark.sql.types import BinaryType, IntegralType, StringType, StructField, StructType
 
+from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.serde import Topic
-from penstock.spark.sink.written import as_written, check_idempotency_key, is_written, with_idempotency_header
+from penstock.spark.columns import HEADERS, WRITTEN, name_beside
+from penstock.spark.encoding import Key, check_columns, encode_frame, is_raw, key_column
+from penstock.spark.json_text import json_object
+from penstock.spark.types import carried_by
+
+IDEMPOTENCY_KEY_HEADER: Final = "penstock-idempotency-key"
+"""Where the idempotency key of a record stands. A consumer takes each key once that is declared with
+`idempotency_key="header:penstock-idempotency-key"`."""
+
+_ANY: Final = "of each row"
 
 
 class Encoded(Protocol):
@@ -19,22 +33,121 @@ class Encoded(Protocol):
     def topic(self) -> Topic[Any] | str | None: ...
 
     @property
-    def key(self) -> str | Sequence[str] | Column | None: ...
+    def key(self) -> Key: ...
 
     @property
     def idempotency_key(self) -> str | None: ...
 
 
 def check_encodable(target: Encoded, schema: StructType) -> None:
+    """SchemaMismatchError, ConfigError when frames of this schema cannot be written."""
+    topic = target.topic
     if target.idempotency_key is not None:
-        check_idempotency_key(schema, target.idempotency_key)
+        _check_idempotency_key(schema, target.idempotency_key)
+        schema = _with_headers_field(schema, target.idempotency_key, topic)
+    names = [target.key] if isinstance(target.key, str) else target.key
+    if isinstance(names, list | tuple):
+        missing = [name for name in names if name not in schema.names]
+        if missing:
+            raise SchemaMismatchError(
+                f"there is no column {missing[0]!r} for the key; there are {', '.join(schema.names)}"
+            )
+    if topic is None and not (is_raw(schema) and "topic" in schema.names):
+        raise SchemaMismatchError(
+            "no topic is named, so each row must be a record that names one: give the frame the columns `topic` and "
+            f"`value`, and perhaps key, headers, partition and timestamp; it has {', '.join(schema.names)}"
+        )
+    check_columns(schema, _ANY if topic is None else topic)
 
 
 def encoded(target: Encoded, frame: DataFrame) -> DataFrame:
+    """The rows as records."""
+    topic, key = target.topic, target.key
     if target.idempotency_key is not None:
-        headers = with_idempotency_header(
-            frame["headers"] if "headers" in frame.columns else None, frame[target.idempotency_key]
+        frame, key = _with_idempotency_key(frame, target.idempotency_key, topic, key)
+    return _routed(frame, key) if topic is None else encode_frame(frame, topic, key=key)
+
+
+def _routed(frame: DataFrame, key: Key) -> DataFrame:
+    """Records as they are, each with the topic that it names."""
+    made = key_column(frame, key)
+    given = {name: frame[name] for name in WRITTEN.names if name in frame.columns}
+    if made is not None:
+        given["key"] = made
+    if "pointer" in frame.columns:  # then the partition is that of the place where it was read
+        given.pop("partition", None)
+    return frame.select(
+        *(
+            (given[field.name] if field.name in given else sql.lit(None)).cast(field.dataType).alias(field.name)
+            for field in WRITTEN
         )
-        frame = frame.withColumn("headers", headers)
-    assert is_written(frame.schema)
-    return as_written(frame)
+    )
+
+
+def _with_idempotency_key(
+    frame: DataFrame, column: str, topic: Topic[Any] | str | None, key: Key
+) -> tuple[DataFrame, Key]:
+    """The frame with the idempotency key among its headers, and without the column, where that has no other use."""
+    name = _headers_name(topic)
+    before = frame[name] if name in frame.columns else None
+    headers = _with_header(before, frame[f"`{column}`"])
+    if not _is_for_headers_only(frame.schema, column, topic):
+        if not isinstance(topic, Topic) and not is_raw(frame.schema):
+            value = json_object([frame[f"`{each}`"] for each in frame.columns])
+            made = key_column(frame, key)
+            keys = [] if made is None else [made.alias("key")]
+            return frame.select(value.alias("value"), headers.alias("headers"), *keys), None
+        return frame.withColumn(name, headers), key
+    if key == column:
+        made = key_column(frame, key)
+        assert made is not None
+        frame, key = frame.withColumn("key", made), None
+    return frame.withColumn(name, headers).drop(column), key
+
+
+def _is_for_headers_only(schema: StructType, column: str, topic: Topic[Any] | str | None) -> bool:
+    """Whether the column is neither a field of the values nor one of a record."""
+    if isinstance(topic, Topic):
+        return column not in carried_by(topic).columns.names and column not in ("key", "topic", "partition")
+    return is_raw(_without(schema, column)) and not is_raw(schema)
+
+
+def _with_headers_field(schema: StructType, column: str, topic: Topic[Any] | str | None) -> StructType:
+    if _is_for_headers_only(schema, column, topic):
+        schema = _without(schema, column)
+    elif not isinstance(topic, Topic) and not is_raw(schema):
+        return schema
+    name = _headers_name(topic)
+    return StructType([*_without(schema, name).fields, StructField(name, HEADERS)])
+
+
+def _without(schema: StructType, column: str) -> StructType:
+    return StructType([field for field in schema if field.name != column])
+
+
+def _headers_name(topic: Topic[Any] | str | None) -> str:
+    return name_beside(carried_by(topic).columns, "headers") if isinstance(topic, Topic) else "headers"
+
+
+def _with_header(before: Column | None, key: Column) -> Column:
+    """Headers with the idempotency key behind those that are there; a row whose key is null gets none."""
+    pair = sql.struct(
+        sql.lit(IDEMPOTENCY_KEY_HEADER).alias("key"), key.cast(StringType()).cast(BinaryType()).alias("value")
+    )
+    none = sql.lit(None).cast(HEADERS)
+    kept = none if before is None else before
+    added = sql.concat(sql.coalesce(kept, sql.array().cast(HEADERS)), sql.array(pair).cast(HEADERS))
+    return sql.when(key.isNull(), kept).otherwise(added)
+
+
+def _check_idempotency_key(schema: StructType, column: str) -> None:
+    if column not in schema.names:
+        raise SchemaMismatchError(
+            f"there is no column {column!r} for the idempotency key; there are {', '.join(schema.names)}"
+        )
+    kind = schema[column].dataType
+    if not isinstance(kind, StringType | BinaryType | IntegralType):
+        raise ConfigError(
+            f"column {column!r} cannot be an idempotency key: it is {kind.simpleString()}; make text or a whole number "
+            "of it"
+        )

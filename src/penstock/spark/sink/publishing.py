@@ -113,6 +113,17 @@ class Publisher:
 
         self._settle(f"publish batch {batch_id}", mine, rows)
 
+    def forget(self) -> None:
+        """Remove the mark: nobody will deliver anything again under this identity."""
+        if self._producer is not None:
+            try:
+                self._producer.begin()
+                self._producer.produce(TOPIC, None, self._key, 0)
+                self._producer.commit()
+            except TransactionLostError as error:
+                self._discard()
+                logger.info("the mark of %s stays: %s", self._id, error)
+
     def close(self) -> None:
         self._discard()
         self._marks.close()

@@ -8,19 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from penstock.spark.sink.staging import INLINE_BYTES, STAGED, Stager
+from penstock.spark.sink.staging import INLINE_BYTES, STAGED, Part, Stager
 from penstock.spark.sink.staging_folder import StagingFolder
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The rows of one partition, by the one attempt that counts."""
-
-    partition: int
-    rows: int
-    host: str
-    file: str | None
-    inline: bytes | None
 
 
 @dataclass(frozen=True, slots=True)

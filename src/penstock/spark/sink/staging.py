@@ -46,6 +46,17 @@ _TOLD: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one partition, by the one attempt that counts."""
+
+    partition: int
+    rows: int
+    host: str
+    file: str | None
+    inline: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Stager:
     """Stages the rows of one partition: the function of a `mapInArrow`."""
 
@@ -81,6 +92,12 @@ class Stager:
                 rows += batch.num_rows
                 writer.write_batch(batch)
         return _told(rows, name, None)
+
+
+def told_part(told: pa.RecordBatch) -> Part:
+    """What a task has told, for who does not get it through Spark's rows."""
+    (row,) = told.to_pylist()
+    return Part(**row)
 
 
 def _stream_of(batches: list[pa.RecordBatch]) -> bytes:

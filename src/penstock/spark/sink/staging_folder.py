@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-import pyarrow.fs
-from pyarrow import ArrowInvalid, NativeFile
+from pyarrow import NativeFile
+from pyarrow.fs import FileType
 
-from penstock.errors import ConfigError, PipelineError
+from penstock.errors import PipelineError
+from penstock.spark.sink.file_systems import opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class StagingFolder:
 
     def create(self, batch_id: int, name: str) -> NativeFile:
         """A new file, to be written once."""
-        system, path = self._opened()
+        system, path = opened(self.path)
         system.create_dir(f"{path}/{batch_id}", recursive=True)
         return system.open_output_stream(f"{path}/{batch_id}/{name}")
 
     def read(self, batch_id: int, name: str, host: str) -> NativeFile:
         """A file that a task on `host` has told of."""
-        system, path = self._opened()
+        system, path = opened(self.path)
         try:
             return system.open_input_stream(f"{path}/{batch_id}/{name}")
         except FileNotFoundError as error:
@@ -37,25 +37,13 @@ class StagingFolder:
 
     def remove(self, batch_id: int) -> None:
         """Nobody needs the files of this batch any more."""
-        system, path = self._opened()
-        if system.get_file_info(f"{path}/{batch_id}").type is not pyarrow.fs.FileType.NotFound:
-            system.delete_dir(f"{path}/{batch_id}")
+        self._remove(f"/{batch_id}")
 
     def clear(self) -> None:
         """Remove what earlier runs have left."""
-        system, path = self._opened()
-        if system.get_file_info(path).type is not pyarrow.fs.FileType.NotFound:
-            system.delete_dir(path)
+        self._remove("")
 
-    def _opened(self) -> tuple[pyarrow.fs.FileSystem, str]:
-        if "://" not in self.path and not self.path.startswith("file:"):
-            return pyarrow.fs.LocalFileSystem(), os.path.abspath(self.path)
-        try:
-            uri = self.path.replace("s3a://", "s3://", 1)
-            if uri.startswith("file:"):  # Hadoop writes file:/folder where others write file:///folder
-                uri = "file:///" + uri.removeprefix("file:").lstrip("/")
-            return pyarrow.fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
-        except (ArrowInvalid, OSError) as error:
-            raise ConfigError(
-                f"rows cannot be staged in {self.path}: {error}. Put the checkpoints elsewhere"
-            ) from error
+    def _remove(self, below: str) -> None:
+        system, path = opened(self.path)
+        if system.get_file_info(path + below).type is not FileType.NotFound:
+            system.delete_dir(path + below)

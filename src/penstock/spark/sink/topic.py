@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -17,7 +17,6 @@ from penstock.spark.sink.encoding import check_encodable, encoded
 from penstock.spark.sink.publishing import TRANSACTION_TIMEOUT_S
 from penstock.spark.sink.topic_delivery import AppendingDelivery, DirectDelivery, TransactionDelivery
 from penstock.spark.targets import Delivery, OutputMode, QueryIdentity
-from penstock.spark.versions.names import output_topic
 from penstock.streams.connecting import connect, open_streams
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.stream import FEATURES
@@ -29,10 +28,11 @@ from penstock.streams.url import MemoryUrl, parse_url
 class TopicTarget:
     """A topic of the stream at `url`: by its name, or a `Topic` that says what its records are.
 
-    A frame of the columns `value`, and perhaps `key`, `headers`, `topic`, `partition` and `timestamp`, is written as it
-    is; any other is encoded, by the serde of the `Topic` or else as JSON. `key` names the column, or columns, that make
-    the key. A column `topic` sends a row elsewhere; `topic` may be None if each row has one. Topics that are missing
-    are created, with `partitions`, and compacted if `compact` is set, for which a key is needed.
+    For the name of a topic, a frame of the columns `value`, and perhaps `key`, `headers`, `partition` and `timestamp`,
+    is written as it is, and any other as one JSON object for each row; a `Topic` has the serde for its rows. `key`
+    names the column, or columns, that make the key. With None in place of a topic, each row is a record that names its
+    topic in the column `topic`. Topics that are missing are created, with `partitions`, and compacted if `compact` is
+    set, for which records need keys.
 
     Exactly-once: each batch is published in one transaction together with its mark; a run that is repeated, or a second
     driver, changes nothing. Readers must read what is committed, as all of Penstock's do. At-least-once: the tasks
@@ -53,8 +53,6 @@ class TopicTarget:
     partitions: int | None = field(default=None, kw_only=True)
     client: ConnectOptions | None = field(default=None, kw_only=True)
     transaction_timeout_s: float = field(default=TRANSACTION_TIMEOUT_S, kw_only=True)
-    version: str | None = field(default=None, kw_only=True)
-    """Which version of a pipeline writes: its records go to topics of its own, those of rows that name one as well."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "guarantee", _guarantee_of(self.guarantee, self.label))
@@ -63,8 +61,6 @@ class TopicTarget:
         options_of(self.client or {})
         if self.partitions is not None and (isinstance(self.partitions, bool) or self.partitions < 1):
             raise ConfigError(f"{self.label}: partitions={self.partitions!r} is no number of 1 or more")
-        if self.compact and self.key is None and isinstance(self.topic, Topic) and self.topic.key is None:
-            raise ConfigError(f"{self.label}: a compacted topic keeps the last record of each key: give key=...")
         if not 1 <= self.transaction_timeout_s <= 900:
             raise ConfigError(
                 f"{self.label}: transaction_timeout_s={self.transaction_timeout_s!r} is not between 1 and 900, the "
@@ -81,8 +77,7 @@ class TopicTarget:
     @property
     def name(self) -> str | None:
         """The name of the topic; None where each row has one."""
-        given = self.topic.name if isinstance(self.topic, Topic) else self.topic
-        return None if given is None else output_topic(given, self.version)
+        return self.topic.name if isinstance(self.topic, Topic) else self.topic
 
     @property
     def label(self) -> str:
@@ -91,6 +86,9 @@ class TopicTarget:
     def check(self, schema: StructType, mode: OutputMode) -> None:
         """Any mode will do: update and complete send what changed, and all, again."""
         check_encodable(self, schema)
+        has_key = self.key is not None or "key" in schema.names
+        if self.compact and not has_key and not (isinstance(self.topic, Topic) and self.topic.key is not None):
+            raise ConfigError(f"{self.label}: a compacted topic keeps the last record of each key: give key='COLUMN'")
 
     def open(self, identity: QueryIdentity) -> Delivery:
         if isinstance(parse_url(self.url), MemoryUrl):
@@ -103,10 +101,6 @@ class TopicTarget:
         except BaseException:
             connection.close()
             raise
-
-    def for_version(self, version: str) -> TopicTarget:
-        """The target of this version of a pipeline."""
-        return replace(self, version=version)
 
     def connect(self) -> Connection:
         return connect(self.url, **(self.client or {}))

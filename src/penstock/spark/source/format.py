@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
@@ -32,6 +38,16 @@ class PenstockDataSource(DataSource):
         options = parse_options(self.options, streaming=False)
         _check_schema(schema, options.schema())
         return PenstockTableReader(options) if options.mode == MODES[1] else PenstockBatchReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.sink.data_source import batch_writer  # which readers do not need in their processes
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from penstock.spark.sink.data_source import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse_options(self.options, streaming=True)

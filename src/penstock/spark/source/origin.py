@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from penstock.broker.broker import CLUSTER_FILE
 from penstock.errors import LogError
 from penstock.log.statefile import read_state
+
+CLUSTER_FILE: Final = "cluster"
+"""What the broker calls the file that tells whose folder it is. Its module is not imported for a name: it brings along
+all of the protocol, in every worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.log.reader import PartitionReader
+from penstock.spark.source.batch_columns import from_batch
 from penstock.spark.source.origin import LogFolder, Origin, Range
-from penstock.spark.source.record_columns import from_batch, from_log
+from penstock.spark.source.record_columns import from_log
 from penstock.streams.connecting import open_streams
 
 logger = logging.getLogger(__name__)

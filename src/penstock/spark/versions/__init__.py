@@ -6,8 +6,9 @@ runs it until it has caught up; `comparing` tells how its results differ; `regis
 the aliases that lead readers to its topics; `retiring` removes the one before.
 """
 
+from penstock.spark.versions.choosing import version_to_run
 from penstock.spark.versions.names import FIRST, checkpoint_name, next_version, output_topic
 from penstock.spark.versions.targets import versioned
 from penstock.streams.aliases import current_topic
 
-__all__ = ["FIRST", "checkpoint_name", "current_topic", "next_version", "output_topic", "versioned"]
+__all__ = ["FIRST", "checkpoint_name", "current_topic", "next_version", "output_topic", "version_to_run", "versioned"]

@@ -13,7 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-By = Literal["key", "record"]
+from penstock.spark.versions.names import By
+
 Kind = Literal["same", "only_old", "only_new", "different"]
 KINDS: Final[tuple[Kind, ...]] = ("same", "only_old", "only_new", "different")
 EXAMPLES: Final = 3

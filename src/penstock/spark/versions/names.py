@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 
 from penstock.errors import ConfigError
 
 FIRST: Final = "v1"
+By = Literal["key", "record"]
+"""How the results of two versions are compared: by key where the last one of a key holds, else record by record."""
 _VERSION: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}", re.ASCII)
 _NUMBERED: Final = re.compile(r"v(\d{1,6})")
 _SEPARATOR: Final = "@"

@@ -15,13 +15,13 @@ import msgspec
 
 from penstock.abc import Streams
 from penstock.errors import ConfigError, PipelineError
-from penstock.spark.versions.names import FIRST, by_age, check_version, output_topic
+from penstock.spark.versions.names import FIRST, By, by_age, check_version, output_topic
 from penstock.streams.aliases import ALIASES_TOPIC, forget, is_alias, noticeboard, switched
 from penstock.streams.noticeboard import Changes, Notices
 
-State = Literal["reprocessing", "ready", "current", "previous"]
+State = Literal["reprocessing", "ready", "current", "previous", "retired"]
 """reprocessing: begun, and not yet where the inputs ended when it was; ready: it has been; current: readers are led to
-its topics; previous: they were."""
+its topics; previous: they were; retired: it is gone, and its name is never given again."""
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +32,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     topics: dict[str, str] = {}
     """What it writes: the topic for each name in the program."""
+    by: dict[str, By] = {}
+    """How what it writes is compared to another version's, for each name."""
     checkpoints: str | None = None
     """The folder with the checkpoints of the pipeline's versions."""
     since: str = ""
@@ -72,13 +74,12 @@ class Register:
         """The version whose results readers get."""
         return current_of(self.versions(pipeline))
 
-    def begin(self, pipeline: str, version: str, names: Iterable[str], checkpoints: str) -> Version:
+    def begin(self, pipeline: str, version: str, outputs: Mapping[str, By], checkpoints: str) -> Version:
         """Note that a version is being processed from the earliest records on, before it writes anything.
 
         To begin one again that was interrupted goes on with it. Gives its entry.
         """
         check_version(version)
-        names = list(names)
 
         def decide(notices: Notices) -> Changes:
             there = {entry.version: entry for entry in _entries(notices) if entry.pipeline == pipeline}
@@ -89,14 +90,16 @@ class Register:
                     "its results twice. Leave the version away to have the next one chosen"
                 )
             before = there.get(version)
+            if before is not None:
+                check_not_retired(before)
             if before is not None and before.state != "reprocessing":
                 raise PipelineError(
                     f"version {version} of pipeline {pipeline!r} is complete ({before.state}). Switch to it: penstock "
                     f"pipelines switch {pipeline} {version}; or leave the version away to have the next one chosen"
                 )
-            entries = [_entry(pipeline, version, "reprocessing", names, checkpoints)]
+            entries = [_entry(pipeline, version, "reprocessing", outputs, checkpoints)]
             if now not in there:
-                entries.append(_entry(pipeline, now, "current", names, checkpoints))
+                entries.append(_entry(pipeline, now, "current", outputs, checkpoints))
             return {each.key: msgspec.json.encode(each) for each in entries}
 
         self._board.change(decide)
@@ -124,6 +127,7 @@ class Register:
 
         def decide(notices: Notices) -> Changes:
             new, old = _required(notices, pipeline, version), _required(notices, pipeline, expected)
+            check_not_retired(new)
             if new.state == "reprocessing":
                 raise PipelineError(
                     f"version {version} of pipeline {pipeline!r} has not caught up: its results are not complete. Go "
@@ -138,13 +142,13 @@ class Register:
         forget(self._streams)
         return entry.topics
 
-    def remove(self, pipeline: str, version: str) -> None:
-        """Forget a version. PipelineError when it is the current one."""
+    def retire(self, pipeline: str, version: str) -> None:
+        """Note that a version is gone. PipelineError when it is the current one."""
 
         def decide(notices: Notices) -> Changes:
             entry = _required(notices, pipeline, version)
             check_not_current(entry)
-            return {entry.key: None}
+            return _restated(entry, "retired")
 
         self._board.change(decide)
 
@@ -168,10 +172,23 @@ def check_not_current(entry: Version) -> None:
         )
 
 
-def _entry(pipeline: str, version: str, state: State, names: Iterable[str], checkpoints: str) -> Version:
-    topics = {name: output_topic(name, version) for name in names}
+def check_not_retired(entry: Version) -> None:
+    if entry.state == "retired":
+        raise PipelineError(
+            f"version {entry.version} of pipeline {entry.pipeline!r} was retired: its checkpoints are gone. Process "
+            "everything again as a version of another name: penstock run FILE --reprocess"
+        )
+
+
+def _entry(pipeline: str, version: str, state: State, outputs: Mapping[str, By], checkpoints: str) -> Version:
     return Version(
-        pipeline=pipeline, version=version, state=state, topics=topics, checkpoints=checkpoints, since=_now()
+        pipeline=pipeline,
+        version=version,
+        state=state,
+        topics={name: output_topic(name, version) for name in outputs},
+        by=dict(outputs),
+        checkpoints=checkpoints,
+        since=_now(),
     )
 
 

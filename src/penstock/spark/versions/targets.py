@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError
+from penstock.serde import Topic
+from penstock.spark.sink import Console, TopicTarget
 from penstock.spark.targets import Target
-from penstock.spark.versions.names import check_version, is_first
+from penstock.spark.versions.names import check_version, is_first, output_topic
 
 
 @runtime_checkable
 class VersionedTarget(Protocol):
-    """A target that has a place for each version: a topic `spend.v2`, a table `spend_v2`, a folder `spend.v2`."""
+    """A target of somebody's own that has a place for each version."""
 
     def for_version(self, version: str) -> Target: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionedTopic(TopicTarget):
+    """A topic of a version. Rows that choose their topic go to that of the version, too."""
+
+    version: str = dataclasses.field(default="", kw_only=True)
+
+    def encoded(self, frame: DataFrame) -> DataFrame:
+        records = TopicTarget.encoded(self, frame)
+        return records.withColumn("topic", F.concat(F.col("topic"), F.lit(f".{self.version}")))
+
+
 def versioned(target: Target, version: str | None) -> Target:
-    """Where this version writes. ConfigError when a later version would write into the results of the first."""
+    """Where this version writes: to topic `spend.v2`, table `spend_v2`, folder `spend.v2`.
+
+    ConfigError for a target that has one place only, where a later version would write into the results of the first.
+    """
     if version is None or is_first(version):
         return target
     check_version(version)
-    if not isinstance(target, VersionedTarget):
-        raise ConfigError(
-            f"{target.label} has one place only, and version {version} would write there what the current version has "
-            "written: write to a topic, a table or a folder, or give the target a method for_version(version)"
-        )
-    return target.for_version(version)
+    if isinstance(target, VersionedTarget):
+        return target.for_version(version)
+    if isinstance(target, TopicTarget):
+        return _versioned_topic(target, version)
+    if isinstance(target, Console):
+        return target
+    raise ConfigError(
+        f"{target.label} has one place only, and version {version} would write there what the current version has "
+        "written: write to a topic, a table or a folder, or give the target a method for_version(version)"
+    )
+
+
+def _versioned_topic(target: TopicTarget, version: str) -> VersionedTopic:
+    topic = target.topic
+    if topic is not None:
+        topic = _renamed(topic, version) if isinstance(topic, Topic) else output_topic(topic, version)
+    given = {field.name: getattr(target, field.name) for field in dataclasses.fields(TopicTarget)}
+    return VersionedTopic(**{**given, "topic": topic, "version": version})
+
+
+def _renamed(topic: Topic[Any], version: str) -> Topic[Any]:
+    return Topic(
+        output_topic(topic.name, version),
+        topic.type,
+        key=topic.key,
+        serde=topic.serde,
+        key_serde=topic.key_serde,
+        partitions=topic.partitions,
+    )

@@ -1,0 +1,43 @@
+"""Waiting for records, and for queries that fail meanwhile."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock import Connection
+
+PATIENCE_S: Final = 60.0
+
+
+def values(connection: Connection, topic: str) -> list[Any]:
+    """The JSON values of a topic by now, in their order."""
+    return [json.loads(record.value) for record in connection.read(topic) if record.value is not None]
+
+
+def await_values(
+    connection: Connection, topic: str, query: StreamingQuery, enough: Callable[[list[Any]], bool]
+) -> list[Any]:
+    """The values of a topic once there are enough of them; what ended the query, if that comes first."""
+    until = time.monotonic() + PATIENCE_S
+    while not enough(found := values(connection, topic)):
+        if (error := query.exception()) is not None:
+            raise error
+        assert query.isActive, f"the query was stopped while topic {topic!r} had {found}"
+        assert time.monotonic() < until, f"topic {topic!r} has only {found} after {PATIENCE_S:g} s"
+        time.sleep(0.02)
+    return found
+
+
+def await_batches(query: StreamingQuery, count: int) -> None:
+    """Return when so many batches of the query have ended."""
+    until = time.monotonic() + PATIENCE_S
+    while (progress := query.lastProgress) is None or progress.batchId + 1 < count:
+        if (error := query.exception()) is not None:
+            raise error
+        assert time.monotonic() < until, f"not {count} batches within {PATIENCE_S:g} s: {progress}"
+        time.sleep(0.02)
