@@ -5,6 +5,8 @@
 Transactions come from many gateways, so a few of them arrive long after their minute was closed. They are not dropped:
 they go to the topic `transactions.late`, and every transaction is in one place or the other, once. The pipeline is
 stopped in the middle and started again, as a deployment would do; the counts do not show it.
+
+Without a URL it uses an embedded log in a temporary folder.
 """
 
 from __future__ import annotations
@@ -21,77 +23,96 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.spark import Pipeline
+from penstock.spark.windows import tumbling
 
 SYSTEMS = ("android", "ios", "web", "terminal")
-NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 TRANSACTIONS = 5_000
 MINUTES = 20
+DAY = datetime.timedelta(days=1)
 
 
 @dataclasses.dataclass
 class Transaction:
+    number: int
     system: str
     cents: int
     at: datetime.datetime
 
 
-transactions = ps.Topic("transactions", Transaction, key=lambda each: each.system, partitions=2)
-
-
-def generate(seed: int) -> list[Transaction]:
-    """Transactions in the order in which they arrive: most a few seconds late, one in fifty by many minutes."""
-    chance = random.Random(seed)
-    made = []
-    for number in range(TRANSACTIONS):
-        second = MINUTES * 60 * number / TRANSACTIONS
-        delay = chance.uniform(300, 900) if chance.random() < 0.02 else chance.uniform(0, 20)
-        at = NOON + datetime.timedelta(seconds=max(0.0, second - delay))
-        made.append(Transaction(chance.choice(SYSTEMS), chance.randrange(100, 20_000), at))
-    return made
+transactions = ps.Topic("transactions", Transaction, key=lambda each: each.number)
 
 
 def build(url: str) -> Pipeline:
     pipeline = Pipeline("system-usage", url)
     rows = pipeline.read(transactions, max_records_per_batch=1_000)
     on_time = pipeline.on_time(rows, "at", window="1 minute", grace="1 minute", late="transactions.late")
-    usage = on_time.groupBy(F.window("at", "1 minute"), "system").agg(
+    usage = on_time.groupBy(tumbling("at", "1 minute"), "system").agg(
         F.count("*").alias("transactions"), F.sum("cents").alias("cents")
     )
     pipeline.write(usage, "usage", key="system")
     return pipeline
 
 
-def run_once(url: str) -> None:
-    with build(url) as pipeline:
-        pipeline.run(once=True)
+def generate(seed: int, begin: datetime.datetime) -> list[Transaction]:
+    """Transactions in the order in which they arrive: most a few seconds late, one in fifty by many minutes."""
+    chance = random.Random(seed)
+    made = []
+    for number in range(TRANSACTIONS):
+        second = MINUTES * 60 * number / TRANSACTIONS
+        delay = chance.uniform(300, 900) if chance.random() < 0.02 else chance.uniform(0, 20)
+        at = begin + datetime.timedelta(seconds=max(0.0, second - delay))
+        made.append(Transaction(number, chance.choice(SYSTEMS), chance.randrange(100, 20_000), at))
+    return made
 
 
 def main(url: str, seed: int = 7) -> None:
-    made = generate(seed)
     with ps.connect(url) as stream:
-        for part in (made[: TRANSACTIONS // 2], made[TRANSACTIONS // 2 :]):
-            for each in part:
-                stream.send(transactions, each)
-            stream.flush(timeout=60)
-            run_once(url)
-        # A window is final when time has moved past it; these two make it move.
-        for hour in (1, 2):
-            stream.send(transactions, Transaction("clock", 0, NOON + datetime.timedelta(hours=hour)))
-            stream.flush(timeout=60)
-            run_once(url)
-        minutes = [json.loads(record.value or b"") for record in stream.read("usage")]
-        late = sum(1 for _ in stream.read("transactions.late"))
-    used = [row for row in minutes if row["system"] != "clock"]
+        stream.administration.provide(transactions.name, 2, {})
+        begin = next_day(stream)
+        made = generate(seed, begin)
+        process(stream, made[: TRANSACTIONS // 2])
+        process(stream, made[TRANSACTIONS // 2 :])
+        # A minute is final when time has moved past it and its grace. Here nothing comes to move it but this.
+        process(stream, [Transaction(-1, "clock", 0, begin + DAY / 2)])
+        usage = of_day(stream, "usage", begin, lambda row: row["window"]["start"])
+        late = of_day(stream, "transactions.late", begin, lambda row: row["at"])
+    show(usage, late)
+
+
+def process(stream: ps.Connection, arrived: list[Transaction]) -> None:
+    """Send what has arrived, and run the pipeline until it has caught up."""
+    for each in arrived:
+        stream.send(transactions, each)
+    stream.flush(timeout=60)
+    with build(stream.url) as pipeline:
+        pipeline.run(once=True)
+
+
+def next_day(stream: ps.Connection) -> datetime.datetime:
+    """The noon after everything that was sent before, so that the example may be run again on the same stream."""
+    first = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+    before = (transactions.decode(record.value) for record in stream.read(transactions.name))
+    return max(
+        (each.at.replace(hour=12, minute=0, second=0, microsecond=0) + DAY for each in before if each), default=first
+    )
+
+
+def of_day(stream: ps.Connection, topic: str, begin: datetime.datetime, time_of: Any) -> list[dict[str, Any]]:
+    if topic not in stream.topics():
+        return []
+    rows = (json.loads(record.value or b"") for record in stream.read(topic))
+    return [row for row in rows if begin <= datetime.datetime.fromisoformat(time_of(row)) < begin + DAY / 2]
+
+
+def show(usage: list[dict[str, Any]], late: list[dict[str, Any]]) -> None:
+    most = max(row["transactions"] for row in usage)
     for system in SYSTEMS:
-        rows = sorted((row for row in used if row["system"] == system), key=lambda row: row["window"]["start"])
-        bars = "".join("▁▂▃▄▅▆▇█"[min(7, row["transactions"] // 12)] for row in rows)
-        print(f"{system:>9} {bars} {total(rows, 'transactions'):>6,} transactions {total(rows, 'cents') / 100:>12,.2f}")
-    print(f"{total(used, 'transactions'):,} on time and {late:,} late make {TRANSACTIONS:,}")
-    assert total(used, "transactions") + late == TRANSACTIONS
-
-
-def total(rows: list[dict[str, Any]], column: str) -> int:
-    return sum(row[column] for row in rows)
+        minutes = sorted((row for row in usage if row["system"] == system), key=lambda row: row["window"]["start"])
+        bars = "".join("▁▂▃▄▅▆▇█"[(row["transactions"] * 8 - 1) // most] for row in minutes)
+        count, cents = (sum(row[column] for row in minutes) for column in ("transactions", "cents"))
+        print(f"{system:>9} {bars} {count:>6,} transactions {cents / 100:>12,.2f}")
+    on_time = sum(row["transactions"] for row in usage)
+    print(f"{on_time:,} on time and {len(late):,} late make {on_time + len(late):,} of {TRANSACTIONS:,}")
 
 
 if __name__ == "__main__":

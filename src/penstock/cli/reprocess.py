@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from penstock.cli.comparisons import print_comparisons
-from penstock.cli.output import count_text, say
+from penstock.cli.output import say
 from penstock.cli.run import run_file, stop_session
 
 if TYPE_CHECKING:
@@ -133,11 +133,7 @@ def _finish(begun: Begun, wishes: Wishes) -> None:
 
     pipeline, connection = begun.pipeline, begun.pipeline.connection
     caught_up(begun)
-    rows = sum(query.rows_read for query in pipeline.progress().values())
-    say(
-        f"Pipeline {pipeline.name} has caught up: version {begun.version} has read {count_text(rows, 'record')} "
-        "in this run."
-    )
+    say(f"Pipeline {pipeline.name} has caught up: version {begun.version} has read what there was when it began.")
     register = Register(connection)
     old, new = register.find(pipeline.name, begun.before), register.find(pipeline.name, begun.version)
     comparisons = compare_versions(pipeline.spark, pipeline.url, old, new)

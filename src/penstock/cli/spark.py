@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import say, size_text
+from penstock.cli.output import count_text, say, size_text
 from penstock.cli.stream import examples
 
 app = typer.Typer(
@@ -60,4 +60,4 @@ def jars(
 
 
 def _sizes(files: tuple[Path, ...]) -> str:
-    return f"{len(files)} jars, {size_text(sum(file.stat().st_size for file in files))}"
+    return f"{count_text(len(files), 'jar')}, {size_text(sum(file.stat().st_size for file in files))}"

@@ -26,11 +26,14 @@ from penstock.serde import Topic
 from penstock.spark.columns import ABOUT_A_RECORD, RECORD, name_beside
 from penstock.spark.forms import RecordForm
 from penstock.spark.forms.form import arrow_type_of
+from penstock.spark.json_expression import decode_expression
 from penstock.spark.pickling import SentByValue
 from penstock.spark.types import Carried, carried_by
 from penstock.spark.undecodable import Letters, Reader, put_undecodable, record_of
 from penstock.streams.options import ConnectOptions
 from penstock.streams.url import LogUrl, MemoryUrl, parse_url
+
+__all__ = ["Decoder", "decode_expression", "decode_stream"]
 
 Values = Sequence[Any]
 

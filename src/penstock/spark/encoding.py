@@ -21,7 +21,8 @@ from penstock.spark.fitting import fitted, is_exactly, mismatches
 from penstock.spark.forms import RecordForm
 from penstock.spark.forms.form import Field
 from penstock.spark.json_text import json_object, key_of, key_of_several
-from penstock.spark.typed_encoding import KEY, Encoder, encoded_in_jvm
+from penstock.spark.jvm_encoding import encoded_in_jvm
+from penstock.spark.typed_encoding import KEY, Encoder
 from penstock.spark.types import VALUE, Carried, carried_by
 
 Key = str | Sequence[str] | Column | None
@@ -120,7 +121,7 @@ def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
     rest = [column for column, name in zip(along, WRITTEN.names, strict=True) if name not in ("key", VALUE)]
     shaped = frame.select(F.struct(*columns).alias(VALUE), along[WRITTEN.names.index("key")].alias(KEY), *rest)
     makes_key = topic.key is not None and key is None
-    in_jvm = None if makes_key else encoded_in_jvm(shaped, topic, carried, [field.name for field in present])
+    in_jvm = None if makes_key else encoded_in_jvm(shaped, topic)
     if in_jvm is not None:
         return in_jvm
     return shaped.mapInArrow(Encoder(topic, makes_key=makes_key).batches, WRITTEN)

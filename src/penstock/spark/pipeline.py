@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import ConfigError, GuaranteeError, PipelineError
 from penstock.model import Guarantee
 from penstock.serde import Topic
-from penstock.spark import triggers
+from penstock.spark import realtime, triggers
 from penstock.spark.checkpoint_folder import check_name, default_checkpoints
 from penstock.spark.decoding import Decoder
 from penstock.spark.door import SideOutput
@@ -230,15 +229,19 @@ class Pipeline:
         """
         if not to:
             raise ConfigError(f"pipeline {self.name!r}: write needs a place to write to, such as the name of a topic")
-        options = {
-            "key": key,
-            "guarantee": guarantee,
-            "idempotency_key": idempotency_key,
-            "compact": compact,
-            "partitions": partitions,
-            "client": self._client,
-        }
-        targets = [target_of(each, self.url, **options) for each in to]
+        targets = [
+            target_of(
+                each,
+                self.url,
+                key=key,
+                guarantee=guarantee,
+                idempotency_key=idempotency_key,
+                compact=compact,
+                partitions=partitions,
+                client=self._client,
+            )
+            for each in to
+        ]
         label = name if name is not None else _name_from(targets[0].label)
         what = f"query {label!r} of pipeline {self.name!r}"
         check_name(label, "the name of a query")
@@ -339,12 +342,10 @@ class Pipeline:
 
     def _real_time(
         self, frame: DataFrame, targets: Sequence[Target], trigger: RealTime, what: str
-    ) -> Callable[[str, str], StreamingQuery] | None:
+    ) -> realtime.Start | None:
         """How the query is started in real-time mode; None, with a word why, where it cannot be."""
         if len(targets) != 1 or not isinstance(targets[0], TopicTarget):
             raise ConfigError(f"{what}: real-time mode writes to one topic, and to nothing else")
-        from penstock.spark import realtime
-
         target = targets[0]
         if target.guarantee is not Guarantee.AT_LEAST_ONCE:
             raise GuaranteeError(

@@ -53,8 +53,10 @@ def _with_its_package(file: Path, root: Path) -> Iterator[tuple[str, Path]]:
         return
     package = root / parts[0]
     for each in sorted(package.rglob("*")):
-        if each.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in each.parts):
-            yield each.relative_to(root).as_posix(), each
+        inside = each.relative_to(root)
+        hidden = any(part == "__pycache__" or part.startswith(".") for part in inside.parts)
+        if not hidden and each.is_file() and not _is_installed(each):
+            yield inside.as_posix(), each
 
 
 def _imported_by(file: Path, root: Path) -> Iterator[Path]:
@@ -82,10 +84,8 @@ def _beside(name: str, root: Path) -> Path | None:
     for candidate in (root / name / "__init__.py", root / f"{name}.py"):
         if candidate.is_file() and not _is_installed(candidate):
             return candidate
-    folder = root / name  # a package without an __init__ is one, too
-    if folder.is_dir() and not _is_installed(folder):
-        return next(iter(sorted(folder.rglob("*.py"))), None)
-    return None
+    # A package without an __init__ is one, too.
+    return next((file for file in sorted((root / name).rglob("*.py")) if not _is_installed(file)), None)
 
 
 def _imported_otherwise(root: Path) -> Iterator[Path]:

@@ -162,7 +162,7 @@ def _place(
     bootstrap = where.bootstrap if isinstance(where, KafkaUrl) else ""
     if isinstance(where, LogUrl):
         bootstrap = held_broker(options.url, options.client).bootstrap
-    view = open_topic(options)
+    view = open_topic(options.url, options.topic, options.client)
     try:
         view.describe()
     finally:

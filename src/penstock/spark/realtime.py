@@ -24,7 +24,7 @@ from penstock.model import Guarantee
 from penstock.serde import Topic
 from penstock.spark.durations import interval, microseconds
 from penstock.spark.realtime_planning import planned
-from penstock.spark.realtime_slots import SHUFFLE_PARTITIONS, shuffle_partitions_for
+from penstock.spark.realtime_slots import SHUFFLE_PARTITIONS, hold, shuffle_partitions_for
 from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.sink.topic_delivery import topics_for
 from penstock.spark.source.held_brokers import held_broker
@@ -107,7 +107,8 @@ def sink_options(bootstrap: str, client: ConnectOptions) -> dict[str, str]:
 def _start(frame: DataFrame, target: TopicTarget, batch: str, name: str, checkpoint: str) -> StreamingQuery:
     spark, client = frame.sparkSession, target.client or {}
     rows = _rows_of(frame, target)
-    fitting = shuffle_partitions_for(spark, planned(rows), f"query {name!r}")
+    needed = planned(rows)
+    fitting = shuffle_partitions_for(spark, needed, f"query {name!r}")
     with target.connect() as connection:
         topics_for(target, connection)
     writer = (
@@ -119,7 +120,9 @@ def _start(frame: DataFrame, target: TopicTarget, batch: str, name: str, checkpo
     )
     writer.trigger(realTime=batch)  # type: ignore[call-overload]  # its stub does not know it yet
     with _starting, _Set(spark, {} if fitting is None else {SHUFFLE_PARTITIONS: str(fitting)}):
-        return writer.start()
+        query = writer.start()
+    hold(query, needed, fitting)
+    return query
 
 
 def _rows_of(frame: DataFrame, target: TopicTarget) -> DataFrame:

@@ -5,10 +5,12 @@ With too few, a query would read some partitions and never come to the others, a
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PipelineError
 from penstock.spark.realtime_planning import RealTimePlan
@@ -18,6 +20,10 @@ SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _COMING_UP_S: Final = 30.0
 """How long the executors of a cluster may take until they are there."""
 _POLL_S: Final = 0.1
+
+_lock: Final = threading.Lock()
+_held: Final[dict[StreamingQuery, int]] = {}
+"""The slots that queries in real-time mode hold as long as they run."""
 
 
 def shuffle_partitions_for(spark: SparkSession, plan: RealTimePlan, what: str) -> int | None:
@@ -40,6 +46,13 @@ def shuffle_partitions_for(spark: SparkSession, plan: RealTimePlan, what: str) -
         f"{what}: real-time mode runs all of its tasks at the same time. It needs {_needed(plan, least)}, and of the "
         f"{_slots(spark)} that Spark has, {free} {'is' if free == 1 else 'are'} free. {_advice(spark, least, free)}"
     )
+
+
+def hold(query: StreamingQuery, plan: RealTimePlan, shuffle_partitions: int | None) -> None:
+    """Count the slots of a query that was started, with this many shuffle partitions, until it ends."""
+    tasks = plan.tasks if shuffle_partitions is None else plan.source_tasks + shuffle_partitions * len(plan.shuffles)
+    with _lock:
+        _held[query] = tasks
 
 
 def _needed(plan: RealTimePlan, least: int) -> str:
@@ -67,10 +80,8 @@ def _slots(spark: SparkSession) -> int:
 
 
 def _free_slots(spark: SparkSession) -> int:
-    """Less those that are taken by tasks of other queries that hold theirs for long. Short ones come and go."""
-    tracker = spark.sparkContext.statusTracker()
-    taken = 0
-    for stage in tracker.getActiveStageIds():
-        found = tracker.getStageInfo(stage)
-        taken += found.numActiveTasks if found is not None else 0
-    return max(0, _slots(spark) - taken)
+    """Less those that queries in real-time mode hold. The tasks of others come and go."""
+    with _lock:
+        for query in [query for query in _held if not query.isActive]:
+            del _held[query]
+        return max(0, _slots(spark) - sum(_held.values()))

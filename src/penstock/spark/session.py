@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +29,8 @@ from penstock.spark.session_defaults import defaults, local_cores, quiet_logging
 CONNECTOR_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 """What Spark's Kafka connector is known by in a JVM."""
 
+MASTER: Final = re.compile(r"local(-cluster)?(\[.*\])?|yarn|(spark|k8s)://.+")
+
 AT_LAUNCH: Final = (
     "spark.driver.memory",
     "spark.driver.extraClassPath",
@@ -34,6 +40,7 @@ AT_LAUNCH: Final = (
 )
 """What a JVM is started with, and keeps until this process ends."""
 
+log = logging.getLogger(__name__)
 _one_at_a_time = threading.RLock()
 _launched_with: dict[str, str] = {}
 """The settings of the session that started the JVM of this process."""
@@ -99,13 +106,36 @@ def can_load(spark: SparkSession, java_class: str) -> bool:
     return _finds(jvm, java_class)
 
 
+def warm_workers(spark: SparkSession) -> threading.Thread:
+    """Have the Python workers of the executors started and their imports done, beside whatever else happens.
+
+    The first batch would wait for it otherwise, and it takes about as long as a query takes to be planned. If it fails
+    that is only logged, as the first batch will tell what is wrong. The thread that does it is returned.
+    """
+    thread = threading.Thread(target=_use_workers, args=(spark,), name="penstock-warm-workers", daemon=True)
+    thread.start()
+    return thread
+
+
+def _use_workers(spark: SparkSession) -> None:
+    tasks = spark.sparkContext.defaultParallelism
+    try:
+        spark.range(0, tasks, 1, tasks).mapInArrow(_pass_on, "id long").write.format("noop").mode("append").save()
+    except (PySparkException, Py4JError, OSError) as error:
+        log.debug("the Python workers could not be warmed: %s", error)
+
+
+def _pass_on(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from batches
+
+
 def _started(name: str, master: str | None, wishes: dict[str, str], connector: bool | None) -> SparkSession:
     running = _running_jvm()
     given = _given_settings(running)
     chosen_master = master or given.get("spark.master") or "local[*]"
     lean = LEAN_FILES if running is None or _finds(running, FILE_SYSTEM_CLASS) else {}
-    logging = quiet_logging(_find_spark_home()) if running is None else {}
-    settings = {**defaults(chosen_master), **lean, **logging, **given, **wishes, "spark.master": chosen_master}
+    quiet = quiet_logging(_find_spark_home()) if running is None else {}
+    settings = {**defaults(chosen_master), **lean, **quiet, **given, **wishes, "spark.master": chosen_master}
     if "spark.app.name" not in wishes:
         settings["spark.app.name"] = name
     jars = _wished_jars(connector)
@@ -121,10 +151,16 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
         _forget_earlier(running, settings)
     builder = SparkSession.builder.config(map={**settings, "spark.api.mode": "classic"})
     try:
-        with _environment(settings, needs_java=running is None):
+        with _environment(settings, needs_java=running is None), _importing_meanwhile():
             spark = builder.getOrCreate()
-    except (Py4JJavaError, PySparkRuntimeError) as error:
+    except Py4JJavaError as error:
         raise PipelineError(f"Spark did not start on {chosen_master}: {_first_line(error)}") from error
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise PipelineError(
+            f"the JVM of Spark ended while it started on {chosen_master}; what it wrote to standard error says why"
+        ) from error
     if running is None:
         _launched_with.clear()
         _launched_with.update(settings)
@@ -170,7 +206,12 @@ def _wished_master(
     in_conf = conf.get("spark.master")
     if argument is not None and in_conf is not None and argument != in_conf:
         raise ConfigError(f"two masters: master={argument!r}, and spark.master={in_conf!r} in conf. Name one")
-    return run_conf.get("spark.master") or run_master or argument or (str(in_conf) if in_conf is not None else None)
+    wished = run_conf.get("spark.master") or run_master or argument or (None if in_conf is None else str(in_conf))
+    if wished is not None and not MASTER.fullmatch(wished):
+        raise ConfigError(
+            f"{wished!r} is no master that Spark knows: local, local[4], local[*], spark://host:7077, yarn, k8s://..."
+        )
+    return wished
 
 
 def _texts(conf: Mapping[str, object]) -> dict[str, str]:
@@ -265,6 +306,22 @@ def _environment(settings: Mapping[str, str], *, needs_java: bool) -> Iterator[N
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _importing_meanwhile() -> Iterator[None]:
+    """PySpark imports pandas once the JVM answers; while one core starts the JVM, another may as well import it."""
+    thread = threading.Thread(target=_import_pandas, name="penstock-import", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _import_pandas() -> None:
+    with contextlib.suppress(ImportError):  # whoever needs it imports it again, and says that it is not there
+        importlib.import_module("pandas")
 
 
 def _first_line(error: Exception) -> str:

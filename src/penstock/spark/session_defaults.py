@@ -26,6 +26,8 @@ EVERYWHERE: Final[Mapping[str, str]] = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # How long a row may wait inside a shuffle of real-time mode, the only one that it is about; with 0 a thread spins.
+    "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1",
 }
 
 IN_ONE_PROCESS: Final[Mapping[str, str]] = {

@@ -1,17 +1,15 @@
-"""Rows whose columns are the fields of a type, as records: by the topic's own serde, or in the JVM where that is the
-same."""
+"""Rows whose columns are the fields of a type, as records, by the topic's own serde."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from penstock.errors import SerdeError
 from penstock.serde import Topic
@@ -122,7 +120,3 @@ def absence_of(carried: Carried) -> Callable[[dict[str, Any]], bool]:
     if isinstance(form, RecordForm) and all(field.optional or field.null_is_absent for field in form.fields):
         return lambda row: False
     return lambda row: all(part is None for part in row.values())
-
-
-def encoded_in_jvm(shaped: DataFrame, topic: Topic[Any], carried: Carried, present: Sequence[str]) -> DataFrame | None:
-    return None

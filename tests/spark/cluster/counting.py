@@ -23,7 +23,7 @@ from penstock.spark.session import session
 
 GATE_MARK: Final = b"gate"
 PER_BATCH: Final = 100
-HELD_S: Final = 120.0
+HELD_S: Final = 240.0
 
 
 def at_gate(folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -21,7 +21,7 @@ from tests.spark.cluster.standalone import Standalone
 
 PROGRAM: Final = Path(__file__).with_name("counting.py")
 ROOT: Final = Path(__file__).resolve().parents[3]
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 240.0
 NAMES: Final = ("ann", "bob", "cid")
 BEFORE: Final = 2 * PER_BATCH
 AFTER: Final = PER_BATCH
@@ -68,9 +68,9 @@ class Case:
 
     def send(self, connection: Connection, count: int, *, mark: bool = False) -> None:
         """Records for all names. The mark comes in the last batch of them."""
-        for number in range(len(self.sent), len(self.sent) + count):
-            is_last = number == len(self.sent) + count - 1
-            value = GATE_MARK if mark and is_last else str(number).encode()
+        end = len(self.sent) + count
+        for number in range(len(self.sent), end):
+            value = GATE_MARK if mark and number == end - 1 else str(number).encode()
             self.sent.append((NAMES[number % len(NAMES)].encode(), value))
         for key, value in self.sent[-count:]:
             connection.send("numbers", value, key=key)

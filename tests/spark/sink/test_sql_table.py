@@ -249,13 +249,13 @@ def test_a_commit_that_was_not_answered_is_looked_up(
 def test_a_table_that_does_not_fit_is_refused_when_the_pipeline_is_built(
     spark: SparkSession, database: str, rows: Rows
 ) -> None:
-    rows("CREATE TABLE old (id INTEGER NOT NULL, must TEXT NOT NULL)")
+    rows("CREATE TABLE old (id BIGINT NOT NULL, must TEXT NOT NULL)")
     schema = spark.range(1).withColumn("name", F.lit("x")).schema
     with pytest.raises(SchemaMismatchError, match="no column 'name'"):
         SqlTable(database, "old").check(schema, "append")
     with pytest.raises(SchemaMismatchError, match="'must' takes no null"):
         SqlTable(database, "old").check(spark.range(1).select(F.col("id").cast("int")).schema, "append")
-    with pytest.raises(SchemaMismatchError, match="'must' is (TEXT|text)"):
+    with pytest.raises(SchemaMismatchError, match=r"'must' is (TEXT|text)"):
         SqlTable(database, "old").check(
             spark.range(1).select(F.col("id").cast("int"), F.lit(1.5).alias("must")).schema, "append"
         )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import lru_cache
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2, wrappers_pb2
 
+def _protobuf(name: str) -> Any:
+    """A module of protobuf, which has no types."""
+    return importlib.import_module(f"google.protobuf.{name}")
+
+
+descriptor_pb2, descriptor_pool, message_factory = map(
+    _protobuf, ("descriptor_pb2", "descriptor_pool", "message_factory")
+)
+timestamp_pb2, duration_pb2, wrappers_pb2 = map(_protobuf, ("timestamp_pb2", "duration_pb2", "wrappers_pb2"))
 _F = descriptor_pb2.FieldDescriptorProto
 
 

@@ -6,6 +6,7 @@ import copy
 import datetime
 import pickle
 import random
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def expected_fields(order: Order | None) -> dict[str, Any]:
     return expected
 
 
-def compare(values: list[bytes | None], decoder: Decoder, folder: Path) -> None:
+def compare(values: Sequence[bytes | None], decoder: Decoder, folder: Path) -> None:
     """Row by row, with what the topic makes of the same bytes."""
     good, bad = {}, set()
     for pointer, data in enumerate(values):
@@ -122,7 +123,7 @@ def test_every_oddity_of_json_is_decided_as_the_library_decides(tmp_path: Path) 
 
 def test_bytes_broken_at_random_are_decided_as_the_library_decides(tmp_path: Path) -> None:
     chance = random.Random(seed_of())
-    values: list[bytes | None] = []
+    values: list[bytes] = []
     for _ in range(400):
         data = bytearray(chance.choice(ODD))
         for _ in range(chance.randrange(3)):
@@ -131,18 +132,17 @@ def test_bytes_broken_at_random_are_decided_as_the_library_decides(tmp_path: Pat
         if chance.random() < 0.2:
             data = data[: chance.randrange(len(data) + 1)]
         values.append(bytes(data))
-    order_of = {data: msgspec.json.decode for data in values}  # each once, so that pointers tell them apart
-    fitting = [data for data in order_of if data is not None and not _beyond_64_bits(data)]
-    compare(list(fitting), decoder_for(tmp_path), tmp_path)
+    compare([data for data in values if not _has_no_place(data)], decoder_for(tmp_path), tmp_path)
 
 
-def _beyond_64_bits(data: bytes) -> bool:
+def _has_no_place(data: bytes) -> bool:
     """Whether the library reads it, but a column cannot hold it: that is another test."""
     try:
         order = ORDERS_TOPIC.decode(data)
     except SerdeError:
         return False
-    assert order is not None
+    if order is None:
+        return False
     numbers = [order.id, *(line.cups for line in order.lines), *order.tags.values()]
     return any(not -(2**63) <= number < 2**63 for number in numbers) or order.at.tzinfo is None
 
@@ -258,7 +258,8 @@ def test_bytes_that_may_be_good_are_no_dead_letters(tmp_path: Path) -> None:
 
 def test_all_rows_may_be_bad_or_none_may_be_there(tmp_path: Path) -> None:
     decoder = decoder_for(tmp_path)
-    for values in ([], [b"", b"x"], [None, None]):
+    cases: list[list[bytes | None]] = [[], [b"", b"x"], [None, None]]
+    for values in cases:
         decoded = decoder.decode(record_rows(values))
         assert decoded.num_rows == values.count(None)
         assert decoded.schema.names == decoder.schema.names

@@ -26,8 +26,8 @@ def top_n(
         top_n(moves, 10, by=F.abs("change"))
 
     Both run in append mode: a window is ranked once, when it has closed. Rows that are equal in `by` are ranked by
-    their other columns, so that a batch that is repeated gives the same; null is never among the first. `per` names what is
-    ranked for itself.
+    their other columns, so that a batch that is repeated gives the same; null is never among the first. `per` names
+    what is ranked for itself.
     """
     windows = [per] if isinstance(per, str) else list(per)
     missing = [name for name in windows if name not in frame.columns]

@@ -23,7 +23,7 @@ class PenstockBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        view = open_topic(options)
+        view = open_topic(options.url, options.topic, options.client)
         try:
             described = view.describe()
             begin = chosen_pointers(view, options.topic, described, options.start, "startingPosition")

@@ -12,13 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import RecordsExpiredError, TopicReplacedError
 from penstock.spark.columns import RECORD
 from penstock.spark.source.decoded import decoded
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.origin import Origin, Range
 from penstock.spark.source.record_columns import SCHEMA
-from penstock.spark.source.table_ends import span_now
+from penstock.spark.source.table_ends import extent_now
 from penstock.spark.source.task_reading import read_range
 
 MOST_BYTES: Final = int(os.environ.get("PENSTOCK_SPARK_TABLES_BYTES", 512 << 20))
@@ -29,9 +28,10 @@ _FOLDED_ROWS: Final = 1_000_000
 
 @dataclass(slots=True)
 class KeptTable:
-    """The rows of one partition that are alive, as of `next`."""
+    """The rows of one partition that are alive, of records from `start` up to `next`."""
 
     rows: pa.Table
+    start: int
     next: int
     shown: pa.Table | None = None
     """The rows as the decoder gives them."""
@@ -68,26 +68,28 @@ class KeptTables:
 _kept: Final = KeptTables(MOST_BYTES)
 
 
-def current_table(options: SourceOptions, origin: Origin, topic_id: str | None, partition: int) -> pa.Table:
+def current_table(options: SourceOptions, origin: Origin, partition: int) -> pa.Table:
     """The table of a partition as it is now."""
-    start, end = span_now(origin, partition)
-    key = (origin.folder or origin.url, origin.topic, topic_id, partition, options.decoder)
+    now = extent_now(origin, partition)
+    key = (origin.folder or origin.url, origin.topic, now.topic_id, partition, options.decoder)
     kept = _kept.get(key)
-    if kept is None or kept.next > end:
-        # Nothing is known, or it is about a topic that is no more.
-        kept = KeptTable(SCHEMA.empty_table(), start)
-    if kept.next < end or kept.shown is None:
-        try:
-            kept = _brought_up(kept, origin, Range(partition, kept.next, end))
-        except (RecordsExpiredError, TopicReplacedError):
-            # What is kept may have been passed by retention. What is there now is all there is to a table.
-            _kept.drop(key)
-            start, end = span_now(origin, partition)
-            kept = _brought_up(KeptTable(SCHEMA.empty_table(), start), origin, Range(partition, start, end))
+    if kept is None or kept.next > now.end:
+        # Nothing is known, or it is about a log that has gone back to an earlier state.
+        kept = KeptTable(SCHEMA.empty_table(), now.start, now.start)
+    if now.start > kept.start:
+        kept = _without_expired(kept, now.start)
+    if kept.next < now.end or kept.shown is None:
+        kept = _brought_up(kept, origin, Range(partition, kept.next, now.end))
         kept.shown = _shown(kept.rows, options)
         _kept.put(key, kept)
     assert kept.shown is not None
     return kept.shown
+
+
+def _without_expired(kept: KeptTable, start: int) -> KeptTable:
+    """A table is what the topic holds, also where retention has let go of a key's latest value."""
+    there = pc.greater_equal(kept.rows.column("pointer"), start)
+    return KeptTable(kept.rows.filter(there), start, max(kept.next, start))
 
 
 def _brought_up(kept: KeptTable, origin: Origin, wanted: Range) -> KeptTable:
@@ -101,7 +103,7 @@ def _brought_up(kept: KeptTable, origin: Origin, wanted: Range) -> KeptTable:
             rows = latest_of_each_key(pa.concat_tables([rows, pa.Table.from_batches(gathered)]), tombstones=True)
             gathered, count = [], 0
     rows = pa.concat_tables([rows, pa.Table.from_batches(gathered, SCHEMA)])
-    return KeptTable(latest_of_each_key(rows, tombstones=False), max(wanted.end, kept.next))
+    return KeptTable(latest_of_each_key(rows, tombstones=False), kept.start, wanted.end)
 
 
 def latest_of_each_key(rows: pa.Table, *, tombstones: bool) -> pa.Table:

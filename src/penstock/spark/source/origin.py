@@ -47,6 +47,11 @@ class Origin:
     client: Mapping[str, Any] = field(default_factory=dict)
     folder: LogFolder | None = None
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What two origins share that are reached in the same way."""
+        return self.url, self.topic, repr(sorted(self.client.items()))
+
 
 @dataclass(frozen=True, slots=True)
 class Range:

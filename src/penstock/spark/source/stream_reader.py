@@ -121,7 +121,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self, *, fresh: bool = False) -> tuple[TopicView, Described]:
         """The connected topic, and what partitions it has."""
         if self._view is None or self._partitions is None:
-            self._view = open_topic(self._options)
+            self._view = open_topic(self._options.url, self._options.topic, self._options.client)
             self._partitions = Partitions(self._view)
         try:
             described = self._partitions.now(fresh=fresh)

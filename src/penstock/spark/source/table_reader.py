@@ -23,10 +23,9 @@ from penstock.spark.source.topic_view import open_topic
 class TableInput(InputPartition):
     """The table of one partition."""
 
-    def __init__(self, origin: Origin, topic_id: str | None, partition: int) -> None:
+    def __init__(self, origin: Origin, partition: int) -> None:
         super().__init__(None)
         self.origin = origin
-        self.topic_id = topic_id
         self.partition = partition
 
 
@@ -35,15 +34,15 @@ class PenstockTableReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        view = open_topic(self._options)
+        view = open_topic(self._options.url, self._options.topic, self._options.client)
         try:
             described = view.describe()
             origin = view.origin()
         finally:
             view.close()
-        return [TableInput(origin, described.topic_id, partition) for partition in described.partitions]
+        return [TableInput(origin, partition) for partition in described.partitions]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TableInput)
-        table = current_table(self._options, partition.origin, partition.topic_id, partition.partition)
+        table = current_table(self._options, partition.origin, partition.partition)
         return (batch for batch in table.to_batches() if len(batch))

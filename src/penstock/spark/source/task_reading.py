@@ -1,18 +1,16 @@
 """What a task does: read its ranges, exactly, from files where they are at hand, else through the client.
 
 A Python worker of Spark serves one task after the other, so what is costly to open is kept in it: the view of a
-partition's files, a connection. What is kept belongs to the process that opened it.
+partition's files, a connection.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final
 
 import pyarrow as pa
 
@@ -26,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.log.reader import PartitionReader
 from penstock.spark.source.batch_columns import from_batch
+from penstock.spark.source.kept_open import KeptOpen
 from penstock.spark.source.origin import LogFolder, Origin, Range
 from penstock.spark.source.record_columns import from_log
 from penstock.streams.connecting import open_streams
@@ -39,37 +38,6 @@ _AT_ONCE: Final = 10_000
 _SILENCE_S: Final = 30.0
 """How long a stream that has more, by its own word, may say nothing."""
 _WAIT_S: Final = 1.0
-
-
-class Closeable(Protocol):
-    def close(self) -> None: ...
-
-
-Kept = TypeVar("Kept", bound=Closeable)
-
-
-class _Keep(Generic[Kept]):
-    """Open things of this process, the least recently used of which gives way."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._pid = os.getpid()
-        self._open: OrderedDict[Any, Kept] = OrderedDict()
-
-    def get(self, key: Any, opened: Callable[[], Kept]) -> Kept:
-        if self._pid != os.getpid():
-            self._pid, self._open = os.getpid(), OrderedDict()
-        if key not in self._open:
-            self._open[key] = opened()
-            if len(self._open) > self._most:
-                self._open.popitem(last=False)[1].close()
-        self._open.move_to_end(key)
-        return self._open[key]
-
-    def drop(self, key: Any) -> None:
-        kept = self._open.pop(key, None)
-        if kept is not None:
-            kept.close()
 
 
 class _OpenTopic:
@@ -86,8 +54,8 @@ class _OpenTopic:
             self._streams.close()
 
 
-_files: Final = _Keep[PartitionReader](_MOST_FOLDERS)
-_topics: Final = _Keep[_OpenTopic](_MOST_TOPICS)
+_files: Final = KeptOpen[PartitionReader](_MOST_FOLDERS)
+_topics: Final = KeptOpen[_OpenTopic](_MOST_TOPICS)
 
 
 def read_range(
@@ -157,16 +125,7 @@ def _chunks(path: Path, wanted: Range) -> Iterator[pa.RecordBatch]:
 
 def open_stream(origin: Origin) -> Stream:
     """The topic through the client, over a connection that this process keeps."""
-    return _topics.get(_key(origin), lambda: _OpenTopic(origin)).stream
-
-
-def close_stream(origin: Origin) -> None:
-    """Let go of that connection, so that the next use makes another."""
-    _topics.drop(_key(origin))
-
-
-def _key(origin: Origin) -> tuple[str, str, str]:
-    return origin.url, origin.topic, repr(sorted(origin.client.items()))
+    return _topics.get(origin.key, lambda: _OpenTopic(origin)).stream
 
 
 def _from_client(origin: Origin, wanted: Range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -188,7 +147,7 @@ def _from_client(origin: Origin, wanted: Range, columns: Sequence[str]) -> Itera
                     f"{wanted.end}, and has given none for {_SILENCE_S:g} s; see that it runs and can be reached"
                 )
     except BrokerUnavailableError as error:
-        close_stream(origin)
+        _topics.drop(origin.key)
         if origin.folder is None:
             raise
         raise BrokerUnavailableError(

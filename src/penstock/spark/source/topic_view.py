@@ -7,15 +7,14 @@ whatever they find in files.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.abc import Stream
+from penstock.abc import Stream, Streams
 from penstock.broker import last_address
 from penstock.model import Position
-from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.origin import LogFolder, Origin
 from penstock.spark.source.positions import Pointers
 from penstock.streams.connecting import open_streams
@@ -57,21 +56,20 @@ class TopicView(Protocol):
     def close(self) -> None: ...
 
 
-def open_topic(options: SourceOptions) -> TopicView:
-    """Connect. Raises what `penstock.connect` raises."""
-    streams = open_streams(options.url, **options.client)
-    if isinstance(streams, Connection):
-        return _KafkaTopic(streams, options)
-    return _AnyTopic(streams, options)
+def open_topic(url: str, topic: str, client: Mapping[str, Any]) -> TopicView:
+    """Connect. `client` are options of `penstock.connect`, and what that raises is raised."""
+    streams = open_streams(url, **client)
+    origin = Origin(url, topic, client)
+    return _KafkaTopic(streams, origin) if isinstance(streams, Connection) else _AnyTopic(streams, origin)
 
 
 class _KafkaTopic:
     """A topic of Kafka or of the embedded log: all partitions in one request."""
 
-    def __init__(self, connection: Connection, options: SourceOptions) -> None:
+    def __init__(self, connection: Connection, asked: Origin) -> None:
         self._connection = connection
-        self._topic = options.topic
-        self._options = options
+        self._topic = asked.topic
+        self._asked = asked
 
     def describe(self) -> Described:
         topics = self._topics
@@ -95,11 +93,11 @@ class _KafkaTopic:
         return 0
 
     def origin(self) -> Origin:
-        where = parse_url(self._options.url)
-        folder = _log_folder(where.folder) if isinstance(where, LogUrl) else None
-        url = f"kafka://{self._connection.bootstrap}" if isinstance(where, LogUrl) else self._options.url
-        client = {name: value for name, value in self._options.client.items() if name != "exit_when_idle_s"}
-        return Origin(url=url, topic=self._topic, client=client, folder=folder)
+        where = parse_url(self._asked.url)
+        if not isinstance(where, LogUrl):
+            return self._asked
+        client = {name: value for name, value in self._asked.client.items() if name != "exit_when_idle_s"}
+        return Origin(f"kafka://{self._connection.bootstrap}", self._topic, client, _log_folder(where.folder))
 
     def close(self) -> None:
         self._connection.close()
@@ -112,10 +110,10 @@ class _KafkaTopic:
 class _AnyTopic:
     """A topic of any stream, by the methods that all have."""
 
-    def __init__(self, streams: Any, options: SourceOptions) -> None:
+    def __init__(self, streams: Streams, asked: Origin) -> None:
         self._streams = streams
-        self._stream: Stream = streams.stream(options.topic)
-        self._options = options
+        self._stream: Stream = streams.stream(asked.topic)
+        self._asked = asked
 
     def describe(self) -> Described:
         return Described(tuple(self._stream.partitions()), None)
@@ -133,7 +131,7 @@ class _AnyTopic:
         return self._stream.span(partition)[0]
 
     def origin(self) -> Origin:
-        return Origin(url=self._options.url, topic=self._options.topic, client=self._options.client)
+        return self._asked
 
     def close(self) -> None:
         try:

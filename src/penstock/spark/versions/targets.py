@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError
 from penstock.serde import Topic
-from penstock.spark.sink import Console, TopicTarget
+from penstock.spark.sink import Console, Folder, SqlTable, TopicTarget
 from penstock.spark.targets import Target
 from penstock.spark.versions.names import check_version, is_first, output_topic
 
@@ -25,7 +25,7 @@ class VersionedTarget(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionedTopic(TopicTarget):
-    """A topic of a version. Rows that choose their topic go to that of the version, too."""
+    """A topic of a version. Where rows name their topics themselves, they go to those of the version."""
 
     version: str = dataclasses.field(default="", kw_only=True)
 
@@ -46,6 +46,10 @@ def versioned(target: Target, version: str | None) -> Target:
         return target.for_version(version)
     if isinstance(target, TopicTarget):
         return _versioned_topic(target, version)
+    if isinstance(target, SqlTable):
+        return dataclasses.replace(target, table=f"{target.table}_{version.replace('-', '_')}")
+    if isinstance(target, Folder):
+        return dataclasses.replace(target, path=f"{target.path.rstrip('/')}.{version}")
     if isinstance(target, Console):
         return target
     raise ConfigError(

@@ -1,0 +1,152 @@
+"""Typed JSON to columns on Spark: Penstock's decoder, beside `from_json` on Spark's own Kafka connector.
+
+`python -m benchmarks.spark_json` sends orders to an embedded log once; then all ways read the same records, in turn, to
+a sink that throws rows away. Every way gives the same columns: the fields of the order, and what is known about its
+record. The decoder checks every value as the library does and keeps what is wrong in dead letters; `from_json` gives
+null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import penstock as ps
+from benchmarks.report import Report, Row
+from penstock.spark.columns import ABOUT_A_RECORD
+from penstock.spark.decoding import Decoder
+from penstock.spark.reading import read_batch
+from penstock.spark.session import session
+from penstock.spark.types import columns_of
+
+RECORDS: Final = 600_000
+ROUNDS: Final = 3
+PARTITIONS: Final = 2
+SEED: Final = 1
+BAR: Final = 0.7
+
+
+@dataclasses.dataclass
+class Order:
+    id: int
+    customer: str
+    amount: float
+    at: datetime.datetime
+    items: int
+    note: str | None = None
+    paid: bool = False
+
+
+ORDERS: Final = ps.Topic("orders", Order, key=lambda order: order.customer, partitions=PARTITIONS)
+
+
+def run(report: Report, say: Callable[[str], None], *, rounds: int = ROUNDS, scale: float = 1.0) -> None:
+    records = max(1000, int(RECORDS * scale))
+    spark = session("typed JSON", master=f"local[{min(2, os.cpu_count() or 1)}]", conf={"spark.driver.memory": "1g"})
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"log:{folder}/data"
+        with ps.connect(url) as stream:
+            size_bytes = _send(stream, records)
+            say(f"  {records:,} orders of {size_bytes:.0f} B")
+            samples = _measure(spark, url, rounds, records, say)
+    spark.stop()
+    rates = {name: statistics.median(each) for name, each in samples.items()}
+    peer = rates.pop("from_json")
+    for name, rate in rates.items():
+        say(f"    {name}: {rate:,.0f} rows/s, {rate / peer:.2f}x from_json's {peer:,.0f}")
+        report.rows.append(Row("typed JSON to columns", rate, name, peer, "native, from_json", "rows/s", BAR))
+    report.notes.append(
+        f"Typed JSON to columns: {records:,} orders of {size_bytes:.0f} B in {PARTITIONS} partitions of an embedded "
+        f"log, batch read to the noop sink, median of {rounds} rounds in turn after one to warm up; pyspark "
+        f"{version('pyspark')}."
+    )
+
+
+def _send(stream: ps.Connection, records: int) -> float:
+    stream.create_topic(ORDERS.name, PARTITIONS)
+    chance = random.Random(SEED)
+    start = datetime.datetime(2026, 11, 15, tzinfo=datetime.UTC)
+    size_bytes = 0
+    for number in range(records):
+        order = Order(
+            number,
+            f"customer-{chance.randrange(10_000)}",
+            round(chance.random() * 100, 2),
+            start + datetime.timedelta(microseconds=chance.randrange(10**11)),
+            chance.randrange(9),
+            None if number % 2 else "leave it at the door",
+            number % 3 == 0,
+        )
+        record = ORDERS.new_record(order)
+        size_bytes += len(record.value or b"")
+        stream.send(ORDERS.name, record.value, key=record.key)
+    stream.flush()
+    return size_bytes / records
+
+
+def _measure(
+    spark: SparkSession, url: str, rounds: int, records: int, say: Callable[[str], None]
+) -> dict[str, list[float]]:
+    decoder = Decoder(ORDERS, url=url, group="benchmark")
+    ways: dict[str, Callable[[], DataFrame]] = {
+        "python engine, decoder": lambda: read_batch(spark, url, ORDERS.name, engine="python", decoder=decoder),
+        "native engine, decoder": lambda: read_batch(spark, url, ORDERS.name, engine="native", decoder=decoder),
+        "from_json": lambda: _by_from_json(spark, url),
+    }
+    _check(ways)
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    for round_number in range(rounds + 1):
+        for name, way in ways.items():
+            began_s = time.perf_counter()
+            way().write.format("noop").mode("overwrite").save()
+            rate = records / (time.perf_counter() - began_s)
+            say(f"      {'warm-up' if round_number == 0 else f'round {round_number}'}: {name}: {rate:,.0f} rows/s")
+            if round_number:
+                samples[name].append(rate)
+    return samples
+
+
+def _by_from_json(spark: SparkSession, url: str) -> DataFrame:
+    read = read_batch(spark, url, ORDERS.name, engine="native")
+    order = F.from_json(F.col("value").cast("string"), columns_of(ORDERS)).alias("order")
+    return read.select(order, *ABOUT_A_RECORD).select("order.*", *ABOUT_A_RECORD)
+
+
+def _check(ways: dict[str, Callable[[], DataFrame]]) -> None:
+    """All give the same rows, or there is nothing to compare."""
+    sums = {
+        name: way().agg(
+            F.count("*"), F.sum("id"), F.sum("items"), F.min("at"), F.sum(F.hash("customer", "note", "paid"))
+        )
+        for name, way in ways.items()
+    }
+    found = {name: tuple(frame.collect()[0]) for name, frame in sums.items()}
+    if len(set(found.values())) != 1:
+        raise SystemExit(f"the ways do not read the same orders: {found}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_json", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often they take turns ({ROUNDS})")
+    parser.add_argument("--scale", type=float, default=1.0, help="how many records, as a part of the usual (1.0)")
+    options = parser.parse_args()
+    report = Report()
+    run(report, lambda text: print(text, file=sys.stderr, flush=True), rounds=options.rounds, scale=options.scale)
+    print(report.text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Executors that have never heard of Penstock run a pipeline all the same, or it is said what they lack."""
+
+from __future__ import annotations
+
+import io
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import penstock
+from penstock import Connection
+from tests.cli.running import COMMAND, Done
+from tests.servers import ServerProcess
+from tests.spark.cluster.standalone import HOST, Standalone
+
+TIMEOUT_S: Final = 240.0
+
+PROGRAM: Final = """
+import sys
+from penstock.spark.pipeline import Pipeline
+from rates import doubled
+
+pipe = Pipeline("doubling", sys.argv[1], engine="python")
+numbers = pipe.read("numbers").select("key", "value")
+pipe.write(numbers.mapInArrow(doubled, "key binary, value binary"), "doubled")
+"""
+
+RATES: Final = """
+import pyarrow
+
+def doubled(batches):
+    import penstock
+    for batch in batches:
+        values = [b"%d %s" % (2 * int(each), penstock.__file__.encode()) for each in batch.column("value").to_pylist()]
+        yield pyarrow.RecordBatch.from_arrays(
+            [batch.column("key"), pyarrow.array(values, pyarrow.binary())], ["key", "value"]
+        )
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with Standalone(tmp_path_factory.mktemp("shipping"), workers=1) as running:
+        yield running
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "rates.py").write_text(RATES)
+    return tmp_path / "program.py"
+
+
+def _environment(folder: Path, *, packages: bool) -> Path:
+    """An archive with a Python in it that has, of the packages of this environment, all but Penstock, or none."""
+    more = f'PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{sysconfig.get_path("purelib")}" ' if packages else ""
+    script = f'#!/bin/sh\n{more}exec "{Path(sys.executable).resolve()}" -s "$@"\n'.encode()
+    path = folder / "environment.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        about = tarfile.TarInfo("bin/python3")
+        about.size, about.mode = len(script), 0o755
+        archive.addfile(about, io.BytesIO(script))
+    return path
+
+
+def _run(cluster: Standalone, program: Path, archive: Path, url: str) -> Done:
+    conf = [f"spark.driver.host={HOST}", f"spark.driver.bindAddress={HOST}", "spark.executor.memory=512m"]
+    options = ["--master", cluster.url, "--archive", str(archive), "--once"]
+    for setting in [*conf, "spark.driver.memory=1g"]:
+        options += ["--conf", setting]
+    process = ServerProcess([*COMMAND, "run", str(program), *options, "--", url], program.parent / "told.txt")
+    try:
+        code = process.popen.wait(TIMEOUT_S)
+    finally:
+        process.kill()
+    return Done(code, "", process.output())
+
+
+def test_executors_are_sent_penstock_and_the_modules_of_the_program(
+    cluster: Standalone, program: Path, connection: Connection, log_url: str, tmp_path: Path
+) -> None:
+    connection.create_topic("numbers", 1)
+    for number in range(20):
+        connection.send("numbers", str(number))
+    connection.flush(30)
+    done = _run(cluster, program, _environment(tmp_path, packages=True), log_url)
+    assert done.code == 0, done.err[-5000:]
+    told = [(record.value or b"").decode().split() for record in connection.read("doubled")]
+    assert sorted(int(number) for number, _ in told) == [2 * number for number in range(20)]
+    ours = str(Path(str(penstock.__file__)).parent)
+    for place in {place for _, place in told}:
+        assert "penstock-program.zip" in place
+        assert not place.startswith(ours)
+
+
+def test_executors_that_lack_packages_are_told_before_anything_runs(
+    cluster: Standalone, program: Path, connection: Connection, log_url: str, tmp_path: Path
+) -> None:
+    connection.create_topic("numbers", 1)
+    done = _run(cluster, program, _environment(tmp_path, packages=False), log_url)
+    assert done.code == 1, done.err[-5000:]
+    (complaint,) = [line for line in done.err.splitlines() if line.startswith("penstock: ")]
+    assert "executors cannot run the pipeline" in complaint
+    for package in ("confluent-kafka", "msgspec", "pyarrow"):
+        assert package in complaint
+    assert "--archive environment.tar.gz" in complaint
+    assert "doubled" not in connection.topics()

@@ -1,0 +1,128 @@
+"""What may be said to the format "penstock", and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError, UrlError
+from penstock.model import Position
+from penstock.spark.source.options import client_options, client_texts, parse_options
+from penstock.spark.source.positions import parse_position, position_text
+
+PLACE = {"url": "log:./data", "topic": "orders"}
+
+
+def test_names_may_be_written_in_any_case() -> None:
+    found = parse_options({"URL": "log:./data", "topic": "orders", "MAXRECORDSPERBATCH": "5"}, streaming=True)
+    assert found.topic == "orders"
+    assert found.max_records == 5
+
+
+def test_the_folder_of_a_log_is_made_absolute() -> None:
+    assert parse_options(PLACE, streaming=True).url == f"log:{Path.cwd() / 'data'}"
+
+
+@pytest.mark.parametrize("name", ["url", "topic"])
+def test_what_is_missing_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"needs the option '{name}'"):
+        parse_options({each: value for each, value in PLACE.items() if each != name}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "streaming", "says"),
+    [
+        ({"topik": "x"}, True, "no option 'topik'"),
+        ({"maxRecordsPerBatch": "many"}, True, "'maxRecordsPerBatch' is 'many', which is no number"),
+        ({"maxRecordsPerBatch": "0"}, True, "must be at least 1"),
+        ({"maxBytesPerBatch": "-1"}, True, "must be at least 1"),
+        ({"tasks": "0"}, False, "must be at least 1"),
+        ({"mode": "tabel"}, False, "records or table"),
+        ({"startingPosition": "yesterday"}, True, "'startingPosition' is 'yesterday'"),
+        ({"startingPosition": "17"}, True, "'startingPosition' is '17'"),
+        ({"startingPosition": '{"0": "x"}'}, True, "pointers are written as"),
+        ({"startingPosition": '{"0": -2}'}, True, "pointers are written as"),
+        ({"startingPosition": "{}"}, True, "pointers are written as"),
+        ({"startingPosition": '{"0": 1'}, True, "pointers are written as"),
+        ({"onExpired": "skip"}, True, "'onExpired' is 'skip'; it may be fail, earliest, latest"),
+        ({"onExpired": '{"0": 1}'}, True, "'onExpired'"),
+        ({"endingPosition": "latest"}, True, "means nothing to a stream"),
+        ({"maxRecordsPerBatch": "5"}, False, "means nothing to a batch read"),
+        ({"mode": "table"}, True, "mode=table is for batch reads"),
+        ({"mode": "table", "startingPosition": "latest"}, False, "means nothing to mode=table"),
+        ({"columns": "value,size"}, True, "no column 'size'"),
+        ({"columns": "value,value"}, True, "names one twice"),
+        ({"decoder": "?"}, True, "no base64"),
+        ({"decoder": "AAAA", "columns": "value"}, True, "means nothing beside a decoder"),
+        ({"client.timeout": "5"}, True, "no option 'timeout'"),
+        ({"client.connect_timeout_s": "soon"}, True, "no number"),
+        ({"client.librdkafka.bootstrap.servers": "a:1"}, True, "comes from the URL"),
+        ({"url": "memory:x"}, True, "memory of one process"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name(options: dict[str, str], streaming: bool, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_options({**PLACE, **options}, streaming=streaming)
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    with pytest.raises(UrlError, match="did you mean kafka://"):
+        parse_options({"url": "localhost:9092", "topic": "orders"}, streaming=True)
+
+
+def test_options_of_the_client_come_back_as_they_were_given() -> None:
+    given = {
+        "client_id": "x",
+        "acks": 1,
+        "connect_timeout_s": 2.5,
+        "librdkafka": {"security.protocol": "SSL", "enable.ssl.certificate.verification": False, "fetch.min.bytes": 7},
+    }
+    texts = {name.removeprefix("client."): text for name, text in client_texts(given).items()}
+    assert client_options(texts) == {
+        **given,
+        "librdkafka": {
+            "security.protocol": "SSL",
+            "enable.ssl.certificate.verification": "false",
+            "fetch.min.bytes": "7",
+        },
+    }
+
+
+def test_chosen_columns_are_the_schema() -> None:
+    found = parse_options({**PLACE, "columns": "value, timestamp"}, streaming=True)
+    assert found.schema().simpleString() == "struct<value:binary,timestamp:timestamp>"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "earliest",
+        "latest",
+        datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+        Position.at_time(1_234_567),
+        Position.LATEST,
+        {1: 4, 0: 17},
+    ],
+)
+def test_a_position_survives_being_written_as_an_option(start: object) -> None:
+    found = parse_position(position_text(start), "startingPosition")  # type: ignore[arg-type]
+    if isinstance(start, datetime.datetime):
+        assert found == Position.at_time(start)
+    elif isinstance(start, str):
+        assert str(found) == start
+    else:
+        assert found == start
+
+
+def test_one_pointer_for_all_partitions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one for each"):
+        position_text(Position.at_pointer(4))
+
+
+def test_the_file_that_tells_whose_folder_it_is_has_the_name_that_the_broker_gives_it() -> None:
+    from penstock.broker.broker import CLUSTER_FILE
+    from penstock.spark.source import origin
+
+    assert origin.CLUSTER_FILE == CLUSTER_FILE

@@ -1,0 +1,226 @@
+"""The session builder: what it chooses, what it takes from others, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import ConfigError, ConnectorMissingError
+from penstock.spark.run_settings import RunSettings, running_with
+from penstock.spark.session import active_session, has_connector, session, warm_workers
+from penstock.spark.session_defaults import available_cores, defaults, local_cores, quiet_logging, site_defaults
+
+CHILD = Path(__file__).with_name("session_child.py")
+CHILD_TIMEOUT_S = 240.0
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+@pytest.fixture
+def shuffle_partitions(spark: SparkSession) -> Iterator[str]:
+    """The setting that a test changes, put back afterwards."""
+    before = str(spark.conf.get(SHUFFLE_PARTITIONS))
+    yield before
+    spark.conf.set(SHUFFLE_PARTITIONS, before)
+
+
+def test_a_session_keeps_time_in_utc_and_state_in_rocksdb(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert str(spark.conf.get("spark.sql.streaming.stateStore.providerClass")).endswith("RocksDBStateStoreProvider")
+    assert spark.conf.get("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled") == "true"
+    assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_a_session_on_this_machine_is_reached_from_this_machine_only(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert conf.get("spark.driver.host") == conf.get("spark.driver.bindAddress") == "127.0.0.1"
+
+
+def test_workers_run_the_python_that_runs_the_driver(spark: SparkSession) -> None:
+    def executable(_: Any) -> str:
+        import sys
+
+        return sys.executable
+
+    assert spark.sparkContext.parallelize([0], 1).map(executable).collect() == [sys.executable]
+
+
+def test_the_active_session_is_returned_with_what_can_be_changed(spark: SparkSession, shuffle_partitions: str) -> None:
+    assert session(conf={SHUFFLE_PARTITIONS: 7}) is not None
+    assert spark.conf.get(SHUFFLE_PARTITIONS) == "7"
+    assert active_session() is not None
+
+
+def test_settings_of_the_run_win_over_those_of_the_program(spark: SparkSession, shuffle_partitions: str) -> None:
+    with running_with(RunSettings(conf={SHUFFLE_PARTITIONS: "5"}, master="local[2]")):
+        session(conf={SHUFFLE_PARTITIONS: "9"}, master="local[64]")
+    assert spark.conf.get(SHUFFLE_PARTITIONS) == "5"
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "complaint"),
+    [
+        ("local[7]", {}, r"the master is local\[2\], not local\[7\]"),
+        (None, {"spark.master": "spark://example:7077"}, "not spark://example:7077"),
+        (None, {"spark.driver.memory": "13g"}, "spark.driver.memory is 1g, not 13g"),
+        (None, {"spark.ui.port": 4555}, "spark.ui.port is not set, not 4555"),
+        ("local[2]", {"spark.master": "local[3]"}, "two masters"),
+        ("nonsense", {}, "'nonsense' is no master that Spark knows: local"),
+        (None, {SHUFFLE_PARTITIONS: "many"}, f"{SHUFFLE_PARTITIONS}=many is not a setting that Spark takes"),
+        (None, {"spark.x": ["a"]}, r"spark.x=\['a'\]: settings of Spark are texts"),
+    ],
+)
+def test_what_a_running_session_cannot_be_is_named(
+    spark: SparkSession, master: str | None, conf: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        session(master=master, conf=conf)
+
+
+def test_asking_for_what_the_session_is_anyway_is_no_error(spark: SparkSession) -> None:
+    same = session(master="local[2]", conf={"spark.driver.memory": "1g", "spark.ui.enabled": False})
+    assert same.sparkContext is spark.sparkContext
+
+
+def test_a_connector_that_is_not_there_is_demanded_in_vain(spark: SparkSession) -> None:
+    if has_connector(spark):
+        assert session(connector=True).sparkContext is spark.sparkContext
+    else:
+        with pytest.raises(ConfigError, match="Kafka connector is not in it"):
+            session(connector=True)
+
+
+def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Spark Connect"):
+        session(conf={"spark.remote": "sc://example"})
+    monkeypatch.setenv("SPARK_REMOTE", "sc://example")
+    with pytest.raises(ConfigError, match="Spark Connect"):
+        session()
+
+
+def test_workers_are_warmed_by_a_job_of_their_own(spark: SparkSession) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    before = set(tracker.getJobIdsForGroup(None))
+    warming = warm_workers(spark)
+    warming.join(120)
+    assert not warming.is_alive()
+    assert set(tracker.getJobIdsForGroup(None)) - before
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"),
+    [
+        ("local", 1),
+        ("local[3]", 3),
+        ("local[ 3 , 2 ]", 3),
+        ("local[*]", available_cores()),
+        ("local[*,4]", available_cores()),
+        ("local-cluster[2,1,1024]", None),
+        ("spark://host:7077", None),
+        ("yarn", None),
+    ],
+)
+def test_the_cores_of_a_master(master: str, cores: int | None) -> None:
+    assert local_cores(master) == cores
+
+
+def test_a_cluster_is_not_bound_to_loopback_and_keeps_its_shuffle_partitions() -> None:
+    assert defaults("local[3]")[SHUFFLE_PARTITIONS] == "3"
+    on_a_cluster = defaults("spark://host:7077")
+    assert SHUFFLE_PARTITIONS not in on_a_cluster
+    assert "spark.driver.bindAddress" not in on_a_cluster
+
+
+def test_the_machines_own_settings_are_read(tmp_path: Path) -> None:
+    assert site_defaults("/nowhere", {"SPARK_CONF_DIR": str(tmp_path)}) == {}
+    assert "log4j2.properties" in quiet_logging("/nowhere", {"SPARK_CONF_DIR": str(tmp_path)}).popitem()[1]
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# a comment\n\nspark.master   spark://example:7077\nspark.a=1\nspark.b: two words \n  spark.c\tthree=3\n"
+    )
+    (tmp_path / "log4j2.properties").touch()
+    assert site_defaults("/nowhere", {"SPARK_CONF_DIR": str(tmp_path)}) == {
+        "spark.master": "spark://example:7077",
+        "spark.a": "1",
+        "spark.b": "two words",
+        "spark.c": "three=3",
+    }
+    assert quiet_logging("/nowhere", {"SPARK_CONF_DIR": str(tmp_path)}) == {}
+
+
+class Told:
+    """What a process of its own found, in which sessions came and went."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        (tmp_path / "spark-defaults.conf").write_text(f"{SHUFFLE_PARTITIONS} 11\nspark.sql.session.timeZone CET\n")
+        environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PENSTOCK_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, str(CHILD)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=CHILD_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        self.facts: dict[str, Any] = {}
+        for line in done.stdout.splitlines():
+            self.facts.update(json.loads(line))
+        self.err = done.stderr
+
+
+@pytest.fixture(scope="module")
+def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return Told(tmp_path_factory.mktemp("child"))
+
+
+def test_no_java_is_said_before_anything_is_started(told: Told) -> None:
+    assert told.facts["without Java"].startswith("JavaMissingError: Spark needs Java 17 or newer; found none")
+
+
+def test_no_connector_is_said_before_anything_is_started(told: Told) -> None:
+    assert told.facts["without connector"].startswith(ConnectorMissingError.__name__)
+    assert "penstock spark jars" in told.facts["without connector"]
+
+
+def test_a_jvm_that_does_not_start_is_said_and_another_can_follow(told: Told) -> None:
+    assert "PipelineError: the JVM of Spark ended while it started on local[1]" in told.facts["nonsense"]
+    assert told.facts["first"]["master"] == "local[1]"
+
+
+def test_the_machines_settings_count_for_more_than_ours_and_less_than_the_programs(told: Told) -> None:
+    assert told.facts["first"][SHUFFLE_PARTITIONS] == "3"
+    assert told.facts["first"]["spark.sql.session.timeZone"] == "CET"
+    assert told.facts["second"][SHUFFLE_PARTITIONS] == "11"
+
+
+def test_a_second_session_keeps_nothing_of_the_first(told: Told) -> None:
+    assert told.facts["first"]["spark.penstock.test"] == "x"
+    assert told.facts["first"]["name"] == "first"
+    assert told.facts["second"]["spark.penstock.test"] is None
+    assert told.facts["second"]["name"] == "second"
+    assert told.facts["second"]["file system"] == "penstock.LeanLocalFileSystem"
+
+
+def test_what_a_jvm_is_started_with_cannot_be_changed_later(told: Told) -> None:
+    assert "spark.driver.memory: the JVM of this process runs already" in told.facts["more memory"]
+
+
+def test_the_environment_is_left_as_it_was(told: Told) -> None:
+    assert told.facts["environment"] == {"JAVA_HOME": None, "PYSPARK_PYTHON": None, "PYSPARK_DRIVER_PYTHON": None}
+
+
+def test_a_jvm_that_died_is_said(told: Told) -> None:
+    assert told.facts["killed"].startswith("PipelineError: the JVM behind the Spark session has ended")
+
+
+def test_a_session_starts_quietly(told: Told) -> None:
+    for noise in ("log4j profile", "NativeCodeLoader", "SPARK_LOCAL_IP", "Setting default log level"):
+        assert noise not in told.err

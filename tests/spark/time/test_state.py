@@ -1,0 +1,243 @@
+"""Stateful functions: what is kept, what timers do, what is refused; without Spark where it can be, with it where not."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType, TimestampType
+
+from penstock.errors import ConfigError, HandlerError, SchemaMismatchError
+from penstock.spark.state import require_an_end, simulate, stateful
+from penstock.spark.state_context import KeyContext
+from tests.spark.time.batches import START, Batches, Collected, at
+
+SECOND = datetime.timedelta(seconds=1)
+TOTAL = StructType([StructField("key", StringType()), StructField("total", DoubleType())])
+
+
+@dataclasses.dataclass
+class Seen:
+    count: int
+    last: datetime.datetime
+    tags: list[str]
+
+
+class Place(msgspec.Struct, frozen=True):
+    x: int
+    y: int
+
+
+def total(key: str, rows: Iterator[Row], ctx: KeyContext) -> Iterator[dict[str, Any]]:
+    reached = ctx.state.get(0.0) + sum(row.amount for row in rows)
+    ctx.state.put(reached)
+    yield {"key": key, "total": reached}
+
+
+def test_a_function_finds_what_it_kept_of_its_key() -> None:
+    simulated = simulate(total, TOTAL, state=float)
+    assert simulated.rows("a", [{"amount": 1}, {"amount": 2}]) == [Row(key="a", total=3.0)]
+    assert simulated.rows("b", [{"amount": 5}]) == [Row(key="b", total=5.0)]
+    assert simulated.rows("a", [{"amount": 4}]) == [Row(key="a", total=7.0)]
+
+
+def test_values_lists_and_maps_are_kept_by_name() -> None:
+    def function(key: str, rows: Iterator[Row], ctx: KeyContext) -> Iterator[tuple[str, float]]:
+        for row in rows:
+            ctx.list("amounts").append(row.amount)
+            ctx.map("by_place").put(Place(row.amount % 2, 0), ctx.map("by_place").get(Place(row.amount % 2, 0), 0) + 1)
+            ctx.value("seen").put(Seen(row.amount, START, ["x"]))
+        assert ctx.value("seen").get().last == START
+        assert Place(7, 7) not in ctx.map("by_place")
+        ctx.map("by_place").delete(Place(1, 0))
+        yield key, sum(ctx.list("amounts"))
+        yield "places", sum(count for place, count in ctx.map("by_place").items() if place == Place(0, 0))
+        if sum(ctx.list("amounts")) > 10:
+            ctx.list("amounts").replace([])
+            ctx.value("seen").delete()
+            ctx.map("by_place").clear()
+
+    simulated = simulate(
+        function, TOTAL, values={"seen": Seen}, lists={"amounts": int}, maps={"by_place": (Place, int)}
+    )
+    assert [row.total for row in simulated.rows("a", [{"amount": 2}, {"amount": 3}])] == [5, 1]
+    assert [row.total for row in simulated.rows("a", [{"amount": 6}])] == [11, 2]
+    assert [row.total for row in simulated.rows("a", [{"amount": 1}])] == [1, 0]
+
+
+def test_timers_come_with_the_watermark() -> None:
+    def arrived(key: str, rows: Iterator[Row], ctx: KeyContext) -> None:
+        for row in rows:
+            ctx.timer(row.at + 10 * SECOND)
+            ctx.timer(row.at + 20 * SECOND)
+        ctx.cancel(START + 20 * SECOND)
+        assert ctx.timers()[0] == START + 10 * SECOND
+
+    def come(key: str, when: datetime.datetime, ctx: KeyContext) -> Iterator[tuple[str, float]]:
+        assert ctx.watermark >= when
+        yield key, (when - START).total_seconds()
+
+    simulated = simulate(arrived, TOTAL, timers="event", on_timer=come, time="at")
+    assert simulated.rows("a", [Row(at=START), Row(at=START + 5 * SECOND)]) == []
+    assert simulated.watermark(START + 9 * SECOND) == []
+    assert [row.total for row in simulated.watermark(START + 15 * SECOND)] == [10, 15]
+    assert [row.total for row in simulated.watermark(START + 60 * SECOND)] == [25]
+
+
+def test_timers_come_with_the_clock() -> None:
+    def arrived(key: str, rows: Iterator[Row], ctx: KeyContext) -> None:
+        ctx.timer(ctx.now + 5 * SECOND)
+
+    def come(key: str, when: datetime.datetime, ctx: KeyContext) -> Iterator[tuple[str, float]]:
+        yield key, 1.0
+
+    simulated = simulate(arrived, TOTAL, timers="processing", on_timer=come)
+    assert simulated.clock(START) == []
+    simulated.rows("a", [Row(x=1)])
+    assert simulated.clock(START + 4 * SECOND) == []
+    assert simulated.clock(START + 6 * SECOND) == [Row(key="a", total=1.0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"key": "a", "sum": 1.0}, "no column sum: there are key, total"),
+        ({"key": 5, "total": 1.0}, "key"),
+        (("a",), "1 values for the columns key, total"),
+        (7, "7 is no row"),
+    ],
+)
+def test_output_that_does_not_fit_is_refused_by_name(given: Any, message: str) -> None:
+    simulated = simulate(lambda key, rows, ctx: [given], TOTAL)
+    with pytest.raises(SchemaMismatchError, match=message):
+        simulated.rows("a", [])
+
+
+def test_a_time_without_a_zone_is_refused() -> None:
+    schema = StructType([StructField("at", TimestampType())])
+    with pytest.raises(SchemaMismatchError, match=r"output\.at: the time .* has no zone"):
+        simulate(lambda key, rows, ctx: [(START.replace(tzinfo=None),)], schema).rows("a", [])
+
+
+def test_what_was_not_declared_is_not_there() -> None:
+    asked: list[str] = []
+
+    def function(key: str, rows: Iterator[Row], ctx: KeyContext) -> None:
+        for ask in (lambda: ctx.state, lambda: ctx.list("x"), lambda: ctx.now, lambda: ctx.watermark, ctx.timers):
+            with pytest.raises(HandlerError) as error:
+                ask()
+            asked.append(str(error.value))
+
+    simulate(function, TOTAL).rows("a", [])
+    assert [text.partition(":")[2] for text in asked[:2]] == [" declare it with state=", " declare it with lists="]
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"timers": "event"}, "go together"),
+        ({"timers": "daily", "on_timer": print}, "'daily' is not allowed"),
+        ({"values": {"state": int}}, "cannot be called 'state'"),
+        ({"values": {"a": int}, "lists": {"a": int}}, "cannot be called 'a'"),
+        ({"state": "long"}, "is text"),
+        ({"state": object}, "state"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(wrong: dict[str, Any], message: str) -> None:
+    time = "at" if wrong.get("timers") == "event" else None
+    with pytest.raises(ConfigError, match=message):
+        simulate(total, TOTAL, time=time, **wrong)
+
+
+def test_state_survives_restarts_and_a_batch_that_is_repeated(spark: SparkSession, tmp_path: Path) -> None:
+    """The state is a dataclass with a time and a list in it, and comes back as it was put."""
+    feed = Batches(spark, tmp_path / "in", "key string, amount int, at timestamp")
+    made: dict[str, list[int]] = defaultdict(list)
+    for step in range(5):
+        feed.put([{"key": key, "amount": step + len(key), "at": at(step)} for key in ("a", "bb")])
+        for key in ("a", "bb"):
+            made[key].append(step + len(key))
+
+    def seen(key: tuple[str, ...], rows: Iterator[Row], ctx: KeyContext) -> Iterator[dict[str, Any]]:
+        kept: Seen = ctx.state.get(Seen(0, START - SECOND, []))
+        for row in rows:
+            assert row.at > kept.last
+            kept = Seen(kept.count + row.amount, row.at, [*kept.tags, f"{row.amount}"])
+            ctx.map("times").put(row.at, kept)
+        ctx.state.put(kept)
+        times = sorted((time, each.count) for time, each in ctx.map("times").items())
+        assert times[-1] == (kept.last, kept.count)
+        yield {"key": key[0], "count": kept.count, "tags": ",".join(kept.tags), "times": len(times)}
+
+    found = stateful(
+        feed.stream(),
+        ["key"],
+        seen,
+        "key string, count long, tags string, times int",
+        state=Seen,
+        maps={"times": (datetime.datetime, Seen)},
+        mode="update",
+    )
+    require_an_end(found, "this")
+    collected = Collected(tmp_path / "ck", mode="update")
+    with pytest.raises(StreamingQueryException):
+        collected.run(found, fail_at=2)
+    collected.run(found)
+    last = {row.key: row for row in collected.rows}
+    for key, amounts in made.items():
+        assert last[key].count == sum(amounts)
+        assert last[key].tags == ",".join(map(str, amounts))
+        assert last[key].times == 5
+    assert len(collected.rows) == 10
+
+
+def test_timers_in_a_query_come_once(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Batches(spark, tmp_path / "in", "key string, at timestamp")
+    feed.put([{"key": "a", "at": at(0)}, {"key": "b", "at": at(3)}])
+    feed.put([{"key": "c", "at": at(12)}])
+    feed.put([{"key": "c", "at": at(14)}])
+
+    def arrived(key: str, rows: Iterator[Row], ctx: KeyContext) -> None:
+        for row in rows:
+            ctx.state.put(row.at)
+            ctx.timer(row.at + 5 * SECOND)
+
+    def silent(key: str, when: datetime.datetime, ctx: KeyContext) -> Iterator[tuple[str, float]]:
+        if ctx.state.get() + 5 * SECOND == when:
+            yield key, (when - START).total_seconds()
+
+    with pytest.raises(ConfigError, match="needs a watermark"):
+        stateful(feed.stream(), "key", arrived, TOTAL, state=datetime.datetime, timers="event", on_timer=silent)
+    frame = feed.stream().withWatermark("at", "0 seconds")
+    found = stateful(frame, "key", arrived, TOTAL, state=datetime.datetime, timers="event", on_timer=silent)
+    collected = Collected(tmp_path / "ck")
+    collected.run(found)
+    feed.put([{"key": "d", "at": at(100)}])
+    collected.run(found)
+    assert sorted((row.key, row.total) for row in collected.rows) == [("a", 5), ("b", 8), ("c", 19)]
+
+
+def test_what_counts_by_the_clock_cannot_be_run_once(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Batches(spark, tmp_path / "in", "key string, amount int")
+    forgetful = stateful(feed.stream(), "key", total, TOTAL, state=float, ttl="1 hour")
+    with pytest.raises(ConfigError, match="a run once would not end"):
+        require_an_end(forgetful, "write to spend")
+    with pytest.raises(ConfigError, match="ttl counts by the clock"):
+        stateful(feed.stream(), "key", total, TOTAL, ttl="1 hour", timers="event", on_timer=lambda *_: None)
+
+
+def test_a_key_that_is_no_column_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Batches(spark, tmp_path / "in", "key string, amount int")
+    with pytest.raises(ConfigError, match="no column user: there are key, amount"):
+        stateful(feed.stream(), "user", total, StructType([StructField("x", LongType())]))
+    with pytest.raises(ConfigError, match="use append or update"):
+        stateful(feed.stream(), "key", total, TOTAL, mode="complete")
