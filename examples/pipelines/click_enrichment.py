@@ -28,7 +28,7 @@ from penstock.spark.patterns import enrich
 CLICKS = 300
 """Before the profiles change, and as many after."""
 PAGES = ("home", "prices", "manual", "forum")
-WAIT_S = 120.0
+WAIT_S = 180.0
 
 
 @dataclasses.dataclass
@@ -94,7 +94,11 @@ def main(url: str, seed: int = 7) -> None:
                 for click in generate(seed, first):
                     stream.send(clicks, click)
                 stream.flush(timeout=60)
-                show(title, [json.loads(record.value or b"") for record in itertools.islice(enriched, CLICKS)])
+                rows = [json.loads(record.value or b"") for record in itertools.islice(enriched, CLICKS)]
+                if len(rows) < CLICKS:
+                    pipeline.wait(0.0)  # raises what went wrong, if anything did
+                    raise TimeoutError(f"{len(rows)} of {CLICKS} clicks came back, and no more for {WAIT_S:.0f} s")
+                show(title, rows)
 
 
 def send_profiles(stream: ps.Connection, changes: Mapping[str, Profile | None]) -> None:

@@ -193,9 +193,10 @@ def main(url: str, folder: str, real_time: bool, seed: int = 7) -> None:
     with ps.connect(url) as stream:
         if transactions.name not in stream.topics():
             stream.create_topic(transactions.name, transactions.partitions)
-        for topic, rows in ((cards, owned), (merchants, shops)):
-            for row in rows:
-                stream.send(topic, row)
+        for card in owned:
+            stream.send(cards, card)
+        for shop in shops:
+            stream.send(merchants, shop)
         stream.flush(timeout=60)
     rows = run_in_real_time(url, made) if real_time else run_in_batches(url, f"sqlite:{folder}/fraud.db", made)
     verdicts = Counter(row["verdict"] for row in rows)

@@ -25,6 +25,7 @@ HERE: Final = Path(__file__).parent
 os.environ["PENSTOCK_CACHE"] = str(parts.cache_folder())
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests below this folder stay together, unless they say otherwise."""
     for item in items:

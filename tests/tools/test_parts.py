@@ -94,3 +94,12 @@ def test_a_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:
 
 def test_the_pinned_kafka_has_a_version() -> None:
     assert parts.kafka_version().startswith("4.")
+
+
+def test_the_compiler_of_one_version_is_found_beside_newer_ones(machine: Machine) -> None:
+    machine.java("newest", 25).with_name("javac").touch()
+    wanted = machine.java("wanted", 17).with_name("javac")
+    wanted.touch()
+    assert parts.java_compiler(17) == wanted.resolve()
+    with pytest.raises(parts.PartMissing, match="a JDK of version 21 is not installed"):
+        parts.java_compiler(21)

@@ -70,8 +70,8 @@ def main_file() -> Path | None:
 def archive_settings(archive: str, master: str | None) -> dict[str, str]:
     """The settings of Spark with which executors run in the environment of an archive (venv-pack, conda-pack).
 
-    Python is found by its name, on a PATH that begins with the archive there, and with our own environment here: the
-    driver runs Python processes, too, and has not unpacked the archive.
+    Python is found by its name, on a PATH that begins with the archive and goes on with our own environment: the
+    driver runs Python processes, too, by the same name and with the same PATH, and has not unpacked the archive.
     """
     path = Path(archive).expanduser()
     if master is None or local_cores(master) is not None:
@@ -85,12 +85,12 @@ def archive_settings(archive: str, master: str | None) -> dict[str, str]:
     return {
         "spark.archives": f"{archive}#{ARCHIVE_FOLDER}",
         "spark.pyspark.python": "python3",
-        "spark.executorEnv.PATH": f"./{ARCHIVE_FOLDER}/bin:{_SYSTEM_PATH}",
+        "spark.executorEnv.PATH": f"./{ARCHIVE_FOLDER}/bin:{Path(sys.executable).parent}:{_SYSTEM_PATH}",
     }
 
 
 def put_our_python_first() -> None:
-    """Have the driver's own Python processes found in the environment that this one runs in."""
+    """Have the JVM of the driver find the Python of the environment that this process runs in."""
     folder = str(Path(sys.executable).parent)
     parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
     if parts[0] != folder:

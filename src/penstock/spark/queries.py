@@ -153,7 +153,7 @@ class RunningQuery:
     def _begin(self) -> tuple[Door | None, StreamingQuery]:
         planned = self._planned
         location = self._folder.below(SPARK_CHECKPOINT).path
-        if planned.start is not None:
+        if planned.start is not None and not self._once:
             return None, planned.start(self.spark_name, location)
         door = Door(self._identity, planned.targets, planned.sides, self._left)
         writer = (

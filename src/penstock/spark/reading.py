@@ -16,15 +16,15 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ConnectorMissingError
 from penstock.spark.run_settings import ENGINES, Engine
+from penstock.spark.session import has_connector
 from penstock.spark.source import PenstockDataSource
 from penstock.spark.source.held_brokers import held_broker
 from penstock.spark.source.native import (
     as_records,
     connector_options,
     decoded_by,
-    has_connector,
     loss_options,
     position_options,
 )
@@ -79,7 +79,7 @@ def read_stream(
         raise ConfigError('the Kafka connector knows no limit in bytes: use max_records_per_batch, or engine="python"')
     options = {
         **connector_options(place.bootstrap, topic, place.options.client),
-        **position_options(topic, place.options.start, "startingPosition"),
+        **position_options(topic, place.options.start, "startingPosition", streaming=True),
         **loss_options(on_expired),
         **_given("maxOffsetsPerTrigger", max_records_per_batch),
     }
@@ -100,13 +100,13 @@ def read_batch(
     """The records of a topic between two positions, as they are when the query is planned. See `read_stream`."""
     texts = {"startingPosition": position_text(start), "endingPosition": position_text(end)}
     place = _place(spark, url, topic, texts, decoder, client, streaming=False)
-    if _engine(spark, place, engine, native_can=place.options.end != "earliest") == "python":
+    if _engine(spark, place, engine, native_can=_native_can_batch(place.options)) == "python":
         register(spark)
         return spark.read.format(FORMAT).options(**place.texts).load()
     options = {
         **connector_options(place.bootstrap, topic, place.options.client),
-        **position_options(topic, place.options.start, "startingPosition"),
-        **position_options(topic, place.options.end, "endingPosition"),
+        **position_options(topic, place.options.start, "startingPosition", streaming=False),
+        **position_options(topic, place.options.end, "endingPosition", streaming=False),
     }
     return _through_connector(spark.read.format("kafka").options(**options).load(), place.options)
 
@@ -177,7 +177,7 @@ def _engine(spark: SparkSession, place: _Place, asked: Engine, *, native_can: bo
         if not place.bootstrap:
             raise ConfigError(f'{place.options.url} is not Kafka\'s: the Kafka connector cannot read it; use "python"')
         if not has_connector(spark):
-            raise ConfigError(
+            raise ConnectorMissingError(
                 "Spark's Kafka connector is not on the class path: run `penstock spark jars` once and make the session "
                 'with penstock.spark.session(), or use engine="python"'
             )
@@ -191,6 +191,10 @@ def _engine(spark: SparkSession, place: _Place, asked: Engine, *, native_can: bo
     except ConfigError:
         return "python"
     return "native"
+
+
+def _native_can_batch(options: SourceOptions) -> bool:
+    return options.start.lower() != "latest" and options.end.lower() != "earliest"
 
 
 def _through_connector(frame: DataFrame, options: SourceOptions) -> DataFrame:

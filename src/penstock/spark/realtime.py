@@ -19,16 +19,19 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.errors import ConfigError
+from penstock.errors import CheckpointMismatchError, ConfigError
 from penstock.model import Guarantee
 from penstock.serde import Topic
 from penstock.spark.durations import interval, microseconds
+from penstock.spark.folders import StateFolder
+from penstock.spark.plans import stateful_operators
 from penstock.spark.realtime_planning import planned
 from penstock.spark.realtime_slots import SHUFFLE_PARTITIONS, hold, shuffle_partitions_for
+from penstock.spark.session import has_connector
 from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.sink.topic_delivery import topics_for
 from penstock.spark.source.held_brokers import held_broker
-from penstock.spark.source.native import connector_options, has_connector
+from penstock.spark.source.native import connector_options
 from penstock.spark.triggers import RealTime
 from penstock.streams.options import ConnectOptions, options_of
 from penstock.streams.url import KafkaUrl, LogUrl, parse_url
@@ -38,6 +41,8 @@ Start = Callable[[str, str], StreamingQuery]
 
 _SHORTEST: Final = "spark.sql.streaming.realTimeMode.minBatchDuration"
 _OF_READERS: Final = ("subscribe", "includeHeaders", "kafka.isolation.level")
+_OF_BATCHES: Final = "v1"
+"""What the commits of a checkpoint begin with, where state was kept in the way of batches."""
 _starting: Final = threading.Lock()
 _log = logging.getLogger("penstock.spark")
 
@@ -71,7 +76,7 @@ def plan(frame: DataFrame, target: TopicTarget, trigger: RealTime, what: str) ->
 def start_real_time(
     frame: DataFrame,
     url: str,
-    topic: Topic[Any] | str,
+    topic: Topic[Any] | str | None,
     *,
     checkpoint: str,
     name: str,
@@ -82,7 +87,7 @@ def start_real_time(
     """Write a streaming frame to a topic in real-time mode, without a pipeline around it.
 
     `batch` is how often progress is kept, not how long a record takes. ConfigError when the query cannot run this way,
-    with all reasons; PipelineError when Spark has too few task slots for it.
+    with all reasons; PipelineError when Spark has too few task slots for it, or when the checkpoint is of batches.
     """
     target = TopicTarget(url, topic, key=key, guarantee=Guarantee.AT_LEAST_ONCE, client=client)
     length = _batch(frame.sparkSession, RealTime(batch), f"query {name!r}")
@@ -107,6 +112,7 @@ def sink_options(bootstrap: str, client: ConnectOptions) -> dict[str, str]:
 def _start(frame: DataFrame, target: TopicTarget, batch: str, name: str, checkpoint: str) -> StreamingQuery:
     spark, client = frame.sparkSession, target.client or {}
     rows = _rows_of(frame, target)
+    _check_checkpoint(frame, checkpoint, name)
     needed = planned(rows)
     fitting = shuffle_partitions_for(spark, needed, f"query {name!r}")
     with target.connect() as connection:
@@ -123,6 +129,20 @@ def _start(frame: DataFrame, target: TopicTarget, batch: str, name: str, checkpo
         query = writer.start()
     hold(query, needed, fitting)
     return query
+
+
+def _check_checkpoint(frame: DataFrame, checkpoint: str, name: str) -> None:
+    """CheckpointMismatchError for state that batches have kept: Spark keeps that of real-time mode in another way."""
+    commits = StateFolder(checkpoint, frame.sparkSession).below("commits")
+    numbers = [each for each in commits.names() if each.isdecimal()]
+    if not numbers or not stateful_operators(frame):
+        return
+    last = commits.read(max(numbers, key=int)) or ""
+    if last.partition("\n")[0] == _OF_BATCHES:
+        raise CheckpointMismatchError(
+            f"query {name!r} has kept state in batches, in {checkpoint}, and real-time mode cannot go on from it: give "
+            f"the query another name to begin anew, or leave it in batches"
+        )
 
 
 def _rows_of(frame: DataFrame, target: TopicTarget) -> DataFrame:

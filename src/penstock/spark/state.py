@@ -95,10 +95,10 @@ def stateful(
         raise ConfigError(f"the key has no column {', '.join(missing)}: there are {', '.join(frame.columns)}")
     if mode not in ("append", "update"):
         raise ConfigError(f"mode={mode!r} is not allowed: use append or update")
-    if timers == "event" and "EventTimeWatermark" not in frame._jdf.queryExecution().analyzed().toString():
-        raise ConfigError("timers='event' needs a watermark: put the frame behind pipe.on_time or withWatermark first")
     schema = frame.sparkSession._parse_ddl(output) if isinstance(output, str) else output
     doing = _stateful(function, schema, state, values, lists, maps, ttl, timers, on_timer)
+    if timers == "event" and "EventTimeWatermark" not in frame._jdf.queryExecution().analyzed().toString():
+        raise ConfigError("timers='event' needs a watermark: put the frame behind pipe.on_time or withWatermark first")
     time_mode = _TIME_MODES["processing" if doing.ttl_ms is not None else timers]
     processor = Processor(doing, single=isinstance(key, str))
     return frame.groupBy(*columns).transformWithState(processor, doing.output.schema, mode.capitalize(), time_mode)

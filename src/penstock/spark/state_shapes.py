@@ -16,6 +16,7 @@ from pyspark.sql.types import (
     FloatType,
     MapType,
     Row,
+    StringType,
     StructField,
     StructType,
     TimestampType,
@@ -87,6 +88,9 @@ def _to_spark(value: Any, kind: DataType, what: str) -> Any:
         }
     if isinstance(kind, TimestampType) and isinstance(value, datetime.datetime) and value.tzinfo is None:
         raise SchemaMismatchError(f"{what}: the time {value.isoformat()} has no zone: add one, such as datetime.UTC")
+    if isinstance(kind, StringType) and not isinstance(value, str):
+        # Spark would take anything here, and write what repr gives.
+        raise SchemaMismatchError(f"{what}: {value!r} is no text")
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
         value = value.item()
     if isinstance(kind, DoubleType | FloatType) and isinstance(value, int) and not isinstance(value, bool):

@@ -53,11 +53,9 @@ def test_clicks_carry_the_profile_of_their_time_though_nothing_was_restarted(
 
 def _check_shown(out: str, expected: Mapping[int, dict[str, Any]]) -> None:
     for title, first in (("before", 0), ("after", example.CLICKS)):
+        rows = [expected[number] for number in range(first, first + example.CLICKS)]
         text = out.partition(f"{example.CLICKS} clicks {title} the changes\n")[2].partition("\n\n")[0]
-        counts = Counter(row["user"] for number, row in expected.items() if 0 <= number - first < example.CLICKS)
         shown = [line.split() for line in text.splitlines()]
-        assert {words[0]: int(words[-1]) for words in shown} == counts
-        unknown = {
-            row["user"] for row in expected.values() if row["plan"] is None and row["number"] // 300 * 300 == first
-        }
+        assert {words[0]: int(words[-1]) for words in shown} == Counter(row["user"] for row in rows)
+        unknown = {row["user"] for row in rows if row["plan"] is None}
         assert {words[0] for words in shown if "unknown" in words} == unknown

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,9 @@ import penstock as ps
 from examples.pipelines import system_usage
 from tests.seeds import seed_of
 
-BEGIN = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+ROOT = Path(__file__).parents[3]
+BEGIN = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
+"""The first noon after the run that is killed."""
 MINUTE = datetime.timedelta(minutes=1)
 GRACE = MINUTE
 IN_A_BATCH = 1_100
@@ -31,12 +36,12 @@ def minute_of(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text).replace(second=0, microsecond=0)
 
 
-def sent(seed: int) -> Totals:
+def sent(connection: ps.Connection) -> Totals:
     totals: Totals = Counter()
-    for each in system_usage.generate(seed, BEGIN):
-        minute = each.at.replace(second=0, microsecond=0)
-        totals[minute, each.system, "transactions"] += 1
-        totals[minute, each.system, "cents"] += each.cents
+    for row in rows_of(connection, "transactions"):
+        if row["system"] != "clock":
+            totals[minute_of(row["at"]), row["system"], "transactions"] += 1
+            totals[minute_of(row["at"]), row["system"], "cents"] += row["cents"]
     return totals
 
 
@@ -64,20 +69,40 @@ def delays(seed: int) -> list[datetime.timedelta]:
     return [BEGIN + each.number * step - each.at for each in system_usage.generate(seed, BEGIN)]
 
 
-def test_every_transaction_is_counted_in_its_minute_or_set_aside_once(
+def run_until_killed(url: str, connection: ps.Connection) -> None:
+    """Run the example as a program of its own, and kill it when it has written the first late row."""
+    connection.administration.provide("transactions.late", 2, {})
+    command = [sys.executable, "examples/pipelines/system_usage.py", url]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
+        try:
+            with connection.read("transactions.late", follow=True, limit=1, timeout=240) as late:
+                assert len(list(late)) == 1
+            assert program.poll() is None, "it should be in the middle"
+        finally:
+            program.kill()
+
+
+@pytest.mark.timeout(600)
+def test_every_transaction_is_counted_in_its_minute_or_set_aside_once_though_the_program_was_killed(
     spark: SparkSession, log_url: str, connection: ps.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run_until_killed(log_url, connection)
     seed = seed_of()
     system_usage.main(log_url, seed)
+    out = capsys.readouterr().out
     usage, late = counted(connection), set_aside(connection)
-    assert usage + late == sent(seed)
+    assert usage + late == sent(connection)
+    aside = rows_of(connection, "transactions.late")
+    places = [(row["at"], row["number"]) for row in aside]
+    assert len(places) == len(set(places))
 
-    numbers = [row["number"] for row in rows_of(connection, "transactions.late")]
-    assert len(numbers) == len(set(numbers))
+    numbers = {row["number"] for row in aside if minute_of(row["at"]) >= BEGIN}
     # A batch is four minutes of arrivals, and the watermark is that of the batch before it.
     delayed = delays(seed)
     assert all(delayed[number] > GRACE for number in numbers)
-    assert {number for number in range(IN_A_BATCH, len(delayed)) if delayed[number] > 8 * MINUTE} <= set(numbers)
+    assert {number for number in range(IN_A_BATCH, len(delayed)) if delayed[number] > 8 * MINUTE} <= numbers
 
-    on_time = sum(count for (_, _, column), count in usage.items() if column == "transactions")
-    assert f"{on_time:,} on time and {len(numbers):,} late make 5,000 of 5,000" in capsys.readouterr().out
+    of_second_run = ((place, count) for place, count in usage.items() if place[0] >= BEGIN)
+    on_time = sum(count for (_, _, column), count in of_second_run if column == "transactions")
+    assert on_time + len(numbers) == system_usage.TRANSACTIONS
+    assert f"{on_time:,} on time and {len(numbers):,} late make 5,000 of 5,000" in out

@@ -46,7 +46,7 @@ def start(real_time: SparkSession, log_url: str, tmp_path: Path) -> Iterator[Sta
 
     def begin(
         frame: DataFrame,
-        topic: str,
+        topic: str | None,
         *,
         name: str = "real-time",
         url: str = log_url,

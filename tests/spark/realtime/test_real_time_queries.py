@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import penstock
 from penstock import Connection
-from penstock.errors import PipelineError
+from penstock.errors import CheckpointMismatchError, PipelineError
 from tests.servers import ApacheKafka
 from tests.spark.realtime.conftest import Reading, Starting
 from tests.spark.realtime.watching import await_batches, await_values, values
@@ -143,9 +143,21 @@ def test_rows_may_name_their_topics(connection: Connection, read: Reading, start
         F.when(F.col("amount") > 100, "large").otherwise("small").alias("topic"),
         F.to_json(F.struct("card")).alias("value"),
     )
-    query = start(split, None, batch=LONG)  # type: ignore[arg-type]
+    query = start(split, None, batch=LONG)
     send(connection, ("a", 1.0), ("b", 200.0))
     await_values(connection, "large", query, bool)
     await_values(connection, "small", query, bool)
     assert values(connection, "small") == [{"card": "a"}]
     assert values(connection, "large") == [{"card": "b"}]
+
+
+def test_state_that_was_kept_in_batches_is_refused(
+    connection: Connection, read: Reading, start: Starting, tmp_path: Path
+) -> None:
+    connection.create_topic("payments", 1)
+    send(connection, ("a", 1.0))
+    counts = amounts(read("payments")).groupBy("card").count()
+    writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "checkpoints" / "counts")).start().awaitTermination()
+    with pytest.raises(CheckpointMismatchError, match="give the query another name"):
+        start(counts, "counts", name="counts")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+import penstock
 from penstock import Connection
 from penstock.errors import ConfigError
 from penstock.model import Guarantee
@@ -104,10 +105,19 @@ REFUSED: Final[dict[str, tuple[Making, str]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def topics(connection: Connection) -> None:
-    connection.create_topic("orders", 2)
-    connection.create_topic("returns", 1)
+@pytest.fixture(scope="module")
+def shared_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A log that the tests here share, as none of them writes to it."""
+    url = f"log:{tmp_path_factory.mktemp('shared') / 'log'}"
+    with penstock.connect(url) as connection:
+        connection.create_topic("orders", 2)
+        connection.create_topic("returns", 1)
+        yield url
+
+
+@pytest.fixture
+def log_url(shared_log: str) -> str:
+    return shared_log
 
 
 @pytest.mark.parametrize("case", ALLOWED)

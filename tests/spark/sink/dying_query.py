@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from penstock.spark.session import session
 from penstock.spark.sink import SqlTable, TopicTarget, staged
-from penstock.spark.targets import Delivery, QueryIdentity
+from penstock.spark.targets import Delivery, QueryIdentity, Target
 from penstock.streams.kafka.transactions import TransactionalProducer
 
 SMALL_BYTES = 500
@@ -47,14 +47,14 @@ def main(told: dict[str, Any]) -> None:
         "dying", master="local[2,3]", conf={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "1"}
     )
     spark.sparkContext.setLogLevel("OFF")
-    targets = {
+    targets: dict[str, Target] = {
         "topic": TopicTarget(told["url"], told["topic"], partitions=2),
         "sqlite": SqlTable(told["sqlite"], "numbers"),
         "postgres": SqlTable(told["postgres"], "numbers"),
     }
     stage = staged.stage
     for module in ("penstock.spark.sink.topic_delivery", "penstock.spark.sink.sql.delivery"):
-        sys.modules[module].stage = functools.partial(stage, inline_bytes=SMALL_BYTES)
+        setattr(sys.modules[module], "stage", functools.partial(stage, inline_bytes=SMALL_BYTES))  # noqa: B010
     opened: dict[str, Delivery] = {}
     batch = [-1]
 
@@ -74,12 +74,12 @@ def main(told: dict[str, Any]) -> None:
     def deliver(frame: DataFrame, batch_id: int) -> None:
         batch[0] = batch_id
         query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        spread = frame.repartition(2).mapInArrow(fail_once, frame.schema)
+        failing = frame.mapInArrow(fail_once, frame.schema)
         for name, target in targets.items():
             if name not in opened:
                 staging = f"{told['checkpoint']}-staging/{name}"
                 opened[name] = target.open(QueryIdentity("dying", "numbers", f"{query}/{name}", staging))
-            rows = spread if name == "topic" else spread.select(F.col("value").cast("long").alias("number"))
+            rows = failing if name == "topic" else frame.select(F.col("value").cast("long").alias("number"))
             opened[name].deliver(rows, batch_id)
         at("before Spark's commit")
 

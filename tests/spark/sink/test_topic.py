@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import penstock
@@ -27,8 +27,9 @@ from penstock.spark.columns import WRITTEN
 from penstock.spark.sink import TopicTarget
 from penstock.spark.sink import staged as staged_module
 from penstock.spark.sink.encoding import IDEMPOTENCY_KEY_HEADER
+from penstock.spark.sink.staging_folder import StagingFolder
 from penstock.spark.targets import Delivered, Delivery, QueryIdentity, Target
-from penstock.streams.kafka.transactions import TransactionalProducer
+from penstock.streams.kafka.transactions import TransactionalProducer, TransactionLostError
 from tests.spark.sink.frames import numbered, numbers_in, once_each
 
 
@@ -84,8 +85,8 @@ def test_everything_about_a_record_is_kept(
     spark: SparkSession, url: str, topic: str, sink_connection: Connection, open_target: Callable[[Target], Delivery]
 ) -> None:
     when = datetime.datetime(2025, 3, 1, 12, tzinfo=datetime.UTC)
-    row = Row(b"k", b"v", [Row("trace", b"1"), Row("empty", None)], None, 1, when)
-    nothing = Row(None, None, None, None, None, None)
+    row = (b"k", b"v", [("trace", b"1"), ("empty", None)], None, 1, when)
+    nothing = (None, None, None, None, None, None)
     delivery = open_target(TopicTarget(url, topic, partitions=2))
     delivery.deliver(spark.createDataFrame([row, nothing], WRITTEN), 0)
     first, second = sorted(sink_connection.read(topic), key=lambda record: record.key is None)
@@ -128,6 +129,28 @@ def test_a_batch_counts_once_wherever_the_driver_dies(
     assert numbers_in(sink_connection, topic) == once_each(0, 30)
 
 
+def test_another_query_is_not_held_up_by_a_driver_that_died_before_its_commit(
+    spark: SparkSession,
+    url: str,
+    topic: str,
+    identity: QueryIdentity,
+    sink_connection: Connection,
+    open_target: Callable[[Target], Delivery],
+    dying: Callable[[str, bool], None],
+) -> None:
+    dead = open_target(TopicTarget(url, topic))
+    dying("produce", True)
+    with pytest.raises(Killed):
+        dead.deliver(numbered(spark, 0, 10), 0)
+    other = TopicTarget(url, f"{topic}-other").open(replace(identity, id=f"{identity.id}-other"))
+    try:
+        other.deliver(numbered(spark, 0, 10), 0)
+    finally:
+        other.close()
+    assert numbers_in(sink_connection, f"{topic}-other") == once_each(0, 10)
+    assert not numbers_in(sink_connection, topic)
+
+
 def test_a_commit_that_was_not_answered_is_looked_up_and_not_done_again(
     spark: SparkSession,
     url: str,
@@ -136,8 +159,6 @@ def test_a_commit_that_was_not_answered_is_looked_up_and_not_done_again(
     open_target: Callable[[Target], Delivery],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from penstock.streams.kafka.transactions import TransactionLostError
-
     delivery = open_target(TopicTarget(url, topic))
     commit = TransactionalProducer.commit
 
@@ -197,11 +218,13 @@ def test_large_batches_go_through_files_of_which_none_is_left(
     delivery = open_target(TopicTarget(url, topic, partitions=2))
     assert not leftover.exists()
     read: list[str] = []
-    folder = type(real(numbered(spark, 0, 0), delivery._staging, 0).folder)  # type: ignore[attr-defined]
-    open_file = folder.read
-    monkeypatch.setattr(
-        folder, "read", lambda self, batch, name, host: (read.append(name), open_file(self, batch, name, host))[1]
-    )
+    open_file = StagingFolder.read
+
+    def noting(self: StagingFolder, batch_id: int, name: str, host: str) -> Any:
+        read.append(name)
+        return open_file(self, batch_id, name, host)
+
+    monkeypatch.setattr(StagingFolder, "read", noting)
     assert delivery.deliver(numbered(spark, 0, 2_000), 0) == Delivered(2_000)
     assert len(read) == 2
     assert numbers_in(sink_connection, topic) == once_each(0, 2_000)

@@ -1,4 +1,4 @@
-"""Stateful functions: what is kept, what timers do, what is refused; without Spark where it can be, with it where not."""
+"""Stateful functions: what is kept, what timers do, what is refused; without Spark running where it can be."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def test_timers_come_with_the_clock() -> None:
     ("given", "message"),
     [
         ({"key": "a", "sum": 1.0}, "no column sum: there are key, total"),
-        ({"key": 5, "total": 1.0}, "key"),
+        ({"key": 5, "total": 1.0}, "output.key: 5 is no text"),
+        ({"key": "a", "total": "1"}, "total"),
         (("a",), "1 values for the columns key, total"),
         (7, "7 is no row"),
     ],
@@ -194,7 +195,7 @@ def test_state_survives_restarts_and_a_batch_that_is_repeated(spark: SparkSessio
     collected.run(found)
     last = {row.key: row for row in collected.rows}
     for key, amounts in made.items():
-        assert last[key].count == sum(amounts)
+        assert last[key]["count"] == sum(amounts)
         assert last[key].tags == ",".join(map(str, amounts))
         assert last[key].times == 5
     assert len(collected.rows) == 10

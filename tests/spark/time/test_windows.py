@@ -73,7 +73,7 @@ def test_what_is_no_duration_is_refused_with_what_it_was_for(text: Any) -> None:
     "make", [lambda: hopping("at", "5 seconds", "10 seconds"), lambda: sliding("at", "1 hour", "1 second")]
 )
 def test_windows_that_lose_or_multiply_events_are_refused(make: Callable[[], Column]) -> None:
-    with pytest.raises(ConfigError, match="belong to no window|in 3600 windows"):
+    with pytest.raises(ConfigError, match=r"belong to no window|in 3600 windows"):
         make()
 
 
@@ -92,7 +92,7 @@ def test_the_append_time_is_the_logs_or_the_query_fails(spark: SparkSession) -> 
     appended = spark.createDataFrame([("orders", START, "append")], columns)
     assert seconds(appended.select(append_time(appended)).head()[0]) == 0  # type: ignore[index]
     created = spark.createDataFrame([("orders", START, "create")], columns)
-    with pytest.raises(PySparkException, match="set message.timestamp.type=LogAppendTime on the topic"):
+    with pytest.raises(PySparkException, match=r"set message\.timestamp\.type=LogAppendTime on the topic"):
         created.select(append_time(created)).collect()
     with pytest.raises(SchemaMismatchError, match="take it along"):
         append_time(created.drop("timestamp_type"))

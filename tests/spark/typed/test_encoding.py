@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.consuming.dead_letters import REDRIVE_GROUP_HEADER
-from penstock.errors import ConfigError, SchemaMismatchError
+from penstock.errors import ConfigError, SchemaMismatchError, SerdeError
 from penstock.serde import Topic
 from penstock.spark.columns import RECORD, WRITTEN
 from penstock.spark.encoding import check_columns, encode_frame
+from penstock.spark.typed_encoding import Encoder
 from tests.spark.typed.records import AT
 
 AT_TEXT = "2026-11-15T08:00:00.000000Z"
@@ -172,7 +174,6 @@ def test_shorter_numbers_other_orders_and_defaults_fit(topic: Topic[Spend], spar
     assert bytes(row["key"]) == b"ada"
 
 
-@pytest.mark.parametrize("topic", [SPEND, BY_PYTHON], ids=["JVM", "Python"])
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -186,10 +187,31 @@ def test_shorter_numbers_other_orders_and_defaults_fit(topic: Topic[Spend], spar
     ],
     ids=["null", "nan", "infinity", "enum", "literal", "nested null", "null item"],
 )
-def test_what_nobody_could_read_is_not_written(topic: Topic[Spend], name: str, wrong: str, spark: SparkSession) -> None:
+def test_what_nobody_could_read_is_not_written(name: str, wrong: str, spark: SparkSession) -> None:
     frame = spark.createDataFrame([FULL], COLUMNS).withColumn(name, F.expr(wrong))
     with pytest.raises(Exception, match=r"topic 'spend'"):
-        encode_frame(frame, topic, key=F.lit("k")).collect()
+        encode_frame(frame, SPEND).collect()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("customer", None),
+        ("total", float("nan")),
+        ("total", float("-inf")),
+        ("size", "huge"),
+        ("how", "credit"),
+        ("parts", [{"name": None, "share": 1.0}]),
+        ("days", [None]),
+    ],
+)
+def test_nor_is_it_by_python(name: str, wrong: Any) -> None:
+    good: dict[str, Any] = {"customer": "ada", "total": 1.5, "count": 2, "at": AT, "parts": []}
+    values = pa.array([{**good, name: wrong}])
+    others = [pa.nulls(1) for _ in WRITTEN.names[2:]]
+    rows = pa.RecordBatch.from_arrays([pa.array([None], pa.binary()), values, *others], WRITTEN.names)
+    with pytest.raises(SerdeError, match=r"topic 'spend'"):
+        Encoder(BY_PYTHON, makes_key=True).encode(rows)
 
 
 @pytest.mark.parametrize("topic", [SPEND, BY_PYTHON], ids=["JVM", "Python"])

@@ -27,7 +27,8 @@ def enrich(
 
     The table is what `Pipeline.table` gives: fresh in every batch, without a restart, and asked of no database. A row
     of the stream sees the table as it is when its batch is processed, not as it was when the event happened; a batch
-    that is repeated may see more. "left" keeps rows that the table knows nothing of, with nulls; "inner" leaves them out.
+    that is repeated may see more. "left" keeps rows that the table knows nothing of, with nulls; "inner" leaves them
+    out.
 
     `on` names the columns that must be equal; a mapping if they are called otherwise in the table (stream: table).
     `columns` chooses those of the table to take along; by default all, but for what is known about its records.

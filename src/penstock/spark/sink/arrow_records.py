@@ -28,7 +28,7 @@ def check_records(schema: StructType, topic: str | None) -> None:
         raise SchemaMismatchError(
             'the format "penstock" writes records: a column `value` of text or bytes, and perhaps key, headers, topic, '
             f"partition and timestamp; the frame has {', '.join(schema.names)}. Make them with "
-            "penstock.spark.encode_frame(frame, topic), or with to_json(struct('*')).alias('value')"
+            "penstock.spark.encoding.encode_frame(frame, topic), or with to_json(struct('*')).alias('value')"
         )
     for field in WRITTEN:
         if field.name not in names:

@@ -10,6 +10,16 @@ from pyarrow import ArrowInvalid
 from penstock.errors import ConfigError
 
 
+def sync(system: pyarrow.fs.FileSystem, path: str) -> None:
+    """Have a file, or the names in a folder, survive a power cut. Only local disks must be asked for it."""
+    if isinstance(system, pyarrow.fs.LocalFileSystem):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def is_local(path: str) -> bool:
     return "://" not in path and not path.startswith("file:")
 

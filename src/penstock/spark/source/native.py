@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError
@@ -19,20 +19,7 @@ from penstock.spark.source.java_settings import java_settings
 from penstock.spark.source.positions import parse_position
 from penstock.spark.source.record_columns import APPEND, CREATE, SCHEMA
 
-CONNECTOR_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _ELSEWHERE: Final = '; engine="python" can do it'
-
-
-def has_connector(spark: SparkSession) -> bool:
-    """Whether the Kafka connector is on the class path of this session."""
-    jvm: Any = spark._jvm
-    if jvm is None:
-        return False
-    try:
-        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(CONNECTOR_CLASS)
-    except Exception:  # py4j wraps whatever the class loader throws
-        return False
-    return True
 
 
 def connector_options(bootstrap: str, topic: str, client: Mapping[str, Any]) -> dict[str, str]:
@@ -49,7 +36,7 @@ def connector_options(bootstrap: str, topic: str, client: Mapping[str, Any]) -> 
     }
 
 
-def position_options(topic: str, text: str, option: str) -> dict[str, str]:
+def position_options(topic: str, text: str, option: str, *, streaming: bool) -> dict[str, str]:
     """A position in the connector's words. `option` is startingPosition or endingPosition."""
     word = "starting" if option == "startingPosition" else "ending"
     position = parse_position(text, option)
@@ -63,6 +50,8 @@ def position_options(topic: str, text: str, option: str) -> dict[str, str]:
         return found
     if word == "ending" and position.kind is PositionKind.EARLIEST:
         raise ConfigError(f"the Kafka connector cannot end at the earliest record{_ELSEWHERE}")
+    if word == "starting" and position.kind is PositionKind.LATEST and not streaming:
+        raise ConfigError(f"a batch read of the Kafka connector cannot begin at the end{_ELSEWHERE}")
     return {f"{word}Offsets": str(position.kind)}
 
 

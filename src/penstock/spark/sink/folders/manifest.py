@@ -15,7 +15,7 @@ import msgspec
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 from penstock.errors import FencedError, PipelineError
-from penstock.spark.sink.file_systems import opened
+from penstock.spark.sink.file_systems import opened, sync
 
 HIDDEN: Final = "_penstock"
 _KEPT: Final = 100
@@ -75,10 +75,12 @@ class Shelf:
         draft = f"{self.root}/{self.own}/draft-{uuid.uuid4().hex}"
         with self.system.open_output_stream(draft) as file:
             file.write(msgspec.json.encode(manifest))
+        sync(self.system, draft)
         try:
             if isinstance(self.system, LocalFileSystem):
                 os.link(draft, path)
                 os.unlink(draft)
+                sync(self.system, f"{self.root}/{self.own}")
                 return
             if self.system.get_file_info(path).type is not FileType.NotFound:
                 raise FileExistsError(path)

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sql
 
 from penstock.errors import FencedError
+from penstock.spark.sink.file_systems import sync
 from penstock.spark.sink.folders.manifest import Manifest, Shelf
 from penstock.spark.sink.publishing import check_order
 from penstock.spark.targets import Delivered, QueryIdentity
@@ -65,6 +66,8 @@ class FolderDelivery:
                 f"batch {newer[-1]} of query {self._identity.query!r} was delivered to {self._label} by another run: "
                 "this one delivers no more"
             )
+        for source, _ in manifest.files:
+            sync(self._shelf.system, f"{self._shelf.root}/{staging}/{source}")
         self._shelf.add(manifest)
         self._carry_out(manifest)
         self._shelf.forget_old()
@@ -108,11 +111,14 @@ class FolderDelivery:
     def _carry_out(self, manifest: Manifest) -> None:
         """Do what a manifest says, or what is left of it."""
         system, root = self._shelf.system, self._shelf.root
+        folders = {f"{root}/{place}".rpartition("/")[0] for _, place in manifest.files}
         for source, place in manifest.files:
             staged = f"{root}/{manifest.staging}/{source}"
             if system.get_file_info(staged).type is not FileType.NotFound:
                 system.create_dir(f"{root}/{place}".rpartition("/")[0], recursive=True)
                 system.move(staged, f"{root}/{place}")
+        for folder in folders:
+            sync(system, folder)
         if not manifest.keeps:
             self._remove_before(manifest)
         if system.get_file_info(f"{root}/{manifest.staging}").type is not FileType.NotFound:
