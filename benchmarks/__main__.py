@@ -6,7 +6,22 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import against_kafka, arrow, consumers, deadlines, kills, many_topics, recovery, spool
+from benchmarks import (
+    against_kafka,
+    arrow,
+    consumers,
+    deadlines,
+    kills,
+    many_topics,
+    recovery,
+    spark_json,
+    spark_latency,
+    spark_sink,
+    spark_source,
+    spark_start,
+    spark_windows,
+    spool,
+)
 from benchmarks.report import Report
 
 
@@ -29,6 +44,12 @@ def main() -> None:
         "spool": lambda: spool.run(report, say, rounds=options.rounds, scale=options.scale),
         "deadlines": lambda: deadlines.run(report, say, scale=options.scale),
         "consumers": lambda: consumers.run(report, say, rounds=options.rounds, scale=options.scale),
+        "spark-start": lambda: spark_start.run(report, say, rounds=options.rounds),
+        "spark-source": lambda: spark_source.run(report, say, rounds=options.rounds, scale=options.scale),
+        "spark-json": lambda: spark_json.run(report, say, rounds=options.rounds, scale=options.scale),
+        "spark-sink": lambda: spark_sink.run(report, say, rounds=options.rounds, scale=options.scale),
+        "spark-windows": lambda: spark_windows.run(report, say, rounds=options.rounds, scale=options.scale),
+        "spark-latency": lambda: spark_latency.run(report, say, rounds=options.rounds, scale=options.scale),
         "kills": lambda: broken.extend(kills.run(report, say, scale=options.scale)),
         "kafka": lambda: against_kafka.run(report, say, rounds=options.rounds, scale=options.scale),
     }

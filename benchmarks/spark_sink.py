@@ -23,7 +23,7 @@ import penstock
 from benchmarks.report import Figure, Report, Row
 from penstock.model import Guarantee
 from penstock.spark.jars import connector_jars
-from penstock.spark.session import session
+from penstock.spark.sessions import session
 from penstock.spark.sink import TopicTarget
 from penstock.spark.targets import Delivery, QueryIdentity
 

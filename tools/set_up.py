@@ -3,12 +3,13 @@
 Programs come from the system's packages (only as root, only where there is apt-get), kafkajs from npm, Apache Kafka
 from Maven, Spark's Kafka connector by `penstock spark jars`, Quix Streams from pip, each with the settings the machine
 already has for that tool. A part that is already there costs nothing. A part that cannot be had is told in one line and
-noted in the cache folder; the exit code is 0 all the same, because the tests that need it skip themselves with that note
-as their reason.
+noted in the cache folder; the exit code is 0 all the same, because the tests that need it skip themselves with that
+note as their reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -168,9 +169,11 @@ def fetch_kafka() -> str:
 
 
 def fetch_spark_connector() -> str:
-    """By the command that users have for it, in a process of its own: it may be the first to find that pyspark or Java
-    is not there."""
-    say("spark-connector: fetching it with `penstock spark jars`, unless it is there")
+    """By the command that users have for it, which asks Maven: a machine without it is not made to wait for others."""
+    with contextlib.suppress(parts.PartMissing):
+        return str(parts.spark_connector())
+    parts.mvn()
+    say("spark-connector: fetching it with `penstock spark jars`")
     run(
         [sys.executable, "-m", "penstock.cli", "spark", "jars"],
         timeout_s=MAVEN_TIMEOUT_S,

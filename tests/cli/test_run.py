@@ -120,7 +120,7 @@ def test_errors_of_ours_are_one_sentence(run: Command, tmp_path: Path) -> None:
 
 def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     file = tmp_path / "needs_spark.py"
-    file.write_text("from penstock.spark.session import session\nsession()\n")
+    file.write_text("from penstock.spark.sessions import session\nsession()\n")
     empty = tmp_path / "empty"
     empty.mkdir()
     hidden = (

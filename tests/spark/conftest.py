@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock import Connection
 from penstock.errors import JavaMissingError
-from penstock.spark.session import session
+from penstock.spark.sessions import session
 from tools import parts
 
 HERE: Final = Path(__file__).parent

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError
 from penstock.spark import java
-from penstock.spark.session import session
+from penstock.spark.sessions import session
 
 NAMES = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 SETTINGS = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.penstock.test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import stat
 import sys
 import threading
@@ -19,7 +20,7 @@ from penstock.spark import jars
 from penstock.spark.jar_resolvers import Artifact, Choices, Ivy, Maven
 from penstock.spark.jar_versions import HIGHEST_PATCH, fetch_all, older_than_or, properties_of
 from penstock.spark.java import find_java
-from penstock.spark.session import has_connector
+from penstock.spark.sessions import has_connector
 from tests import real_parts
 
 CONNECTOR = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13")
@@ -193,6 +194,17 @@ def test_ivy_takes_the_first_version_that_there_is_and_reads_poms(tmp_path: Path
     assert (out / "spark-sql-kafka-0-10_2.13-4.2.0.jar").is_file()
     assert resolver.fetch({PARENT: ["4.2.0"]}, out) == {PARENT: "4.2.0"}
     assert properties_of(out / "spark-parent_2.13-4.2.0.pom")["kafka.version"] == "3.9.2"
+
+
+def test_a_repository_that_ivy_cannot_reach_is_told_at_once(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        resolver = ivy(tmp_path, tmp_path)
+        settings = Path(resolver.settings or "")
+        root = f"http://127.0.0.1:{unused.getsockname()[1]}/"
+        settings.write_text(settings.read_text().replace(f"{tmp_path.as_uri()}/", root))
+        with pytest.raises(ConnectorMissingError, match="could not be asked"):
+            resolver.fetch({CONNECTOR: ["4.2.1", "4.2.0"]}, tmp_path)
 
 
 def test_the_connector_is_fetched_once_and_found_without_asking_again(cache: Path, tmp_path: Path) -> None:

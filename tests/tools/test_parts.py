@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,10 +97,18 @@ def test_the_pinned_kafka_has_a_version() -> None:
     assert parts.kafka_version().startswith("4.")
 
 
-def test_the_compiler_of_one_version_is_found_beside_newer_ones(machine: Machine) -> None:
-    machine.java("newest", 25).with_name("javac").touch()
-    wanted = machine.java("wanted", 17).with_name("javac")
-    wanted.touch()
-    assert parts.java_compiler(17) == wanted.resolve()
+def test_the_compiler_of_one_version_is_found_beside_newer_ones(tmp_path: Path) -> None:
+    put_java(tmp_path / "jvm" / "a-25", "25", compiler=True)
+    put_java(tmp_path / "jvm" / "b-17", "17.0.1", compiler=False)
+    wanted = put_java(tmp_path / "jvm" / "c-17", "17.0.15", compiler=True)
+    assert parts.java_compiler(17) == wanted.with_name("javac")
     with pytest.raises(parts.PartMissing, match="a JDK of version 21 is not installed"):
         parts.java_compiler(21)
+
+
+def test_the_connector_is_the_one_of_the_spark_that_is_installed() -> None:
+    with pytest.raises(parts.PartMissing, match="spark-connector is not in the cache folder"):
+        parts.spark_connector()
+    folder = parts.cache_folder() / "spark" / importlib.metadata.version("pyspark") / "connector"
+    folder.mkdir(parents=True)
+    assert real_parts.spark_connector() == folder

@@ -45,6 +45,7 @@ def test_on_a_bare_machine_every_part_has_its_reason_and_set_up_does_not_fail(tm
     assert parts.why_missing("kafka") == (
         "mvn is not installed: there is no apt-get on this machine to install maven with"
     )
+    assert parts.why_missing("spark-connector") == parts.why_missing("kafka")
     assert parts.why_missing("kafkajs").startswith("npm is not installed: ")
     assert parts.why_missing("quixstreams").startswith("python pip failed: ERROR: ")
 

@@ -62,7 +62,7 @@ def compare(
     """Compare the results of a version with those of another."""
     from penstock.cli.comparisons import print_comparisons
     from penstock.cli.run import stop_session
-    from penstock.spark.session import session
+    from penstock.spark.sessions import session
     from penstock.spark.versions.reprocessing import compare_versions
 
     with open_stream(url) as stream:
@@ -72,7 +72,7 @@ def compare(
         if old.version == new.version:
             raise typer.BadParameter(f"version {version} is the current one: name another to compare it with")
         try:
-            comparisons = compare_versions(session("penstock compare", master=master), url, old, new, limit)
+            comparisons = compare_versions(session("penstock compare", master=master), url, old, new, examples=limit)
         finally:
             stop_session()
     if as_json:
@@ -131,7 +131,7 @@ def retire(
         entry = _register(stream).find(pipeline, version)
         spark = None
         if _is_elsewhere(entry):
-            from penstock.spark.session import session
+            from penstock.spark.sessions import session
 
             spark = session("penstock retire", master=master)
         try:

@@ -136,7 +136,7 @@ def _finish(begun: Begun, wishes: Wishes) -> None:
     say(f"Pipeline {pipeline.name} has caught up: version {begun.version} has read what there was when it began.")
     register = Register(connection)
     old, new = register.find(pipeline.name, begun.before), register.find(pipeline.name, begun.version)
-    comparisons = compare_versions(pipeline.spark, pipeline.url, old, new)
+    comparisons = compare_versions(pipeline.spark, pipeline.url, old, new, client=pipeline.client)
     print_comparisons(old.version, new.version, comparisons)
     if not _is_wished(wishes.switch, pipeline.name, begun.version, comparisons):
         say(

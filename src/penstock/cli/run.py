@@ -222,7 +222,7 @@ def run_file(file: Path, arguments: list[str], settings: RunSettings, *, close: 
 
 def stop_session() -> None:
     """End the Spark session of this process, if it has one."""
-    from penstock.spark.session import active_session
+    from penstock.spark.sessions import active_session
 
     if (spark := active_session()) is not None:
         spark.stop()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.spark.progress import QueryProgress
     from penstock.spark.reading import read_batch, read_stream, read_table, register
     from penstock.spark.restart import Restart
-    from penstock.spark.session import session
+    from penstock.spark.sessions import session
     from penstock.spark.sink import Folder, SqlTable, TopicTarget
     from penstock.spark.triggers import RealTime
 
@@ -43,7 +43,7 @@ _HOMES = {
     "read_table": "reading",
     "register": "reading",
     "run_together": "pipeline",
-    "session": "session",
+    "session": "sessions",
 }
 
 __all__ = [

@@ -7,7 +7,6 @@ faster than msgspec with the arrays made afterwards, and its ideas of numbers, t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -125,8 +124,14 @@ class Decoder(SentByValue):
     def _values(self, data: Sequence[bytes | None]) -> tuple[list[Any], dict[int, Exception]]:
         """What the bytes are, and why those that are nothing are not."""
         decode = self._decoder()
-        with contextlib.suppress(Exception):  # whatever it was is found again, one by one
-            return list(map(decode, data)), {}  # type: ignore[arg-type]  # None is no bytes, and goes one by one, too
+        try:
+            return list(map(decode, data)), {}  # type: ignore[arg-type]  # None is no bytes, and goes one by one
+        except Exception:  # whatever it was, it is found again there
+            return self._values_one_by_one(data, decode)
+
+    def _values_one_by_one(
+        self, data: Sequence[bytes | None], decode: Callable[[bytes], Any]
+    ) -> tuple[list[Any], dict[int, Exception]]:
         values: list[Any] = []
         errors: dict[int, Exception] = {}
         for index, each in enumerate(data):

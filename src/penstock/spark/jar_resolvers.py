@@ -28,6 +28,10 @@ NOT_THERE: Final = re.compile(
 """What tools say when a repository answers and does not have something, or does not give it."""
 
 
+NOT_REACHED: Final = re.compile(r"Host \S+ not found|Server access [Ee]rror|proxy server that is not well configured")
+"""What Ivy says when no repository answers, before it goes on to say that there is no such thing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """A thing in a repository, without its version."""
@@ -148,14 +152,14 @@ class Ivy:
         target = folder / artifact.file_name(version)
         said = self._resolve(artifact, version, folder, ["-retrieve", str(folder / "[artifact]-[revision].[ext]")])
         if said is not None and not target.is_file():
-            _check_answered(said, r"::::|unresolved dependency|not found")
+            _check_answered(said, NOT_REACHED.pattern)
         return target.is_file()
 
     def _has_pom(self, artifact: Artifact, version: str, folder: Path) -> bool:
         """Ivy keeps the poms that it has read in its cache: those of parents, too."""
         kept = folder / "ivy" / artifact.group / artifact.name / f"ivy-{version}.xml.original"
-        if not kept.is_file():
-            self._resolve(artifact, version, folder, [])
+        if not kept.is_file() and (said := self._resolve(artifact, version, folder, [])) is not None:
+            _check_answered(said, NOT_REACHED.pattern)
         if not kept.is_file():
             return False
         (folder / artifact.file_name(version)).write_bytes(kept.read_bytes())
@@ -190,7 +194,7 @@ def _run(command: list[str], timeout_s: float) -> str | None:
 
 def _check_answered(said: str, telling: str) -> None:
     """A repository that does not have something is an answer. Anything else means that it could not be asked."""
-    if NOT_THERE.search(said):
+    if NOT_THERE.search(said) and not NOT_REACHED.search(said):
         return
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     line = next((line for line in lines if re.search(telling, line)), lines[-1] if lines else "it did not say why")

@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError, PipelineError, SchemaMismatchError
 from penstock.spark.durations import Duration, interval, microseconds
-from penstock.spark.late_files import GateFiles, TaskPlace, read_held, rooted
+from penstock.spark.late_files import GateFiles, TaskPlace, filesystem_of, read_held, rooted
 from penstock.spark.watermarks import without_watermarks
 
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -131,6 +131,7 @@ class OnTimeGate:
         self._schema = without_watermarks(frame.schema)
         if not frame.isStreaming:
             return frame
+        filesystem_of(self.side)  # refuses a folder that tasks would not reach
         policy = frame.sparkSession.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
         if policy != "min":
             raise ConfigError(

@@ -18,6 +18,7 @@ from penstock.spark.decoding import Decoder
 from penstock.spark.door import SideOutput
 from penstock.spark.folders import StateFolder
 from penstock.spark.late import OnTimeGate
+from penstock.spark.packaging import ship
 from penstock.spark.plans import mode_of, require_stream
 from penstock.spark.progress import ProgressBook, QueryProgress
 from penstock.spark.queries import PlannedQuery
@@ -25,7 +26,7 @@ from penstock.spark.reading import read_stream, read_table
 from penstock.spark.restart import Restart
 from penstock.spark.run_settings import ENGINES, Engine, current_run
 from penstock.spark.running import PipelineRun, run_until_signal
-from penstock.spark.session import session
+from penstock.spark.sessions import session
 from penstock.spark.sink import TopicTarget, target_of
 from penstock.spark.targets import OutputMode, Target
 from penstock.spark.triggers import RealTime, Trigger
@@ -76,6 +77,7 @@ class Pipeline:
         self._checkpoints = checkpoints if checkpoints is not None else default_checkpoints(url)
         self._restart = restart or Restart()
         self._spark = spark
+        self._shipped = False
         self._client: ConnectOptions = client or {}
         self._connection: Connection | None = None
         self._planned: dict[str, PlannedQuery] = {}
@@ -93,6 +95,9 @@ class Pipeline:
         """The session; it is made, or found, when it is first needed."""
         if self._spark is None:
             self._spark = session(f"penstock {self.name}")
+        if not self._shipped:  # before the first function is made: it takes along what was sent by then
+            ship(self._spark, self._settings.program)
+            self._shipped = True
         return self._spark
 
     @property
@@ -101,6 +106,11 @@ class Pipeline:
         if self._connection is None:
             self._connection = connect(self.url, **self._client)
         return self._connection
+
+    @property
+    def client(self) -> ConnectOptions:
+        """Options of the connection to the stream."""
+        return self._client
 
     @functools.cached_property
     def version(self) -> str | None:

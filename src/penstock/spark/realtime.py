@@ -27,7 +27,7 @@ from penstock.spark.folders import StateFolder
 from penstock.spark.plans import stateful_operators
 from penstock.spark.realtime_planning import planned
 from penstock.spark.realtime_slots import SHUFFLE_PARTITIONS, hold, shuffle_partitions_for
-from penstock.spark.session import has_connector
+from penstock.spark.sessions import has_connector
 from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.sink.topic_delivery import topics_for
 from penstock.spark.source.held_brokers import held_broker

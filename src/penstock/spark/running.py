@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.spark.checkpoint_folder import CheckpointFolder, Fingerprint
 from penstock.spark.listening import ProgressListener
-from penstock.spark.packaging import ship
 from penstock.spark.queries import RunningQuery
 from penstock.spark.run_settings import current_run
 
@@ -51,10 +50,10 @@ class PipelineRun:
                 self._checkpoint.check_query(planned.name, Fingerprint.of(planned.frame, planned.mode))
             if (told := current_run().on_start) is not None:
                 told(pipeline)
-            ship(spark, current_run().program)
             pipeline.book.keep_in(self._checkpoint.folder)
             spark.streams.addListener(self._listener)
         except BaseException:
+            self._ended = True  # there is no listener to remove, and nothing to stop
             self._checkpoint.close()
             raise
         self._queries = [

@@ -27,13 +27,13 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.model.times import EPOCH, milliseconds
 from penstock.spark.durations import Duration, microseconds
 from penstock.spark.state_context import Kept, KeptList, KeptMap, KeyContext, Timers
-from penstock.spark.state_shapes import Shape
+from penstock.spark.state_shapes import Shape, for_arrow, from_arrow, is_nested
 
 Output = Any
 """What a function gives out for each row: a dict, a Row, a tuple or a dataclass that fits the output's columns."""
@@ -100,7 +100,7 @@ def stateful(
     if timers == "event" and "EventTimeWatermark" not in frame._jdf.queryExecution().analyzed().toString():
         raise ConfigError("timers='event' needs a watermark: put the frame behind pipe.on_time or withWatermark first")
     time_mode = _TIME_MODES["processing" if doing.ttl_ms is not None else timers]
-    processor = Processor(doing, single=isinstance(key, str))
+    processor = Processor(doing, [frame.schema[column].dataType for column in columns], key, frame.schema)
     return frame.groupBy(*columns).transformWithState(processor, doing.output.schema, mode.capitalize(), time_mode)
 
 
@@ -143,7 +143,7 @@ class Simulation:
         from pyspark.sql.streaming.tws_tester import TwsTester
 
         self._tester = TwsTester(
-            Processor(doing, single=True),
+            Processor(doing, None, "key", None),
             timeMode=_TIME_MODES[doing.timers],
             eventTimeExtractor=None if time is None else lambda row: milliseconds(row[time], time),
         )
@@ -165,9 +165,14 @@ class Simulation:
 class Processor(StatefulProcessor):
     """What Spark runs in its tasks, and once in the driver, to see what is kept."""
 
-    def __init__(self, doing: Stateful, single: bool) -> None:
+    def __init__(
+        self, doing: Stateful, keys: Sequence[DataType] | None, key: str | Sequence[str], rows: StructType | None
+    ) -> None:
         self._doing = doing
-        self._single = single
+        self._single = isinstance(key, str)
+        self._keys = keys
+        self._rows = rows if rows is not None and any(is_nested(each.dataType) for each in rows) else None
+        self._has_nested_output = any(is_nested(each.dataType) for each in doing.output.schema)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         doing = self._doing
@@ -188,6 +193,10 @@ class Processor(StatefulProcessor):
     # Spark passes the arguments of these two by name, and the names are its own.
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:
         context = self._context(key, timerValues)
+        if self._rows is not None:
+            kinds = [each.dataType for each in self._rows]
+            row_of = Row(*self._rows.names)
+            rows = (row_of(*map(from_arrow, row, kinds)) for row in rows)
         return self._given_out(self._doing.function(context.key, rows, context))
 
     def handleExpiredTimer(
@@ -200,12 +209,15 @@ class Processor(StatefulProcessor):
         return self._given_out(self._doing.on_timer(context.key, at, context))
 
     def _context(self, key: Any, moment: TimerValues) -> KeyContext:
-        named = key[0] if self._single else tuple(key)
+        known = tuple(key) if self._keys is None else tuple(map(from_arrow, key, self._keys))
+        named = known[0] if self._single else known
         return KeyContext(named, self._kept, self._lists, self._maps, self._handle, self._doing.timers, moment)
 
     def _given_out(self, rows: Iterable[Output] | None) -> Iterator[Row]:
+        output = self._doing.output
         for row in rows or ():
-            yield self._doing.output.encode(row)
+            encoded = output.encode(row)
+            yield for_arrow(encoded, output.schema) if self._has_nested_output else encoded
 
 
 def _stateful(

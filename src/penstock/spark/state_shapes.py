@@ -63,6 +63,41 @@ class Shape:
         return msgspec.convert(plain if self._is_record else plain[VALUE], self._kind, builtin_types=_KEPT_AS_THEY_ARE)
 
 
+def from_arrow(value: Any, kind: DataType) -> Any:
+    """A cell of the rows that Spark hands to a function, as it is everywhere else: there, records are dicts, and maps
+    lists of pairs."""
+    if value is None:
+        return None
+    if isinstance(kind, StructType):
+        return Row(*kind.names)(*(from_arrow(value[field.name], field.dataType) for field in kind.fields))
+    if isinstance(kind, ArrayType):
+        return [from_arrow(each, kind.elementType) for each in value] if is_nested(kind.elementType) else value
+    if isinstance(kind, MapType):
+        return {from_arrow(key, kind.keyType): from_arrow(each, kind.valueType) for key, each in value}
+    return value
+
+
+def for_arrow(value: Any, kind: DataType) -> Any:
+    """A cell of the rows that a function hands to Spark: the way back of `from_arrow`, for maps, which it needs."""
+    if value is None or not is_nested(kind):
+        return value
+    if isinstance(kind, StructType):
+        return Row(*kind.names)(
+            *(for_arrow(cell, each.dataType) for cell, each in zip(value, kind.fields, strict=True))
+        )
+    if isinstance(kind, ArrayType):
+        return [for_arrow(each, kind.elementType) for each in value]
+    assert isinstance(kind, MapType)
+    return [(for_arrow(key, kind.keyType), for_arrow(each, kind.valueType)) for key, each in value.items()]
+
+
+def is_nested(kind: DataType) -> bool:
+    """Whether there is a record or a map in it."""
+    if isinstance(kind, ArrayType):
+        return is_nested(kind.elementType)
+    return isinstance(kind, StructType | MapType)
+
+
 def _column_of(kind: Any, what: str) -> DataType:
     if isinstance(kind, str):
         raise ConfigError(f"{what}: {kind!r} is text: give a type such as a dataclass or float, or a StructType")

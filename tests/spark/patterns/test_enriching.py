@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from penstock import Connection
@@ -35,8 +35,8 @@ def test_a_table_that_changes_between_batches_is_seen_as_it_is(
         F.col("key").cast("string").alias("name"), F.col("value").cast("string").alias("city"), "pointer"
     )
 
-    def between(batch_id: int, _: DataFrame) -> None:
-        if batch_id == 1:
+    def between(batch_id: int) -> None:
+        if batch_id == 0:
             put(connection, "ann", "Lima")
             put(connection, "bob", None)
             put(connection, "carl", "Bern")
@@ -44,7 +44,7 @@ def test_a_table_that_changes_between_batches_is_seen_as_it_is(
     collected = Collected(tmp_path / "ck")
     found = enrich(clicks.stream(), users, {"user": "name"}, prefix="user_")
     with pytest.raises(StreamingQueryException):
-        collected.run(found, between, fail_at=3)
+        collected.run(found, fail_at=3, after=between)
     collected.run(found)
     assert found.columns == ["id", "user", "user_city"]
     assert sorted(tuple(row) for row in collected.rows) == [

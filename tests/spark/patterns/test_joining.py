@@ -81,7 +81,7 @@ def test_what_would_be_kept_for_ever_or_has_two_names_is_refused(spark: SparkSes
     with pytest.raises(SchemaMismatchError, match="both sides have search, searched"):
         join_within(left, left, "user", "searched", "searched", "1 second")
     with pytest.raises(ConfigError, match="unmatched='all' is not allowed"):
-        join_within(left, right, "user", **how, unmatched="all")
+        join_within(left, right, "user", **how, unmatched="all")  # type: ignore[arg-type]
     assert join_within(left, left, "user", "searched", "searched", "1 second", right_prefix="next_").columns == [
         "user",
         "search",

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.spark.reading import read_stream
 from penstock.spark.realtime import start_real_time
-from penstock.spark.session import has_connector
+from penstock.spark.sessions import has_connector
 
 Starting = Callable[..., StreamingQuery]
 Reading = Callable[..., DataFrame]

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from penstock.spark.session import session
+from penstock.spark.sessions import session
 from penstock.spark.sink import SqlTable, TopicTarget, staged
 from penstock.spark.targets import Delivery, QueryIdentity, Target
 from penstock.streams.kafka.transactions import TransactionalProducer

@@ -20,7 +20,7 @@ from penstock.errors import BrokerUnavailableError, ConfigError, UnknownTopicErr
 from penstock.spark.columns import RECORD
 from penstock.spark.reading import read_batch, read_stream, read_table
 from penstock.spark.run_settings import Engine
-from penstock.spark.session import has_connector
+from penstock.spark.sessions import has_connector
 from tests.spark.source.reading import delete_before, send_numbers
 
 

@@ -82,7 +82,11 @@ class Collected:
         return [row for _, rows in sorted(self.late_batches.items()) for row in rows]
 
     def run(
-        self, frame: DataFrame, before: Callable[[int, DataFrame], None] | None = None, fail_at: int = NEVER
+        self,
+        frame: DataFrame,
+        before: Callable[[int, DataFrame], None] | None = None,
+        fail_at: int = NEVER,
+        after: Callable[[int], None] | None = None,
     ) -> None:
         """Everything that is there. `fail_at`: die at the end of this batch, when all of it has been done."""
 
@@ -99,6 +103,8 @@ class Collected:
                     assert len(found) == held.rows
                     self.late_batches[batch_id] += found
                 gate.finish(query_id, batch_id)
+            if after is not None:
+                after(batch_id)
             if batch_id == fail_at:
                 raise RuntimeError("dies here")
 

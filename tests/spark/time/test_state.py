@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,28 @@ def test_state_survives_restarts_and_a_batch_that_is_repeated(spark: SparkSessio
     assert len(collected.rows) == 10
 
 
+def test_records_and_maps_in_rows_keys_and_output_are_what_they_are_in_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark itself hands a function dicts for records, and pairs for maps."""
+    schema = "id struct<shop: string>, lines array<struct<sku: string, n: int>>, tags map<string, int>"
+    feed = Batches(spark, tmp_path / "in", schema)
+    feed.put([{"id": {"shop": "x"}, "lines": [{"sku": "a", "n": 2}], "tags": {"red": 1}}])
+
+    def function(key: Row, rows: Iterator[Row], ctx: KeyContext) -> Iterator[Row]:
+        for row in rows:
+            assert (key.shop, row.id.shop) == ("x", "x")
+            ctx.state.put(row)
+            kept = ctx.state.get()
+            assert kept == row
+            yield Row(lines=row.lines, tags=kept.tags | {"more": row.lines[0].n}, id=key)
+
+    columns = feed.stream().schema
+    collected = Collected(tmp_path / "ck")
+    collected.run(stateful(feed.stream(), "id", function, columns, state=columns))
+    assert collected.rows == [Row(id=Row(shop="x"), lines=[Row(sku="a", n=2)], tags={"red": 1, "more": 2})]
+
+
 def test_timers_in_a_query_come_once(spark: SparkSession, tmp_path: Path) -> None:
     feed = Batches(spark, tmp_path / "in", "key string, at timestamp")
     feed.put([{"key": "a", "at": at(0)}, {"key": "b", "at": at(3)}])
@@ -234,6 +257,28 @@ def test_what_counts_by_the_clock_cannot_be_run_once(spark: SparkSession, tmp_pa
         require_an_end(forgetful, "write to spend")
     with pytest.raises(ConfigError, match="ttl counts by the clock"):
         stateful(feed.stream(), "key", total, TOTAL, ttl="1 hour", timers="event", on_timer=lambda *_: None)
+
+
+def test_what_was_not_put_for_long_enough_is_forgotten(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Batches(spark, tmp_path / "in", "key string, amount int")
+    for _ in range(2):
+        feed.put([{"key": "a", "amount": 1}])
+    found: list[float] = []
+    totals = stateful(feed.stream(), "key", total, TOTAL, state=float, ttl="1 millisecond")
+    writer = totals.writeStream.foreachBatch(lambda batch, _: found.extend(row.total for row in batch.collect()))
+    query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+    try:
+        wait_until(lambda: len(found) >= 2 or not query.isActive, timeout_s=100)
+    finally:
+        query.stop()
+    assert found == [1.0, 1.0]
+
+
+def wait_until(happened: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_key_that_is_no_column_is_refused(spark: SparkSession, tmp_path: Path) -> None:

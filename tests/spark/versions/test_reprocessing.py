@@ -21,7 +21,7 @@ from penstock.spark.folders import StateFolder
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.restart import Restart
 from penstock.spark.run_settings import Engine, RunSettings, running_with
-from penstock.spark.session import has_connector
+from penstock.spark.sessions import has_connector
 from penstock.spark.versions import current_topic
 from penstock.spark.versions.register import Register
 from penstock.spark.versions.reprocessing import Begun, begin, caught_up, compare_versions

@@ -7,6 +7,7 @@ the tasks, which only `read`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -61,13 +62,13 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         view, described = self._look(fresh=True)
-        self._target = view.ends(described.partitions)
+        self._target = self._ends(view, described)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         view, described = self._look()
         before = Progress.from_json(self._options.topic, start)
         self._check_same_topic(before, described)
-        ends = view.ends(described.partitions)
+        ends = self._ends(view, described)
         self._latest = Progress(self._options.topic, ends)
         self._check_not_back(before.pointers, ends)
         begin = {**{each: view.first_pointer(each) for each in ends.keys() - before.pointers.keys()}, **before.pointers}
@@ -78,6 +79,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_first = before.begun == before.pointers
         if begin == before.pointers == ends:
             return self._nothing_new(start, before, is_first)
+        # The ends are those of the topic that was looked up a moment ago, if it still is the same.
+        self._check_same_topic(before, self._look(fresh=True)[1])
         lenient = is_first and self._options.start.lower() == "earliest"
         policy = "earliest" if lenient else self._options.on_expired
         begin = without_expired(view, self._options.topic, begin, ends, policy)
@@ -123,14 +126,23 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._view is None or self._partitions is None:
             self._view = open_topic(self._options.url, self._options.topic, self._options.client)
             self._partitions = Partitions(self._view)
-        try:
+        with self._expecting_the_topic():
             described = self._partitions.now(fresh=fresh)
+        self._has_been_there = True
+        return self._view, described
+
+    def _ends(self, view: TopicView, described: Described) -> Pointers:
+        with self._expecting_the_topic():
+            return view.ends(described.partitions)
+
+    @contextmanager
+    def _expecting_the_topic(self) -> Iterator[None]:
+        try:
+            yield
         except UnknownTopicError as error:
             if not self._has_been_there:
                 raise
             raise TopicReplacedError(f"topic {self._options.topic!r} is gone: it was deleted. {WHAT_TO_DO}") from error
-        self._has_been_there = True
-        return self._view, described
 
     def _nothing_new(self, start: dict[str, Any], before: Progress, is_first: bool) -> dict[str, Any]:
         """Spark begins no batch where nothing has changed, and so remembers nothing.

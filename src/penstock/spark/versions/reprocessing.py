@@ -21,6 +21,7 @@ from penstock.spark.versions.catching_up import CatchingUp
 from penstock.spark.versions.comparing import EXAMPLES, Comparison, compare
 from penstock.spark.versions.names import FIRST, By, output_topic
 from penstock.spark.versions.register import Register, Version
+from penstock.streams.options import ConnectOptions
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline import Pipeline
@@ -109,7 +110,13 @@ def _check_fresh(streams: Streams, pipeline: str, version: str, outputs: Iterabl
 
 
 def compare_versions(
-    spark: SparkSession, url: str, old: Version, new: Version, examples: int = EXAMPLES
+    spark: SparkSession,
+    url: str,
+    old: Version,
+    new: Version,
+    *,
+    examples: int = EXAMPLES,
+    client: ConnectOptions | None = None,
 ) -> dict[str, Comparison]:
     """How the results of two versions differ, name by name. A topic that is not there holds nothing."""
     found = {}
@@ -117,8 +124,8 @@ def compare_versions(
         frames = []
         for each in (old.topics.get(name, name), topic):
             try:
-                frames.append(read_batch(spark, url, each))
+                frames.append(read_batch(spark, url, each, client=client))
             except UnknownTopicError:
-                frames.append(read_batch(spark, url, topic, end="earliest"))
+                frames.append(read_batch(spark, url, topic, end="earliest", client=client))
         found[name] = compare(frames[0], frames[1], new.by.get(name, "record"), examples)
     return found
