@@ -4,7 +4,7 @@
 seconds of event time. Ours reads segment files and publishes each batch in one transaction, with fsync before the
 answer; theirs reads and writes through Spark's Kafka source and sink, which writes at least once, against a Kafka that
 does not flush. Both run in one session, in turns, over all records at once (AvailableNow, in batches of a fifth), with
-fresh checkpoints. """
+fresh checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec
 
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +39,7 @@ PER_SECOND: Final = 1_000
 PARTITIONS: Final = 2
 NOON_MS: Final = 1_767_268_800_000
 TOPIC: Final = "orders"
+P = ParamSpec("P")
 
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
@@ -78,9 +79,9 @@ def compare(
 ) -> None:
     speeds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for number in range(rounds + 1):
-        ours_s = seconds(lambda number=number: ours(spark, url, number, records))  # type: ignore[misc]
-        theirs_s = seconds(lambda number=number: theirs(spark, bootstrap, folder, number, records))  # type:
-        ignore[misc] say(f"   round {number}: ours {records / ours_s:,.0f} rows/s, theirs {records / theirs_s:,.0f} rows/s")
+        ours_s = seconds(ours, spark, url, number, records)
+        theirs_s = seconds(theirs, spark, bootstrap, folder, number, records)
+        say(f"   round {number}: ours {records / ours_s:,.0f} rows/s, theirs {records / theirs_s:,.0f} rows/s")
         if number:  # the first round warms both up
             speeds["ours"].append(records / ours_s)
             speeds["theirs"].append(records / theirs_s)
@@ -154,9 +155,9 @@ def theirs(spark: SparkSession, bootstrap: str, folder: Path, number: int, recor
     query.awaitTermination()
 
 
-def seconds(work: Callable[[], None]) -> float:
+def seconds(work: Callable[P, None], *arguments: P.args, **options: P.kwargs) -> float:
     begun_s = time.perf_counter()
-    work()
+    work(*arguments, **options)
     return time.perf_counter() - begun_s
 
 

@@ -206,13 +206,14 @@ def _start(text: str | None) -> str | None:
 def run_file(file: Path, arguments: list[str], settings: RunSettings, *, close: bool = True) -> None:
     """Run the program, and then those of its pipelines that it has not run itself. `close` lets go of them."""
     from penstock.cli.programs import run_program
-    from penstock.spark.pipeline import defined_pipelines
+    from penstock.spark.pipeline import defined_pipelines, started_pipelines
     from penstock.spark.run_settings import running_with
 
+    started_before = len(started_pipelines())
     with running_with(settings):
         try:
             run_program(file, arguments)
-            _run_rest(file)
+            _run_rest(file, has_run=len(started_pipelines()) > started_before)
         finally:
             if close:
                 for pipeline in defined_pipelines():
@@ -228,17 +229,18 @@ def stop_session() -> None:
         spark.stop()
 
 
-def _run_rest(file: Path) -> None:
+def _run_rest(file: Path, *, has_run: bool) -> None:
+    """Run what the program has defined and not run; nothing when it `has_run` some, perhaps thrown away since."""
     from penstock.errors import ConfigError
     from penstock.spark.pipeline import defined_pipelines, run_together
 
     pipelines = defined_pipelines()
-    if not pipelines:
+    if not pipelines and not has_run:
         raise ConfigError(
             f"{file.name} defines no pipeline: make one with penstock.spark.Pipeline, and keep it in a variable"
         )
     waiting = [pipeline for pipeline in pipelines if not pipeline.started]
-    if waiting and len(waiting) < len(pipelines):
+    if waiting and has_run:
         names = ", ".join(pipeline.name for pipeline in waiting)
         say(f"{file.name} has run some of its pipelines itself; these it has not, and they stay so: {names}")
     elif waiting:

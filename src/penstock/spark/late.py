@@ -43,6 +43,7 @@ FIRST_WATERMARK_MS: Final = 0
 """Spark's watermark before the first row: the beginning of 1970. Rows from before it are late at once."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]")
 _known: dict[tuple[str, str, str], tuple[int, int]] = {}
 """In the process of a task, for each gate: the batch it was asked about last, and the watermark of that."""
 
@@ -148,7 +149,7 @@ class OnTimeGate:
 
     def staged(self, spark: SparkSession, query_id: str, batch_id: int) -> LateRows | None:
         """The late rows of a batch whose other rows have all been processed; None when there are none."""
-        run = spark.sparkContext.getLocalProperty(RUN_ID) or ""
+        run = _run(spark.sparkContext.getLocalProperty(RUN_ID))
         found = [held for held in self._files(query_id).held(batch_id, run) if held.rows is not None]
         if not found:
             return None
@@ -252,7 +253,7 @@ def _on_time(
     batch_id = int(task.getLocalProperty(BATCH_ID) or 0)
     files = GateFiles(side, query_id, gate)
     watermark_us = _watermark_ms(files, (side, query_id, gate), batch_id) * 1_000
-    place = TaskPlace(task.getLocalProperty(RUN_ID) or "", task.stageId(), task.partitionId(), task.taskAttemptId())
+    place = TaskPlace(_run(task.getLocalProperty(RUN_ID)), task.stageId(), task.partitionId(), task.taskAttemptId())
     holding, latest_us = None, None
     try:
         for batch in batches:
@@ -276,6 +277,11 @@ def _on_time(
     finally:
         if holding is not None:
             holding.abandon()
+
+
+def _run(group: str | None) -> str:
+    """The run, as a folder is called after it: whoever evaluates a frame may have put the job into another group."""
+    return _NOT_IN_NAMES.sub("_", group or "none")
 
 
 def _watermark_ms(files: GateFiles, gate: tuple[str, str, str], batch_id: int) -> int:

@@ -37,11 +37,17 @@ from penstock.streams.options import ConnectOptions
 DRAIN_S: Final = 30.0
 
 _defined: list[weakref.ref[Pipeline]] = []
+_starts: list[str] = []
 
 
 def defined_pipelines() -> list[Pipeline]:
     """The pipelines that this program has made and not thrown away, in their order."""
     return [pipeline for each in _defined if (pipeline := each()) is not None]
+
+
+def started_pipelines() -> Sequence[str]:
+    """The names of all that were started in this process, in their order, also of those thrown away since."""
+    return tuple(_starts)
 
 
 class Pipeline:
@@ -284,6 +290,7 @@ class Pipeline:
         if not self._planned:
             raise ConfigError(f"pipeline {self.name!r} has nothing to do: give it a `write`")
         self._run = PipelineRun(self, once=once or current_run().once)
+        _starts.append(self.name)
         self._run.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:

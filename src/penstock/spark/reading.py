@@ -2,10 +2,11 @@
 
 Two engines read the same columns. "python" is Penstock's own source, the format "penstock": it reads any stream, and an
 embedded log on the same host straight from its files. "native" is Spark's own Kafka connector, for `kafka:` and `log:`
-URLs, when its jar is there (`penstock spark jars` fetches it); real-time mode needs it. "auto" takes the one that was
-measured to be faster: for `log:` the files, at least 1.7 times as fast as the connector on one host; for `kafka:` the
-connector when it is there, as it reads over the network in the JVM; and always the python engine for what only that one
-can do (a limit in bytes, going on at "latest" or at a time when records have expired, other streams).
+URLs, when its jar is there (`penstock spark jars` fetches it); real-time mode needs it. "auto" takes the
+files for `log:`, which need no network and no second copy of the records; the connector for `kafka:` when it is there,
+as it reads over the network in the JVM; and the python engine for what only that one can do (a limit in bytes, going on
+at "latest" or at a time when records have expired, other streams). A query of the python engine takes longer to start,
+as Spark starts Python processes to plan it; `benchmarks/spark_source.py` compares the two.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from penstock.model import Guarantee
 from penstock.serde import Topic
 from penstock.spark.durations import interval, microseconds
 from penstock.spark.folders import StateFolder
+from penstock.spark.gateway import jvm_of
 from penstock.spark.plans import stateful_operators
 from penstock.spark.realtime_planning import planned
 from penstock.spark.realtime_slots import SHUFFLE_PARTITIONS, hold, shuffle_partitions_for
@@ -164,7 +165,8 @@ def _refused_target(frame: DataFrame, target: TopicTarget) -> list[str]:
 
 def _batch(spark: SparkSession, trigger: RealTime, what: str) -> str:
     length_us = microseconds(trigger.batch, f"{what}: RealTime(batch=...)")
-    shortest_ms = int(spark.conf.get(_SHORTEST) or 0)
+    units = jvm_of(spark).org.apache.spark.network.util.JavaUtils  # the setting is written with a unit, or without
+    shortest_ms = int(units.timeStringAsMs(spark.conf.get(_SHORTEST)))
     if length_us < shortest_ms * 1000:
         raise ConfigError(
             f"{what}: RealTime({trigger.batch!r}) is shorter than the {shortest_ms} ms that Spark allows. It says how "

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 
 from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.spark.forms.python_types import form_of_type
+from penstock.spark.watermarks import without_watermarks
 
 _KEPT_AS_THEY_ARE: Final = (bytes, bytearray, datetime.datetime, datetime.date, decimal.Decimal)
 VALUE: Final = "value"
@@ -40,7 +41,8 @@ class Shape:
         self._kind = None if isinstance(described, DataType) else described
         column = described if isinstance(described, DataType) else _column_of(described, what)
         self._is_record = isinstance(column, StructType)
-        self.schema = column if isinstance(column, StructType) else StructType([StructField(VALUE, column)])
+        fields = column if isinstance(column, StructType) else StructType([StructField(VALUE, column)])
+        self.schema = without_watermarks(fields)
         self._verify = _make_type_verifier(self.schema, name=what)
 
     def encode(self, value: Any) -> Row:

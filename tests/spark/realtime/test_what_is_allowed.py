@@ -177,6 +177,16 @@ def test_a_batch_that_is_too_short_is_refused_with_what_it_means(
         realtime.plan(text(read).select("text"), target, RealTime("10 milliseconds"), "query 'q'")
 
 
+def test_batches_are_as_long_as_spark_wants_them_where_nobody_has_said_otherwise(
+    read: Reading, log_url: str, real_time: SparkSession
+) -> None:
+    real_time.conf.unset("spark.sql.streaming.realTimeMode.minBatchDuration")
+    target = TopicTarget(log_url, "results", guarantee=Guarantee.AT_LEAST_ONCE)
+    with pytest.raises(ConfigError, match="5000 ms"):
+        realtime.plan(text(read).select("text"), target, RealTime("4 seconds"), "query 'q'")
+    assert realtime.plan(text(read).select("text"), target, RealTime(), "query 'q'") is not None
+
+
 def test_planning_writes_nothing(read: Reading, connection: Connection) -> None:
     topics, files = connection.topics(), sorted(Path.cwd().iterdir())
     planned(text(read).groupBy("name").count())

@@ -53,7 +53,7 @@ def test_on_time_and_late_rows_are_all_rows_and_spark_drops_none(
     rng = random.Random(seed_of())
     feed = Batches(spark, tmp_path / "in", SCHEMA, partitions=2)
     made, number = [], 0
-    for step in range(7):
+    for step in range(5):
         batch = [(number + i, rng.uniform(step * 8 - 30, step * 8 + 8)) for i in range(20)]
         number += 20
         made.append(batch)

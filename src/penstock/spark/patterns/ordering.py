@@ -13,7 +13,7 @@ from penstock.errors import SchemaMismatchError
 from penstock.spark.durations import Duration, interval, microseconds
 from penstock.spark.state import stateful
 from penstock.spark.state_context import KeyContext
-from penstock.spark.watermarks import has_watermark, without_watermarks
+from penstock.spark.watermarks import has_watermark
 
 _WAITING: Final = "waiting"
 _PIECE: Final = datetime.timedelta(milliseconds=1)
@@ -38,13 +38,12 @@ def in_order(frame: DataFrame, key: str, time: str, grace: Duration | None = Non
             )
         frame = frame.withWatermark(time, interval(microseconds(grace, "grace", zero=True)))
     releasing = InOrder(time, "pointer" if "pointer" in frame.columns else None)
-    columns = without_watermarks(frame.schema)
     return stateful(
         frame,
         key,
         releasing.arrived,
-        columns,
-        lists={_WAITING: columns},
+        frame.schema,
+        lists={_WAITING: frame.schema},
         timers="event",
         on_timer=releasing.due,
     )
