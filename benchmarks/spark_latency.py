@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import penstock
 from benchmarks.report import Figure, Report, Row
 from penstock.spark.jars import connector_jars
+from tools import parts
 
 RATE: Final = 1_000
 WARM_S: Final = 20.0
@@ -34,6 +35,7 @@ BAR_MS: Final = 20.0
 BATCH_BAR: Final = 0.65
 START_S: Final = 180.0
 CARDS: Final = 200
+os.environ.setdefault("PENSTOCK_CACHE", str(parts.cache_folder()))
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 
 

@@ -19,11 +19,11 @@ def _filled() -> MemoryStreams:
     return streams
 
 
-def _handled(streams: MemoryStreams, **options: object) -> list[str]:
+def _handled(streams: MemoryStreams) -> list[str]:
     handled: list[str] = []
     app = App(streams, group="billing", checkpoints="memory:")
 
-    @app.handle("spend", end="latest", **options)
+    @app.handle("spend", end="latest")
     def take(record: penstock.Record) -> None:
         handled.append((record.value or b"").decode())
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from pyspark.errors import AnalysisException
+
+from penstock import errors
 from penstock.errors import (
     ConfigError,
     FencedError,
@@ -26,7 +30,7 @@ FINAL: Final[tuple[type[PenstockError], ...]] = (
 )
 """Errors that come back however often one tries: somebody has to do something."""
 
-_FINAL_OF_SPARK: Final = ("AnalysisException", "[PYTHON_DATA_SOURCE_ERROR]", "UNSUPPORTED", "SCHEMA_MISMATCH")
+_OURS: Final = re.compile(r"penstock\.errors\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +48,13 @@ class Restart:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error may be gone at the next attempt."""
-    if isinstance(error, FINAL):
+    """Whether an error may be gone at the next attempt.
+
+    What was raised in a Python process of Spark arrives as text inside an error of Spark's; the last one that is named
+    there is what it was about.
+    """
+    if isinstance(error, AnalysisException):
         return False
-    text = f"{type(error).__name__} {error}"
-    return not any(mark in text for mark in (*_FINAL_OF_SPARK, *(kind.__name__ for kind in FINAL)))
+    named = _OURS.findall(str(error))
+    kind = getattr(errors, named[-1], type(error)) if named else type(error)
+    return not issubclass(kind, FINAL)

@@ -1,7 +1,11 @@
-"""An example runs as it says: by one command, without anything prepared, until it ends by itself."""
+"""An example runs as it says: by one command, without anything prepared, until it ends by itself.
+
+`penstock run` runs the like, too, whose pipelines are gone when `main` returns; test_system_usage.py uses it.
+"""
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -10,6 +14,12 @@ from typing import Final
 
 import pytest
 from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.cli import programs
+from penstock.cli.run import run_file
+from penstock.spark.pipeline import Pipeline, defined_pipelines
+from penstock.spark.run_settings import RunSettings
 
 ROOT: Final = Path(__file__).parents[3]
 NAME: Final = "examples/pipelines/click_enrichment.py"
@@ -25,3 +35,21 @@ def test_an_example_is_one_command(spark: SparkSession, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "300 clicks after the changes" in done.stdout
     assert list(tmp_path.iterdir()) == [], "what it leaves goes away with its folder"
+
+
+def test_a_program_that_ran_its_pipelines_and_threw_them_away_has_done_its_work(
+    spark: SparkSession, log_url: str, connection: ps.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(*_: object) -> None:
+        with Pipeline("thrown-away", log_url) as pipeline:
+            pipeline.write(pipeline.read("words").select("value"), "copies")
+            pipeline.run(once=True)
+        del pipeline
+        gc.collect()
+
+    connection.send("words", b"hello")
+    connection.flush(timeout=60)
+    monkeypatch.setattr(programs, "run_program", program)
+    run_file(Path("program.py"), [], RunSettings(once=True), close=False)
+    assert "thrown-away" not in {pipeline.name for pipeline in defined_pipelines()}
+    assert [record.value for record in connection.read("copies")] == [b"hello"]

@@ -70,9 +70,9 @@ def delays(seed: int) -> list[datetime.timedelta]:
 
 
 def run_until_killed(url: str, connection: ps.Connection) -> None:
-    """Run the example as a program of its own, and kill it when it has written the first late row."""
+    """Run the example with `penstock run`, and kill it when it has written the first late row."""
     connection.administration.provide("transactions.late", 2, {})
-    command = [sys.executable, "examples/pipelines/system_usage.py", url]
+    command = [sys.executable, "-m", "penstock.cli", "run", "examples/pipelines/system_usage.py", "--", url]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
         try:
             with connection.read("transactions.late", follow=True, limit=1, timeout=240) as late:

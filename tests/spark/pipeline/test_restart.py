@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from penstock.errors import (
     BrokerUnavailableError,
@@ -15,7 +16,15 @@ from penstock.errors import (
 from penstock.spark.restart import Restart, may_pass
 
 
-@pytest.mark.parametrize("error", [BrokerUnavailableError("away"), StoreUnavailableError("away"), OSError("disk")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokerUnavailableError("away"),
+        StoreUnavailableError("away"),
+        OSError("disk"),
+        RuntimeError("[PYTHON_DATA_SOURCE_ERROR] ... penstock.errors.BrokerUnavailableError: no broker answers"),
+    ],
+)
 def test_what_is_away_may_come_back(error: Exception) -> None:
     assert may_pass(error)
 
@@ -27,7 +36,8 @@ def test_what_is_away_may_come_back(error: Exception) -> None:
         SchemaMismatchError("no"),
         FencedError("no"),
         UnknownTopicError("no"),
-        RuntimeError("... penstock.errors.OffsetOutOfRangeError: records are gone"),
+        RuntimeError("... penstock.errors.StreamError ... penstock.errors.RecordsExpiredError: records are gone"),
+        AnalysisException("a column is missing"),
     ],
 )
 def test_what_somebody_must_mend_is_not_tried_again(error: Exception) -> None:
