@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from penstock.spark.reading import read_batch, read_stream, read_table, register
     from penstock.spark.restart import Restart
     from penstock.spark.sessions import session
-    from penstock.spark.sink import Folder, SqlTable, TopicTarget
+    from penstock.spark.sink import Console, Folder, FunctionTarget, SqlTable, TopicTarget
+    from penstock.spark.state import stateful
     from penstock.spark.triggers import RealTime
 
 _HOMES = {
+    "Console": "sink",
     "Folder": "sink",
+    "FunctionTarget": "sink",
     "Pipeline": "pipeline",
     "QueryProgress": "progress",
     "RealTime": "triggers",
@@ -44,10 +47,13 @@ _HOMES = {
     "register": "reading",
     "run_together": "pipeline",
     "session": "sessions",
+    "stateful": "state",
 }
 
 __all__ = [
+    "Console",
     "Folder",
+    "FunctionTarget",
     "Pipeline",
     "QueryProgress",
     "RealTime",
@@ -60,6 +66,7 @@ __all__ = [
     "register",
     "run_together",
     "session",
+    "stateful",
 ]
 
 

@@ -312,6 +312,10 @@ class Pipeline:
         """How each query gets on."""
         return self._book.now()
 
+    def undecodable(self) -> Mapping[str, int]:
+        """By topic, how many records this run sent to the dead letters; one that was read again counts again."""
+        return self._book.undecodable()
+
     def close(self) -> None:
         """Stop, and let go of the connection. The session stays, as others may use it."""
         self.stop()
@@ -339,6 +343,8 @@ class Pipeline:
                     f"stay empty. Give the topic a type, Topic({topic!r}, SomeType), or leave them out"
                 )
             return None
+        counter = self.spark.sparkContext.accumulator(0)
+        self._book.count_undecodable(topic.name, counter)
         return Decoder(
             topic,
             url=self.url,
@@ -346,7 +352,7 @@ class Pipeline:
             group=self.name,
             version=self.version or "",
             client=self._client,
-        )
+        ).counting(counter)
 
     def _sides_of(self, frame: DataFrame) -> list[SideOutput]:
         """The gates in front of this frame whose late rows no earlier query sends on."""

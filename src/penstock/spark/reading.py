@@ -38,8 +38,10 @@ FORMAT = PenstockDataSource.name()
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "penstock" known to a session. Where Penstock is installed, Spark finds it by itself, too."""
-    spark.dataSource.register(PenstockDataSource)
+    """Make the format "penstock" known to a session. Where Penstock is installed, Spark finds it by itself."""
+    known = spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(FORMAT)
+    if not known:  # Spark warns of each that takes the place of another
+        spark.dataSource.register(PenstockDataSource)
 
 
 def read_stream(

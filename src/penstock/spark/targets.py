@@ -29,7 +29,7 @@ class QueryIdentity:
     staging: str
     """A folder that driver and executors reach, beside the checkpoint, for what is staged before it counts."""
     mode: OutputMode = "append"
-    """What the batches of the query are: new rows, rows that changed, or all rows there are, in place of those before."""
+    """What the batches of the query are: new rows, rows that changed, or all there are in place of those before."""
 
 
 @dataclass(frozen=True, slots=True)

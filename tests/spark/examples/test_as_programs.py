@@ -25,6 +25,11 @@ ROOT: Final = Path(__file__).parents[3]
 NAME: Final = "examples/pipelines/click_enrichment.py"
 
 
+def test_every_example_has_a_test_of_its_name() -> None:
+    examples = {path.stem for path in (ROOT / "examples/pipelines").glob("*.py")}
+    assert examples - {path.stem.removeprefix("test_") for path in (ROOT / "tests/spark").rglob("test_*.py")} == set()
+
+
 @pytest.mark.timeout(600)
 def test_an_example_is_one_command(spark: SparkSession, tmp_path: Path) -> None:
     told = re.search(r"^    python (\S+) \[URL\]$", (ROOT / NAME).read_text(), re.MULTILINE)

@@ -156,6 +156,7 @@ def test_what_cannot_be_decoded_waits_in_the_dead_letters(pipe: Pipeline, connec
     assert found.keys() == {b"bad", b"wrong"}
     assert found[b"bad"].record.value == b"{no json"
     assert found[b"bad"].group == "usage"
+    assert pipe.undecodable() == {"orders": 2}
     assert all(letter.record.topic == "orders" for letter in found.values())
 
 

@@ -86,8 +86,8 @@ def test_on_time_and_late_rows_are_all_rows_and_spark_drops_none(
 
 def test_a_row_in_several_windows_is_late_when_the_last_of_them_has_closed(spark: SparkSession, tmp_path: Path) -> None:
     feed = Batches(spark, tmp_path / "in", SCHEMA)
-    feed.put([event(0, 100)])
-    feed.put([event(1, 79), event(2, 80), event(3, 95)])
+    feed.put([event(0, 101)])
+    feed.put([event(1, 79), event(2, 84.999), event(3, 85), event(4, 95)])
     gate = OnTimeGate(
         "hops", "at", window="20 seconds", slide="5 seconds", grace="1 second", side=str(tmp_path / "side")
     )
@@ -96,8 +96,8 @@ def test_a_row_in_several_windows_is_late_when_the_last_of_them_has_closed(spark
     )
     collected = Collected(tmp_path / "ck", [gate])
     collected.run(hops)
-    # The watermark is 99: 79 was in windows that end at 80, 85, 90 and 95; 80 in one that ends at 100.
-    assert ids(collected.late) == [1]
+    # The watermark is 100: the last window of 84.999 ends right there, and has closed; that of 85 ends at 105.
+    assert ids(collected.late) == [1, 2]
 
 
 def test_rows_without_a_time_are_held_back_and_counted(spark: SparkSession, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_changes_lead_to_the_table_and_tell_what_was_there_before(spark: SparkSe
     feed = Batches(spark, tmp_path / "in", RECORDS)
     table: dict[str, str] = {}
     expected: list[tuple[str, str, str | None, str | None]] = []
-    for batch in range(4):
+    for batch in range(3):
         rows = []
         for number in range(12):
             key, value = rng.choice("abc"), rng.choice(["x", "y", None])
