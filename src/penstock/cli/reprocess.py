@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +138,7 @@ def _finish(begun: Begun, wishes: Wishes) -> None:
     old, new = register.find(pipeline.name, begun.before), register.find(pipeline.name, begun.version)
     comparisons = compare_versions(pipeline.spark, pipeline.url, old, new, client=pipeline.client)
     print_comparisons(old.version, new.version, comparisons)
-    if not _is_wished(wishes.switch, pipeline.name, begun.version, comparisons):
+    if not is_wished(wishes.switch, pipeline.name, begun.version, comparisons):
         say(
             f"Readers stay with version {begun.before}. Switch them with: penstock pipelines switch {pipeline.name} "
             f"{begun.version} --url {pipeline.url}"
@@ -164,7 +164,8 @@ def say_retired(version: str, retired: Any) -> None:
         say(f"Deleted topic {topic}.")
 
 
-def _is_wished(switch: str, pipeline: str, version: str, comparisons: dict[str, Comparison]) -> bool:
+def is_wished(switch: str, pipeline: str, version: str, comparisons: Mapping[str, Comparison]) -> bool:
+    """Whether readers are to be switched: as was said, or as somebody says who is asked."""
     if switch == "ask":
         if not sys.stdin.isatty():
             return False

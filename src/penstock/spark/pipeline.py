@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +10,9 @@ from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
+from penstock.consuming.dead_letters import open_dead_letters
 from penstock.errors import ConfigError, GuaranteeError, PipelineError
-from penstock.model import Guarantee
+from penstock.model import Guarantee, LetterFilter
 from penstock.serde import Topic
 from penstock.spark import realtime, triggers
 from penstock.spark.checkpoint_folder import check_name, default_checkpoints
@@ -89,6 +91,7 @@ class Pipeline:
         self._planned: dict[str, PlannedQuery] = {}
         self._gates: list[tuple[OnTimeGate, Target]] = []
         self._taken: set[int] = set()
+        self._letters: dict[str, str] = {}
         self._book = ProgressBook(name)
         self._run: PipelineRun | None = None
         _defined.append(weakref.ref(self))
@@ -196,13 +199,14 @@ class Pipeline:
         window: str | None = None,
         slide: str | None = None,
         gap: str | None = None,
+        offset: str | None = None,
         late: str | Topic[Any] | Target | None = None,
     ) -> DataFrame:
         """The rows whose windows are still open, with `column` as event time and `grace` as the delay of the watermark.
 
-        `window` (with `slide` for hopping ones) or `gap` (for sessions) is that of the aggregation that follows. With
-        `late`, rows that come when all their windows are closed go there, once each; without it Spark drops them, and
-        they are counted only.
+        `window` (with `slide` for hopping ones, `offset` for shifted ones) or `gap` (for sessions) is that of the
+        aggregation that follows. With `late`, rows that come when all their windows are closed go there, once each;
+        without it Spark drops them, and they are counted only.
         """
         require_stream(frame, f"on_time in pipeline {self.name!r}")
         if late is None:
@@ -213,6 +217,7 @@ class Pipeline:
             window=window,
             slide=slide,
             gap=gap,
+            offset=offset,
             grace=grace,
             side=self.folder.below("side").path,
         )
@@ -313,8 +318,12 @@ class Pipeline:
         return self._book.now()
 
     def undecodable(self) -> Mapping[str, int]:
-        """By topic, how many records this run sent to the dead letters; one that was read again counts again."""
-        return self._book.undecodable()
+        """By topic, how many of its records wait in the dead letters because this pipeline could not decode them."""
+        counts = {}
+        for topic, place in self._letters.items():
+            with contextlib.closing(open_dead_letters(place, self.connection)) as letters:
+                counts[topic] = letters.count(LetterFilter(group=self.name, topic=topic))
+        return counts
 
     def close(self) -> None:
         """Stop, and let go of the connection. The session stays, as others may use it."""
@@ -343,16 +352,17 @@ class Pipeline:
                     f"stay empty. Give the topic a type, Topic({topic!r}, SomeType), or leave them out"
                 )
             return None
-        counter = self.spark.sparkContext.accumulator(0)
-        self._book.count_undecodable(topic.name, counter)
-        return Decoder(
+        decoder = Decoder(
             topic,
             url=self.url,
             dead_letters=dead_letters or True,
             group=self.name,
             version=self.version or "",
             client=self._client,
-        ).counting(counter)
+        )
+        assert decoder.dead_letters is not None
+        self._letters[topic.name] = decoder.dead_letters
+        return decoder
 
     def _sides_of(self, frame: DataFrame) -> list[SideOutput]:
         """The gates in front of this frame whose late rows no earlier query sends on."""

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
-from pyspark import Accumulator
 
 from penstock.errors import ConfigError
 from penstock.spark.door import BatchLeft
@@ -35,13 +34,6 @@ ROWS_LATE: Final = Counter(
     "penstock_pipeline_rows_late",
     "Rows that came when their windows were closed. Rising: give more grace, or look at what delays the producers.",
     _LABELS,
-    registry=REGISTRY,
-)
-ROWS_UNDECODABLE: Final = Gauge(
-    "penstock_pipeline_rows_undecodable",
-    "Records of a topic that went to its dead letters, as nothing could be made of their bytes; a record that is read "
-    "again counts again. Not zero: look at them with penstock dlq.",
-    ("pipeline", "topic"),
     registry=REGISTRY,
 )
 BATCHES: Final = Counter("penstock_pipeline_batches", "Batches finished.", _LABELS, registry=REGISTRY)
@@ -112,7 +104,7 @@ class ProgressBook:
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
         self._queries: dict[str, QueryProgress] = {}
-        self._undecodable: dict[str, Accumulator[int]] = {}
+        self._gated: set[str] = set()
         self._folder: StateFolder | None = None
         self._lock = threading.Lock()
         self._written_at = 0.0
@@ -125,16 +117,10 @@ class ProgressBook:
         with self._lock:
             return {name: QueryProgress(**asdict(each)) for name, each in self._queries.items()}
 
-    def count_undecodable(self, topic: str, counter: Accumulator[int]) -> None:
-        """What this counts are records of this topic that could not be decoded."""
-        self._undecodable[topic] = counter
-
-    def undecodable(self) -> Mapping[str, int]:
-        """By topic, how many records went to the dead letters; one that was read again counts again."""
-        counts = {topic: int(counter.value) for topic, counter in self._undecodable.items()}
-        for topic, count in counts.items():
-            ROWS_UNDECODABLE.labels(self._pipeline, topic).set(count)
-        return counts
+    def has_gate(self, query: str) -> None:
+        """Its late rows are held back by a gate, which counts them: what Spark drops behind that are pairs of a row
+        that is on time and one of its windows that is not."""
+        self._gated.add(query)
 
     def tell_state(self, query: str, state: str, error: BaseException | None = None, restarted: bool = False) -> None:
         with self._lock:
@@ -168,7 +154,8 @@ class ProgressBook:
                 known.rows_read += rows
                 ROWS_READ.labels(*labels).inc(rows)
                 BATCHES.labels(*labels).inc()
-                self._tell_late(known, dropped_late(progress))
+                if query not in self._gated:
+                    self._tell_late(known, dropped_late(progress))
             known.batch_id = int(progress["batchId"])
             known.batch_s = float((progress.get("durationMs") or {}).get("triggerExecution", 0)) / 1000
             known.rows_per_s = float(progress.get("processedRowsPerSecond") or 0.0)
@@ -198,8 +185,7 @@ class ProgressBook:
             return
         self._written_at = time.monotonic()
         queries = [asdict(each) for each in self.now().values()]
-        told = {"pipeline": self._pipeline, "queries": queries, "undecodable": self.undecodable()}
-        folder.write(PROGRESS_FILE, json.dumps(told) + "\n")
+        folder.write(PROGRESS_FILE, json.dumps({"pipeline": self._pipeline, "queries": queries}) + "\n")
 
 
 def _source(source: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class RunningQuery:
         self._planned = planned
         self._folder: StateFolder = checkpoint.query(planned.name)
         self._book = book
+        if planned.sides:
+            book.has_gate(planned.name)
         self._once = once
         self._stopping = threading.Event()
         self._query: StreamingQuery | None = None

@@ -14,6 +14,8 @@ from penstock.spark.checkpoint_folder import CheckpointFolder, Fingerprint
 from penstock.spark.listening import ProgressListener
 from penstock.spark.queries import RunningQuery
 from penstock.spark.run_settings import current_run
+from penstock.spark.session_defaults import local_cores
+from penstock.spark.state import require_an_end
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -47,7 +49,10 @@ class PipelineRun:
         self._checkpoint.open()
         try:
             for planned in pipeline.queries:
+                if self._once:
+                    require_an_end(planned.frame, f"query {planned.name!r} of pipeline {pipeline.name!r}")
                 self._checkpoint.check_query(planned.name, Fingerprint.of(planned.frame, planned.mode))
+            self._warn_of_a_folder_that_others_may_not_see()
             if (told := current_run().on_start) is not None:
                 told(pipeline)
             pipeline.book.keep_in(self._checkpoint.folder)
@@ -62,6 +67,16 @@ class PipelineRun:
         ]
         for query in self._queries:
             query.start()
+
+    def _warn_of_a_folder_that_others_may_not_see(self) -> None:
+        master = self._pipeline.spark.sparkContext.master or ""
+        if local_cores(master) is None and self._checkpoint.folder.local is not None:
+            _log.warning(
+                "the checkpoints of pipeline %s are in %s: on %s, every executor must find the same folder there",
+                self._pipeline.name,
+                self._checkpoint.folder.path,
+                master,
+            )
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether all queries have ended within this time. A query that failed stops the others, and is raised."""
