@@ -28,6 +28,13 @@ from penstock.spark.jars import connector_jars
 from tools import parts
 
 RATE: Final = 1_000
+REAL_TIME: Final = {
+    "real-time-stateless": "stateless, results with acks=all (fsync before the answer)",
+    "real-time-stateless-acks-1": "stateless, results with acks=1",
+    "real-time-fraud": "fraud case, results with acks=all (fsync before the answer)",
+}
+NO_QUERY: Final = "no-query"
+"""What the broker, both clients and the machine take by themselves."""
 WARM_S: Final = 20.0
 MEASURED_S: Final = 20.0
 BATCH_RATE: Final = 100
@@ -60,13 +67,17 @@ def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: f
         report.notes.append("spark latency: Spark's Kafka connector is missing: run `penstock spark jars`")
         return
     measured_s = max(5.0, MEASURED_S * scale)
-    for job, what in (("real-time-stateless", "stateless"), ("real-time-fraud", "fraud case")):
+    bare = measure(NO_QUERY, RATE, measured_s)
+    say(f"   {NO_QUERY}: {bare}")
+    name = f"from append to the same records received, without Spark, at {RATE:,}/s, p99"
+    report.figures.append(Figure(name, bare.at(0.99), "ms", lower_is_better=True))
+    for job, what in REAL_TIME.items():
         delays = measure(job, RATE, measured_s)
         say(f"   {job}: {delays}")
         name = f"real-time mode, {what}, append to result at {RATE:,}/s"
         report.figures.append(Figure(f"{name}, p50", delays.at(0.5), "ms", lower_is_better=True))
         report.figures.append(Figure(f"{name}, p99", delays.at(0.99), "ms", BAR_MS, lower_is_better=True))
-        report.notes.append(f"{job}: {delays}; acks=all, fsync before the answer, {os.cpu_count()} cores for all")
+        report.notes.append(f"{job}: {delays}; {os.cpu_count()} cores for sender, broker, Spark and receiver")
     found: dict[str, list[Delays]] = {"batches-ours": [], "batches-stock": [], "batches-pipeline": []}
     for _ in range(rounds):
         for job, taken in found.items():
@@ -96,8 +107,10 @@ def measure(job: str, rate: int, measured_s: float) -> Delays:
         with penstock.connect(url) as connection:
             connection.create_topic("payments", 1)
             connection.create_topic("results", 1)
+            if job == NO_QUERY:
+                return _delays(connection.bootstrap, rate, measured_s, "payments")
             with _job(job, url, Path(folder)):
-                return _delays(connection.bootstrap, rate, measured_s)
+                return _delays(connection.bootstrap, rate, measured_s, "results")
 
 
 @contextmanager
@@ -121,11 +134,11 @@ def _job(job: str, url: str, folder: Path) -> Iterator[None]:
         driver.wait()
 
 
-def _delays(bootstrap: str, rate: int, measured_s: float) -> Delays:
+def _delays(bootstrap: str, rate: int, measured_s: float, results: str) -> Delays:
     """Send at a steady rate, and note when each result comes: first until the job is warm, then for the measurement."""
     taken: list[tuple[int, int]] = []
     ended = threading.Event()
-    receiving = threading.Thread(target=_receive, args=(bootstrap, taken, ended), daemon=True)
+    receiving = threading.Thread(target=_receive, args=(bootstrap, results, taken, ended), daemon=True)
     receiving.start()
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": 1})
     _await_first(producer, taken)
@@ -178,7 +191,7 @@ def _payment(number: int) -> dict[str, Any]:
     }
 
 
-def _receive(bootstrap: str, taken: list[tuple[int, int]], ended: threading.Event) -> None:
+def _receive(bootstrap: str, topic: str, taken: list[tuple[int, int]], ended: threading.Event) -> None:
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -188,7 +201,7 @@ def _receive(bootstrap: str, taken: list[tuple[int, int]], ended: threading.Even
             "fetch.wait.max.ms": 100,
         }
     )
-    consumer.assign([TopicPartition("results", 0, 0)])
+    consumer.assign([TopicPartition(topic, 0, 0)])
     while not ended.is_set():
         message = consumer.poll(0.1)
         if message is not None and message.error() is None:
@@ -199,4 +212,4 @@ def _receive(bootstrap: str, taken: list[tuple[int, int]], ended: threading.Even
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(name, measure(name, RATE if name.startswith("real-time") else BATCH_RATE, MEASURED_S), flush=True)
+        print(name, measure(name, BATCH_RATE if name.startswith("batches") else RATE, MEASURED_S), flush=True)

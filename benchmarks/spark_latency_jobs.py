@@ -22,6 +22,7 @@ from penstock.spark import Pipeline, session
 from penstock.spark.jars import connector_jars
 from penstock.spark.reading import read_stream
 from penstock.spark.realtime import start_real_time
+from penstock.streams.options import ConnectOptions
 
 PAYMENT: Final = "id bigint, card string, merchant string, cents bigint, km bigint, t bigint"
 MERCHANTS: Final = 50
@@ -61,11 +62,14 @@ def stateless(spark: SparkSession, rows: DataFrame) -> DataFrame:
     return rows.where("cents >= 0").withColumn("amount", F.when(F.col("cents") > 500_000, 60).otherwise(0))
 
 
-def real_time(url: str, folder: Path, make: Callable[[SparkSession, DataFrame], DataFrame]) -> StreamingQuery:
+def real_time(
+    url: str, folder: Path, make: Callable[[SparkSession, DataFrame], DataFrame], client: ConnectOptions | None = None
+) -> StreamingQuery:
     spark = session("latency", master=f"local[{SLOTS}]", conf={"spark.driver.memory": "1g"})
     spark.conf.set("spark.sql.shuffle.partitions", "1")
     frame = make(spark, payments(spark, url))
-    return start_real_time(frame, url, "results", key="card", checkpoint=str(folder / "checkpoint"), name="latency")
+    checkpoint = str(folder / "checkpoint")
+    return start_real_time(frame, url, "results", key="card", checkpoint=checkpoint, name="latency", client=client)
 
 
 def batches(spark: SparkSession, url: str, folder: Path) -> StreamingQuery:
@@ -103,6 +107,7 @@ def pipeline(url: str, folder: Path) -> Pipeline:
 
 JOBS: Final[dict[str, Callable[[str, Path], object]]] = {
     "real-time-stateless": lambda url, folder: real_time(url, folder, stateless),
+    "real-time-stateless-acks-1": lambda url, folder: real_time(url, folder, stateless, {"acks": 1}),
     "real-time-fraud": lambda url, folder: real_time(url, folder, judged),
     "batches-ours": ours,
     "batches-stock": stock,

@@ -59,8 +59,8 @@ def _values(connection: Connection, topic: str) -> list[int]:
     return sorted(int(record.value or b"") for record in connection.read(topic))
 
 
-def _wait_for(connection: Connection, topic: str, values: list[int], process: ServerProcess) -> None:
-    until = time.monotonic() + TIMEOUT_S
+def wait_for(connection: Connection, topic: str, values: list[int], process: ServerProcess, timeout_s: float) -> None:
+    until = time.monotonic() + timeout_s
     while _values(connection, topic) != values:
         assert process.is_alive(), process.last_words()
         assert time.monotonic() < until, f"{topic} has {_values(connection, topic)}: {process.last_words()}"
@@ -83,7 +83,7 @@ def test_a_version_is_replaced_by_the_next_while_it_runs(
     options = ["--master", "local[1]", "--conf", "spark.driver.memory=1g", "--engine", engine, "--", log_url]
     first = ServerProcess([*COMMAND, "run", str(program), *options], program.parent / "first.txt")
     try:
-        _wait_for(connection, "prices", [2, 4, 6], first)
+        wait_for(connection, "prices", [2, 4, 6], first, TIMEOUT_S)
         (program.parent / "prices.py").write_text(PRICES.format(rate=3))
         went_on: list[list[str]] = []
         monkeypatch.setattr(os, "execv", lambda path, words: went_on.append(words))
