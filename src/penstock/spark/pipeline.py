@@ -127,9 +127,14 @@ class Pipeline:
         return version_to_run(self.connection, self.name, self._settings)
 
     @property
+    def label(self) -> str:
+        """What people see: the name, and the version where it is not the first."""
+        return checkpoint_name(self.name, self.version)
+
+    @property
     def folder(self) -> StateFolder:
         """Where the pipeline keeps what survives a restart."""
-        return StateFolder(self._checkpoints, self._spark).below(checkpoint_name(self.name, self.version))
+        return StateFolder(self._checkpoints, self._spark).below(self.label)
 
     @property
     def queries(self) -> Sequence[PlannedQuery]:

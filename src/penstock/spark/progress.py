@@ -149,14 +149,15 @@ class ProgressBook:
         with self._lock:
             known = self._known(query)
             labels = (self._pipeline, query)
-            rows = int(progress.get("numInputRows") or 0)
-            if int(progress["batchId"]) != known.batch_id:
-                known.rows_read += rows
-                ROWS_READ.labels(*labels).inc(rows)
-                BATCHES.labels(*labels).inc()
-                if query not in self._gated:
-                    self._tell_late(known, dropped_late(progress))
-            known.batch_id = int(progress["batchId"])
+            batch_id, rows = int(progress["batchId"]), int(progress.get("numInputRows") or 0)
+            if batch_id <= known.batch_id:  # told by Spark's listener, and once more when the query has ended
+                return
+            known.batch_id = batch_id
+            known.rows_read += rows
+            ROWS_READ.labels(*labels).inc(rows)
+            BATCHES.labels(*labels).inc()
+            if query not in self._gated:
+                self._tell_late(known, dropped_late(progress))
             known.batch_s = float((progress.get("durationMs") or {}).get("triggerExecution", 0)) / 1000
             known.rows_per_s = float(progress.get("processedRowsPerSecond") or 0.0)
             known.sources = [_source(each) for each in progress.get("sources") or ()]

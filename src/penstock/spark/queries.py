@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import threading
 import time
@@ -147,10 +148,19 @@ class RunningQuery:
             return cause or error
         finally:
             with self._lock:
-                self._query = self._door = None
+                query, self._query, self._door = self._query, None, None
+            if query is not None:
+                self._see_off(query)
             if door is not None:
                 door.close()
         return None
+
+    def _see_off(self, query: StreamingQuery) -> None:
+        """It must not live on where nobody supervises it, and its last progress may not have been told yet."""
+        if query.isActive:
+            query.stop()
+        for progress in query.recentProgress:
+            self._book.tell_progress(self.name, json.loads(progress.json))
 
     def _begin(self) -> tuple[Door | None, StreamingQuery]:
         planned = self._planned

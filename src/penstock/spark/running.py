@@ -34,7 +34,7 @@ class PipelineRun:
         self._once = once
         self._queries: list[RunningQuery] = []
         self._checkpoint = CheckpointFolder(pipeline.name, pipeline.folder)
-        self._listener = ProgressListener(pipeline.name, pipeline.book)
+        self._listener = ProgressListener(pipeline.label, pipeline.book)
         self._ended = False
         self._ending = threading.Lock()
 
@@ -62,7 +62,7 @@ class PipelineRun:
             self._checkpoint.close()
             raise
         self._queries = [
-            RunningQuery(pipeline.name, planned, self._checkpoint, pipeline.book, self._once)
+            RunningQuery(pipeline.label, planned, self._checkpoint, pipeline.book, self._once)
             for planned in pipeline.queries
         ]
         for query in self._queries:
@@ -82,11 +82,12 @@ class PipelineRun:
         """Whether all queries have ended within this time. A query that failed stops the others, and is raised."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
+            ended = all(query.wait(0.0) for query in self._queries)
             failed = next((query.error for query in self._queries if query.error is not None), None)
             if failed is not None:
                 self.stop(0.0)
                 raise failed
-            if all(query.wait(0.0) for query in self._queries):
+            if ended:
                 self._end()
                 return True
             left_s = _POLL_S if until is None else min(_POLL_S, until - time.monotonic())
