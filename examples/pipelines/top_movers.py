@@ -56,14 +56,13 @@ moves = ps.Topic("moves", Move, key=lambda move: move.symbol)
 
 def build(url: str) -> Pipeline:
     pipeline = Pipeline("top-movers", url)
-    pipeline.connection.administration.provide(moves.name, 1, {})
-
     on_time = pipeline.on_time(pipeline.read(trades), "at", grace="1 hour")
     shares = on_time.groupBy(tumbling("at", "1 day"), "symbol").agg(
         F.min_by("cents", "at").alias("opened"), F.max_by("cents", "at").alias("closed")
     )
     percent = (F.col("closed") - F.col("opened")) / F.col("opened") * 100
-    pipeline.write(shares.select(F.col("window.start").alias("day"), "symbol", percent.alias("percent")), moves)
+    day = F.col("window.start").alias("day")
+    pipeline.write(shares.select(day, "symbol", percent.alias("percent")), moves, partitions=1)
 
     days = pipeline.on_time(pipeline.read(moves), "day", grace="0 seconds")
     of_day = days.select(tumbling("day", "1 day").alias("window"), "symbol", "percent")
@@ -96,7 +95,7 @@ def main(url: str, seed: int = 7) -> None:
         begin = next_day(stream)
         made = generate(seed, begin)
         half = len(made) // 2
-        for arrived in (made[:half], made[half:], []):
+        for arrived in (made[:half], made[half:]):
             for trade in arrived:
                 stream.send(trades, trade)
             stream.flush(timeout=60)

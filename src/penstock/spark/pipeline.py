@@ -30,6 +30,7 @@ from penstock.spark.run_settings import ENGINES, Engine, current_run
 from penstock.spark.running import PipelineRun, run_until_signal
 from penstock.spark.sessions import session
 from penstock.spark.sink import TopicTarget, target_of
+from penstock.spark.sink.topic_delivery import topics_for
 from penstock.spark.targets import OutputMode, Target
 from penstock.spark.triggers import RealTime, Trigger
 from penstock.spark.versions import checkpoint_name, current_topic, version_to_run, versioned
@@ -92,6 +93,7 @@ class Pipeline:
         self._gates: list[tuple[OnTimeGate, Target]] = []
         self._taken: set[int] = set()
         self._letters: dict[str, str] = {}
+        self._outputs: dict[str, Target] = {}
         self._book = ProgressBook(name)
         self._run: PipelineRun | None = None
         _defined.append(weakref.ref(self))
@@ -168,15 +170,15 @@ class Pipeline:
         bytes and pointer. A topic by its name has these columns and `value`.
 
         `start` (earliest, latest, a time, or pointers by partition) counts when there is no checkpoint yet; the default
-        is earliest. `on_expired` says what happens when records are gone before they were read: fail, earliest, latest
-        or a time.
+        is earliest. A topic that an earlier `write` of this pipeline goes to is created here if need be; a run `once`
+        processes it when that query is done. `on_expired` says what happens when records are gone before they were
+        read: fail, earliest, latest or a time.
         """
-        name = self._name_of(topic)
         settings = current_run()
         return read_stream(
             self.spark,
             self.url,
-            current_topic(self.connection, name),
+            self._topic_to_read(topic),
             engine=engine or self.engine,
             start=settings.start or (start if start is not None else "earliest"),
             max_records_per_batch=max_records_per_batch,
@@ -192,7 +194,7 @@ class Pipeline:
         Joined to a stream it is fresh in every batch, without a restart. It is sent to each batch as a whole: for
         tables of millions of rows, read their changes as a stream and keep them in state.
         """
-        name = current_topic(self.connection, self._name_of(topic))
+        name = self._topic_to_read(topic)
         return read_table(self.spark, self.url, name, decoder=self._decoder(topic, dead_letters), client=self._client)
 
     def on_time(
@@ -281,6 +283,9 @@ class Pipeline:
         chosen = mode_of(frame, mode if mode is not None or real_time is None else "update", what)
         for target in targets:
             target.check(frame.schema, chosen)
+        for target in targets:
+            if isinstance(target, TopicTarget) and target.name is not None:
+                self._outputs[target.name] = versioned(target, self.version)
         targets = [versioned(target, self.version) for target in targets]
         self._planned[label] = PlannedQuery(
             name=label,
@@ -348,6 +353,16 @@ class Pipeline:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"pipeline {self.name!r}: {topic!r} is no topic: give a Topic, or the name of one")
         return name
+
+    def _topic_to_read(self, topic: Topic[Any] | str) -> str:
+        """The topic that a name leads to. One that this pipeline itself writes is the one of its own version, and is
+        created now if it was never written."""
+        name = self._name_of(topic)
+        target = self._outputs.get(name)
+        if not isinstance(target, TopicTarget) or target.name is None:
+            return current_topic(self.connection, name)
+        topics_for(target, self.connection)
+        return target.name
 
     def _decoder(self, topic: Topic[Any] | str, dead_letters: str | None) -> Decoder | None:
         if not isinstance(topic, Topic):

@@ -30,6 +30,8 @@ STAGING: Final = "staging"
 _COMMIT_S: Final = 2.0
 """How long Spark may take, when a pipeline is stopped, to note that the batch which has just left is done."""
 
+_LOOK_S: Final = 0.1
+
 _log = logging.getLogger("penstock.spark")
 
 
@@ -52,8 +54,15 @@ class RunningQuery:
     """A planned query in the background. Whoever starts it stops it, or waits for its end."""
 
     def __init__(
-        self, pipeline: str, planned: PlannedQuery, checkpoint: CheckpointFolder, book: ProgressBook, once: bool
+        self,
+        pipeline: str,
+        planned: PlannedQuery,
+        checkpoint: CheckpointFolder,
+        book: ProgressBook,
+        once: bool,
+        after: Sequence[RunningQuery] = (),
     ) -> None:
+        """It begins when those it is `after` have ended."""
         self._pipeline = pipeline
         self._planned = planned
         self._folder: StateFolder = checkpoint.query(planned.name)
@@ -61,6 +70,7 @@ class RunningQuery:
         if planned.sides:
             book.has_gate(planned.name)
         self._once = once
+        self._after = after
         self._stopping = threading.Event()
         self._query: StreamingQuery | None = None
         self._door: Door | None = None
@@ -110,6 +120,12 @@ class RunningQuery:
 
     def _supervise(self) -> None:
         try:
+            for other in self._after:
+                while not other.wait(_LOOK_S):
+                    if self._stopping.is_set():
+                        break
+                if other.error is not None:
+                    self._stopping.set()
             self._run_until_done()
         except BaseException as error:
             self.error = error

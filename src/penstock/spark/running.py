@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.spark.checkpoint_folder import CheckpointFolder, Fingerprint
 from penstock.spark.listening import ProgressListener
+from penstock.spark.plans import sources
 from penstock.spark.queries import RunningQuery
 from penstock.spark.run_settings import current_run
 from penstock.spark.session_defaults import local_cores
@@ -61,10 +62,13 @@ class PipelineRun:
             self._ended = True  # there is no listener to remove, and nothing to stop
             self._checkpoint.close()
             raise
-        self._queries = [
-            RunningQuery(pipeline.label, planned, self._checkpoint, pipeline.book, self._once)
-            for planned in pipeline.queries
-        ]
+        writers: dict[str, RunningQuery] = {}
+        for planned in pipeline.queries:
+            # A run that ends when nothing is left goes stage by stage: what one writes, those after it shall find.
+            after = [writers[topic] for topic in sources(planned.frame) if topic in writers] if self._once else []
+            query = RunningQuery(pipeline.label, planned, self._checkpoint, pipeline.book, self._once, after)
+            writers.update(dict.fromkeys((target.label for target in planned.targets), query))
+            self._queries.append(query)
         for query in self._queries:
             query.start()
 

@@ -39,6 +39,12 @@ class Order:
     at: datetime.datetime
 
 
+@dataclass
+class Amount:
+    customer: str
+    amount: int
+
+
 ORDERS = ps.Topic("orders", Order, key=lambda order: order.customer)
 
 
@@ -182,6 +188,15 @@ def test_late_rows_go_aside_once_and_none_is_lost(pipe: Pipeline, connection: ps
     assert sorted(late) == [("ann", 10), ("ann", 80)]
     sums = sorted(row["sum(amount)"] for row in values(connection, "sums"))
     assert sums == sorted([1 + 1, 20, 1 + 1 + 40])
+
+
+def test_stages_through_a_topic_follow_each_other_in_a_run_that_ends(pipe: Pipeline, connection: ps.Connection) -> None:
+    send(connection, *(order(f"customer-{n % 3}", n, 0) for n in range(30)))
+    pipe.write(pipe.read(ORDERS).select("customer", "amount"), ps.Topic("amounts", Amount), partitions=1)
+    pipe.write(pipe.read(ps.Topic("amounts", Amount)).groupBy("customer").sum("amount"), "sums", key="customer")
+    pipe.run(once=True)
+    found = {row["customer"]: row["sum(amount)"] for row in values(connection, "sums")}
+    assert found == {f"customer-{n}": sum(range(n, 30, 3)) for n in range(3)}
 
 
 def test_it_runs_in_the_background_until_it_is_stopped(pipe: Pipeline, connection: ps.Connection) -> None:
