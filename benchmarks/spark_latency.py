@@ -32,6 +32,7 @@ REAL_TIME: Final = {
     "real-time-stateless": "stateless, results with acks=all (fsync before the answer)",
     "real-time-stateless-acks-1": "stateless, results with acks=1",
     "real-time-fraud": "fraud case, results with acks=all (fsync before the answer)",
+    "real-time-fraud-acks-1": "fraud case, results with acks=1",
 }
 NO_QUERY: Final = "no-query"
 """What the broker, both clients and the machine take by themselves."""

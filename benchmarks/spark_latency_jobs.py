@@ -109,6 +109,7 @@ JOBS: Final[dict[str, Callable[[str, Path], object]]] = {
     "real-time-stateless": lambda url, folder: real_time(url, folder, stateless),
     "real-time-stateless-acks-1": lambda url, folder: real_time(url, folder, stateless, {"acks": 1}),
     "real-time-fraud": lambda url, folder: real_time(url, folder, judged),
+    "real-time-fraud-acks-1": lambda url, folder: real_time(url, folder, judged, {"acks": 1}),
     "batches-ours": ours,
     "batches-stock": stock,
     "batches-pipeline": pipeline,

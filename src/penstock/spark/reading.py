@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError, ConnectorMissingError
+from penstock.spark.columns import RECORD
 from penstock.spark.run_settings import ENGINES, Engine
 from penstock.spark.sessions import has_connector
 from penstock.spark.source import PenstockDataSource
@@ -77,7 +79,7 @@ def read_stream(
     native_can = max_bytes_per_batch is None and on_expired in ("fail", "earliest")
     if _engine(spark, place, engine, native_can=native_can) == "python":
         register(spark)
-        return spark.readStream.format(FORMAT).options(**place.texts).load()
+        return _with_topic(spark.readStream.format(FORMAT).options(**place.without_topic()).load(), place)
     if max_bytes_per_batch is not None:
         raise ConfigError('the Kafka connector knows no limit in bytes: use max_records_per_batch, or engine="python"')
     options = {
@@ -105,7 +107,7 @@ def read_batch(
     place = _place(spark, url, topic, texts, decoder, client, streaming=False)
     if _engine(spark, place, engine, native_can=_native_can_batch(place.options)) == "python":
         register(spark)
-        return spark.read.format(FORMAT).options(**place.texts).load()
+        return _with_topic(spark.read.format(FORMAT).options(**place.without_topic()).load(), place)
     options = {
         **connector_options(place.bootstrap, topic, place.options.client),
         **position_options(topic, place.options.start, "startingPosition", streaming=False),
@@ -142,6 +144,12 @@ class _Place:
     """The options of the format."""
     bootstrap: str
     """The address for Kafka's clients, where it is Kafka or an embedded log."""
+
+    def without_topic(self) -> dict[str, str]:
+        """The options for tasks that do not send the same name with every record: Spark knows it."""
+        if self.options.decoder is not None:
+            return self.texts
+        return {**self.texts, "columns": ",".join(name for name in RECORD.names if name != "topic")}
 
 
 def _place(
@@ -198,6 +206,13 @@ def _engine(spark: SparkSession, place: _Place, asked: Engine, *, native_can: bo
 
 def _native_can_batch(options: SourceOptions) -> bool:
     return options.start.lower() != "latest" and options.end.lower() != "earliest"
+
+
+def _with_topic(frame: DataFrame, place: _Place) -> DataFrame:
+    """What tasks read `without_topic`, as RECORD."""
+    if place.options.decoder is not None:
+        return frame
+    return frame.select(*(F.lit(place.options.topic).alias(n) if n == "topic" else n for n in RECORD.names))
 
 
 def _through_connector(frame: DataFrame, options: SourceOptions) -> DataFrame:
