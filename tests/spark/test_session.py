@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, ConnectorMissingError
 from penstock.spark.run_settings import RunSettings, running_with
-from penstock.spark.sessions import active_session, has_connector, session, warm_workers
 from penstock.spark.session_defaults import available_cores, defaults, local_cores, quiet_logging, site_defaults
+from penstock.spark.sessions import active_session, has_connector, session, warm_workers
 
 CHILD = Path(__file__).with_name("session_child.py")
 CHILD_TIMEOUT_S = 240.0

@@ -32,20 +32,20 @@ def at_gate(folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Rec
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if GATE_MARK in batch.column("value").to_pylist():
-                _hold(Path(folder))
+                wait_at(Path(folder), HELD_S)
             yield batch
 
     return pass_on
 
 
-def _hold(gate: Path) -> None:
+def wait_at(gate: Path, timeout_s: float) -> None:
     beside = gate / f".held.{os.getpid()}"
     beside.write_text(os.getcwd())
     beside.replace(gate / "held")
-    until = time.monotonic() + HELD_S
+    until = time.monotonic() + timeout_s
     while not (gate / "go").exists():
         if time.monotonic() > until:
-            raise TimeoutError(f"nobody said go within {HELD_S:g} s")
+            raise TimeoutError(f"nobody said go within {timeout_s:g} s")
         time.sleep(0.01)
 
 

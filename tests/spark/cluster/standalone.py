@@ -79,11 +79,11 @@ class Standalone:
             self._started += 1
             folder = self._folder / f"worker-{self._started}"
             self.workers.append(Worker(self.url, folder, self._cores, self._memory_mb))
-        self._await(lambda state: state["aliveworkers"] == self._wanted, f"{self._wanted} live workers")
+        self._wait_until(lambda state: state["aliveworkers"] == self._wanted, f"{self._wanted} live workers")
 
     def await_idle(self) -> None:
         """Return when no program has anything left on the cluster."""
-        self._await(lambda state: not state["activeapps"] and state["coresused"] == 0, "no program on it")
+        self._wait_until(lambda state: not state["activeapps"] and state["coresused"] == 0, "no program on it")
 
     def state(self) -> Any:
         """What the master says about itself; None while it does not answer."""
@@ -116,10 +116,10 @@ class Standalone:
     ) -> None:
         self.stop()
 
-    def _await(self, holds: Any, what: str) -> None:
-        until = time.monotonic() + READY_S
+    def _wait_until(self, holds: Any, what: str, timeout_s: float = READY_S) -> None:
+        until = time.monotonic() + timeout_s
         while (state := self.state()) is None or not holds(state):
-            assert time.monotonic() < until, f"the cluster has not {what} within {READY_S:g} s: {state}"
+            assert time.monotonic() < until, f"the cluster has not {what} within {timeout_s:g} s: {state}"
             time.sleep(0.05)
 
 

@@ -79,7 +79,7 @@ class Case:
     def await_held(self) -> str:
         """The working folder of the task that stands at the gate, in the middle of its batch."""
         held = self._gate / "held"
-        self._await(held.exists, "a task at the gate")
+        self._wait_until(held.exists, "a task at the gate")
         return held.read_text()
 
     def open_gate(self) -> None:
@@ -87,8 +87,8 @@ class Case:
 
     def await_all(self, connection: Connection) -> None:
         """Return when the results are all there."""
-        self._await(lambda: len(copies(connection)) >= len(self.sent), f"{len(self.sent)} copies")
-        self._await(lambda: last_counts(connection) == self.expected_counts(), "the right counts")
+        self._wait_until(lambda: len(copies(connection)) >= len(self.sent), f"{len(self.sent)} copies")
+        self._wait_until(lambda: last_counts(connection) == self.expected_counts(), "the right counts")
 
     def expected_counts(self) -> dict[str, int]:
         return dict(Counter(key.decode() for key, _ in self.sent))
@@ -97,11 +97,11 @@ class Case:
         assert Counter(copies(connection)) == Counter(self.sent), "each record was copied once"
         assert last_counts(connection) == self.expected_counts(), "each record was counted once"
 
-    def _await(self, holds: Callable[[], object], what: str) -> None:
-        until = time.monotonic() + PATIENCE_S
+    def _wait_until(self, holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
+        until = time.monotonic() + timeout_s
         while not holds():
             assert self.driver.is_alive(), f"the driver ended before there was {what}:\n{self.driver.last_words()}"
-            assert time.monotonic() < until, f"not {what} within {PATIENCE_S:g} s:\n{self.driver.last_words()}"
+            assert time.monotonic() < until, f"not {what} within {timeout_s:g} s:\n{self.driver.last_words()}"
             time.sleep(0.05)
 
 

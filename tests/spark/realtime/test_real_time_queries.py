@@ -16,7 +16,7 @@ from penstock import Connection
 from penstock.errors import CheckpointMismatchError, PipelineError
 from tests.servers import ApacheKafka
 from tests.spark.realtime.conftest import Reading, Starting
-from tests.spark.realtime.watching import await_batches, await_values, values
+from tests.spark.realtime.watching import values, wait_for_batches, wait_for_values
 
 LONG = "5 minutes"
 """A batch that does not end before the test does: what is seen was not held back to its end."""
@@ -50,9 +50,9 @@ def test_results_come_while_the_batch_runs(stream: Connection, read: Reading, st
     large = amounts(read("payments", url=stream.url)).where("amount > 100")
     query = start(large, "large", key="card", url=stream.url, batch=LONG)
     send(stream, ("a", 50.0), ("b", 150.0))
-    assert await_values(stream, "large", query, bool) == [{"card": "b", "amount": 150.0}]
+    assert wait_for_values(stream, "large", query, bool) == [{"card": "b", "amount": 150.0}]
     send(stream, ("a", 250.0))
-    found = await_values(stream, "large", query, lambda found: len(found) == 2)
+    found = wait_for_values(stream, "large", query, lambda found: len(found) == 2)
     assert found[1] == {"card": "a", "amount": 250.0}
     assert [record.key for record in stream.read("large")] == [b"b", b"a"]
     assert query.lastProgress is None, "no batch has ended"
@@ -63,7 +63,7 @@ def test_sums_follow_each_record(connection: Connection, read: Reading, start: S
     sums = amounts(read("payments")).groupBy("card").agg(F.sum("amount").alias("spent"), F.count("*").alias("times"))
     query = start(sums, "spent", key="card", batch=LONG)
     send(connection, ("a", 1.0), ("b", 5.0), ("a", 2.0))
-    found = await_values(connection, "spent", query, lambda found: len(found) == 3)
+    found = wait_for_values(connection, "spent", query, lambda found: len(found) == 3)
     assert sorted(found, key=str) == sorted(
         [
             {"card": "a", "spent": 1.0, "times": 1},
@@ -82,12 +82,12 @@ def test_a_restart_keeps_counts_and_loses_nothing(connection: Connection, read: 
 
     query = start(counts(), "times", key="card", name="counts")
     send(connection, *[("a", 1.0)] * 10)
-    await_values(connection, "times", query, lambda found: {"card": "a", "times": 10} in found)
-    await_batches(query, (query.lastProgress.batchId if query.lastProgress is not None else -1) + 3)
+    wait_for_values(connection, "times", query, lambda found: {"card": "a", "times": 10} in found)
+    wait_for_batches(query, (query.lastProgress.batchId if query.lastProgress is not None else -1) + 3)
     query.stop()
     send(connection, *[("a", 1.0)] * 5)
     again = start(counts(), "times", key="card", name="counts")
-    found = await_values(connection, "times", again, lambda found: {"card": "a", "times": 15} in found)
+    found = wait_for_values(connection, "times", again, lambda found: {"card": "a", "times": 15} in found)
     told = Counter(each["times"] for each in found)
     assert set(told) == set(range(1, 16)), "each count was told at least once, and none that is not right"
 
@@ -98,10 +98,10 @@ def test_results_of_a_batch_that_did_not_end_are_written_again(
     connection.create_topic("payments", 1)
     send(connection, ("a", 1.0))
     query = start(amounts(read("payments")), "copy", name="copying", batch=LONG)
-    await_values(connection, "copy", query, bool)
+    wait_for_values(connection, "copy", query, bool)
     query.stop()
     again = start(amounts(read("payments")), "copy", name="copying", batch=LONG)
-    found = await_values(connection, "copy", again, lambda found: len(found) == 2)
+    found = wait_for_values(connection, "copy", again, lambda found: len(found) == 2)
     assert found == [{"card": "a", "amount": 1.0}] * 2
 
 
@@ -116,7 +116,7 @@ def test_slots_that_another_query_holds_are_not_free(connection: Connection, rea
     connection.create_topic("payments", 2)
     query = start(amounts(read("payments")), "copy", name="first", batch=LONG)
     send(connection, ("a", 1.0))
-    await_values(connection, "copy", query, bool)
+    wait_for_values(connection, "copy", query, bool)
     with pytest.raises(PipelineError, match=r"of the 2 that Spark has, 0 are free.*local\[4\]"):
         start(amounts(read("payments")), "another", name="second")
 
@@ -130,7 +130,7 @@ def test_shuffles_get_as_many_tasks_as_there_is_room_for(
         query = start(amounts(read("payments")).groupBy("card").count(), "counts", batch=LONG)
         assert real_time.conf.get("spark.sql.shuffle.partitions") == "9", "the session is left as it was"
         send(connection, ("a", 1.0), ("b", 1.0))
-        await_values(connection, "counts", query, lambda found: len(found) == 2)
+        wait_for_values(connection, "counts", query, lambda found: len(found) == 2)
     finally:
         real_time.conf.set("spark.sql.shuffle.partitions", "1")
 
@@ -145,8 +145,8 @@ def test_rows_may_name_their_topics(connection: Connection, read: Reading, start
     )
     query = start(split, None, batch=LONG)
     send(connection, ("a", 1.0), ("b", 200.0))
-    await_values(connection, "large", query, bool)
-    await_values(connection, "small", query, bool)
+    wait_for_values(connection, "large", query, bool)
+    wait_for_values(connection, "small", query, bool)
     assert values(connection, "small") == [{"card": "a"}]
     assert values(connection, "large") == [{"card": "b"}]
 

@@ -19,25 +19,29 @@ def values(connection: Connection, topic: str) -> list[Any]:
     return [json.loads(record.value) for record in connection.read(topic) if record.value is not None]
 
 
-def await_values(
-    connection: Connection, topic: str, query: StreamingQuery, enough: Callable[[list[Any]], bool]
+def wait_for_values(
+    connection: Connection,
+    topic: str,
+    query: StreamingQuery,
+    enough: Callable[[list[Any]], bool],
+    timeout_s: float = PATIENCE_S,
 ) -> list[Any]:
     """The values of a topic once there are enough of them; what ended the query, if that comes first."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + timeout_s
     while not enough(found := values(connection, topic)):
         if (error := query.exception()) is not None:
             raise error
         assert query.isActive, f"the query was stopped while topic {topic!r} had {found}"
-        assert time.monotonic() < until, f"topic {topic!r} has only {found} after {PATIENCE_S:g} s"
+        assert time.monotonic() < until, f"topic {topic!r} has only {found} after {timeout_s:g} s"
         time.sleep(0.02)
     return found
 
 
-def await_batches(query: StreamingQuery, count: int) -> None:
+def wait_for_batches(query: StreamingQuery, count: int, timeout_s: float = PATIENCE_S) -> None:
     """Return when so many batches of the query have ended."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + timeout_s
     while (progress := query.lastProgress) is None or progress.batchId + 1 < count:
         if (error := query.exception()) is not None:
             raise error
-        assert time.monotonic() < until, f"not {count} batches within {PATIENCE_S:g} s: {progress}"
+        assert time.monotonic() < until, f"not {count} batches within {timeout_s:g} s: {progress}"
         time.sleep(0.02)
