@@ -25,6 +25,7 @@ from penstock.spark.plans import mode_of, require_stream
 from penstock.spark.progress import ProgressBook, QueryProgress
 from penstock.spark.queries import PlannedQuery
 from penstock.spark.reading import read_stream, read_table
+from penstock.spark.realtime_reading import decoded_in_jvm, undecodable
 from penstock.spark.restart import Restart
 from penstock.spark.run_settings import ENGINES, Engine, current_run
 from penstock.spark.running import PipelineRun, run_until_signal
@@ -161,6 +162,7 @@ class Pipeline:
         on_expired: str = "fail",
         dead_letters: str | None = None,
         engine: Engine | None = None,
+        real_time: bool = False,
     ) -> DataFrame:
         """A topic as a streaming DataFrame.
 
@@ -171,22 +173,28 @@ class Pipeline:
 
         `start` (earliest, latest, a time, or pointers by partition) counts when there is no checkpoint yet; the default
         is earliest. A topic that an earlier `write` of this pipeline goes to is created here if need be; a run `once`
-        processes it when that query is done. `on_expired` says what happens when records are gone before they were
+        processes it when that query is done. With `real_time` no Python has a part in it, as `RealTime` wants it:
+        Spark's Kafka connector reads, Spark itself takes JSON apart, and a query beside finds what is for the dead
+        letters. `on_expired` says what happens when records are gone before they were
         read: fail, earliest, latest or a time.
         """
-        settings = current_run()
-        return read_stream(
+        decoder = self._decoder(topic, dead_letters)
+        frame = read_stream(
             self.spark,
             self.url,
             self._topic_to_read(topic),
-            engine=engine or self.engine,
-            start=settings.start or (start if start is not None else "earliest"),
+            engine="native" if real_time else engine or self.engine,
+            start=current_run().start or (start if start is not None else "earliest"),
             max_records_per_batch=max_records_per_batch,
             max_bytes_per_batch=max_bytes_per_batch,
             on_expired=on_expired,
-            decoder=self._decoder(topic, dead_letters),
+            decoder=None if real_time else decoder,
             client=self._client,
         )
+        if not real_time or decoder is None:
+            return frame
+        self.write(undecodable(frame, decoder), _count_rows, name=f"{self._name_of(topic)}.undecodable")
+        return decoded_in_jvm(frame, decoder)
 
     def table(self, topic: Topic[Any] | str, *, dead_letters: str | None = None) -> DataFrame:
         """A topic as a table: the last record of each key, and none for keys whose last record has no value.
@@ -279,8 +287,11 @@ class Pipeline:
             raise ConfigError(f"{what}: the pipeline runs already; write before it is started")
         require_stream(frame, what)
         triggers.check(trigger, what)
-        real_time = trigger if isinstance(trigger, RealTime) and not current_run().once else None
-        chosen = mode_of(frame, mode if mode is not None or real_time is None else "update", what)
+        in_real_time = None
+        if isinstance(trigger, RealTime) and not current_run().once:
+            versions = [versioned(target, self.version) for target in targets]
+            in_real_time = self._real_time(frame, versions, trigger, what)
+        chosen = mode_of(frame, "update" if in_real_time is not None else mode, what)
         for target in targets:
             target.check(frame.schema, chosen)
         for target in targets:
@@ -295,7 +306,7 @@ class Pipeline:
             mode=chosen,
             trigger=None if isinstance(trigger, RealTime) else trigger,
             restart=restart or self._restart,
-            start=self._real_time(frame, targets, real_time, what) if real_time is not None else None,
+            start=in_real_time,
         )
 
     def start(self, *, once: bool = False) -> None:
@@ -406,6 +417,11 @@ class Pipeline:
                 f"trigger=RealTime() out"
             )
         return realtime.plan(frame, target, trigger, what)
+
+
+def _count_rows(frame: DataFrame, _: int) -> int:
+    """For queries that do their work on the way."""
+    return frame.count()
 
 
 def _name_from(label: str) -> str:
