@@ -29,7 +29,7 @@ def test_the_page_runs_as_one_program(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "page.py"],
             cwd=tmp_path,
-            # Threads that print at once into a pipe can spoil each other's text before Python 3.12.4, unless unbuffered.
+            # Threads that print into one pipe can spoil each other's text in older Pythons, unless it is unbuffered.
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             capture_output=True,
             text=True,
