@@ -56,7 +56,7 @@ ORDERS: Final = ps.Topic("orders", Order, key=lambda order: order.customer, part
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = ROUNDS, scale: float = 1.0) -> None:
     records = max(1000, int(RECORDS * scale))
-    spark = session("typed JSON", master=f"local[{min(2, os.cpu_count() or 1)}]", conf={"spark.driver.memory": "1g"})
+    spark = session("typed JSON", master=f"local[{min(2, os.cpu_count() or 1)}]", conf={"spark.driver.memory": "2g"})
     with tempfile.TemporaryDirectory() as folder:
         url = f"log:{folder}/data"
         with ps.connect(url) as stream:

@@ -38,7 +38,7 @@ Write = Callable[[DataFrame], None]
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     rows = max(FEW, int(ROWS * scale))
-    spark = session("benchmark of sinks", master="local[2]", conf={"spark.driver.memory": "1g"})
+    spark = session("benchmark of sinks", master="local[2]", conf={"spark.driver.memory": "2g"})
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-sink-") as folder:
             url = f"log:{Path(folder) / 'log'}"

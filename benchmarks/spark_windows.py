@@ -37,7 +37,6 @@ CUSTOMERS: Final = 1_000
 PER_SECOND: Final = 1_000
 """Of event time: so many orders make one second."""
 PARTITIONS: Final = 2
-NOON_MS: Final = 1_767_268_800_000
 TOPIC: Final = "orders"
 P = ParamSpec("P")
 
@@ -100,8 +99,9 @@ def compare(
 
 def send(bootstrap: str, records: int) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    begin_ms = int(time.time() * 1000) - records * 1000 // PER_SECOND  # what is older than a week would be deleted
     for number in range(records):
-        at_ms = NOON_MS + number * 1000 // PER_SECOND
+        at_ms = begin_ms + number * 1000 // PER_SECOND
         customer = f"customer-{number * 7919 % CUSTOMERS}"
         value = json.dumps({"customer": customer, "cents": number % 10_000})
         while True:
