@@ -21,6 +21,8 @@ EVERYWHERE: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
+    # On a busy machine a new Python process takes longer than the stock 15 s to be connected, and its query fails.
+    "spark.python.authenticate.socketTimeout": "60s",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
