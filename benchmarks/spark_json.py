@@ -1,6 +1,6 @@
 """Typed JSON to columns on Spark: Penstock's decoder, beside `from_json` on Spark's own Kafka connector.
 
-`python -m benchmarks.spark_json` sends orders to an embedded log once; then all ways read the same records, in turn, to
+`python -m benchmarks spark-json` sends orders to an embedded log once; then all ways read the same records, in turn, to
 a sink that throws rows away. Every way gives the same columns: the fields of the order, and what is known about its
 record. The decoder checks every value as the library does and keeps what is wrong in dead letters; `from_json` gives
 null.
@@ -8,13 +8,11 @@ null.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -157,17 +155,3 @@ def _check(ways: dict[str, Callable[[], DataFrame]]) -> None:
     found = {name: tuple(frame.collect()[0]) for name, frame in sums.items()}
     if len(set(found.values())) != 1:
         raise SystemExit(f"the ways do not read the same orders: {found}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_json", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often they take turns ({ROUNDS})")
-    parser.add_argument("--scale", type=float, default=1.0, help="how many records, as a part of the usual (1.0)")
-    options = parser.parse_args()
-    report = Report()
-    run(report, lambda text: print(text, file=sys.stderr, flush=True), rounds=options.rounds, scale=options.scale)
-    print(report.text())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,13 @@
 """Writing a batch of Spark into a topic: exactly-once, at-least-once, and by Spark's own Kafka sink, on one log.
 
-`python -m benchmarks.spark_sink` writes the same rows, which wait in Spark's memory, through each in turn. All write to
+`python -m benchmarks spark-sink` writes the same rows, which wait in Spark's memory, through each in turn. All write to
 the embedded log with acks=all, which is fsync before the answer. Small batches are timed as well: there, what counts is
 what a batch costs that has next to no rows.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -132,17 +130,3 @@ def seconds(write: Write, frame: DataFrame) -> float:
     begun_s = time.perf_counter()
     write(frame)
     return time.perf_counter() - begun_s
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_sink", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0)
-    options = parser.parse_args()
-    report = Report()
-    run(report, lambda text: print(text, file=sys.stderr, flush=True), rounds=options.rounds, scale=options.scale)
-    print(report.text())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """An embedded log into Spark: rows a second into a sink that does nothing, beside Parquet files of the same rows and
 beside Spark's own Kafka connector.
 
-`python -m benchmarks.spark_source` writes records of 100 bytes, no two alike, into one partition, and the same rows, in
+`python -m benchmarks spark-source` writes records of 100 bytes, no two alike, into one partition, and the same rows, in
 all columns, into Parquet files (snappy, Spark's default). Each side then is a streaming query that takes everything
 in one batch; the sides take turns, and of each the best round counts. What counts is the batch (`addBatch`): the start
 of the query is the same for all but for the Python processes, and stands in a note of its own.
@@ -9,9 +9,7 @@ of the query is the same for all but for the Python processes, and stands in a n
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -120,17 +118,3 @@ def _measured(frame: DataFrame, checkpoint: Path) -> Round:
     batches = query.recentProgress
     rows = sum(int(batch["numInputRows"]) for batch in batches)
     return Round(rows, sum(int(batch["durationMs"].get("addBatch", 0)) for batch in batches) / 1000, query_s)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_source", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0)
-    options = parser.parse_args()
-    report = Report()
-    run(report, lambda text: print(text, file=sys.stderr, flush=True), rounds=options.rounds, scale=options.scale)
-    print(report.text())
-
-
-if __name__ == "__main__":
-    main()

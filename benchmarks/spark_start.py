@@ -1,13 +1,12 @@
 """How long it takes from nothing to the first row: our session beside plain PySpark, each in a process of its own.
 
-`python -m benchmarks.spark_start` starts them in turns. A process imports what it needs, makes a session with two
+`python -m benchmarks spark-start` starts them in turns. A process imports what it needs, makes a session with two
 cores, and takes the first row of a one-shot streaming query over a file. Ours has its settings, its lean file system
 and its log defaults; plain PySpark has what a newcomer types. The clock starts with the process.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -71,16 +70,3 @@ def first_row_s(program: str) -> float:
         begun_s = time.perf_counter()
         subprocess.run([sys.executable, "-c", program, folder], check=True, capture_output=True, timeout=300)
         return time.perf_counter() - begun_s
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_start", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    report = Report()
-    run(report, lambda text: print(text, file=sys.stderr, flush=True), rounds=options.rounds)
-    print(report.text())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """From a log through windows into a log, exactly-once, beside the same query on Apache Kafka by Spark's own connector.
 
-`python -m benchmarks.spark_windows` sends the same orders to both, and counts them by customer in windows of ten
+`python -m benchmarks spark-windows` sends the same orders to both, and counts them by customer in windows of ten
 seconds of event time. Ours reads segment files and publishes each batch in one transaction, with fsync before the
 answer; theirs reads and writes through Spark's Kafka source and sink, which writes at least once, against a Kafka that
 does not flush. Both run in one session, in turns, over all records at once (AvailableNow, in batches of a fifth), with
@@ -8,10 +8,8 @@ fresh checkpoints."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -159,17 +157,3 @@ def seconds(work: Callable[P, None], *arguments: P.args, **options: P.kwargs) ->
     begun_s = time.perf_counter()
     work(*arguments, **options)
     return time.perf_counter() - begun_s
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_windows", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0)
-    options = parser.parse_args()
-    report = Report()
-    run(report, lambda text: print(text, file=sys.stderr, flush=True), rounds=options.rounds, scale=options.scale)
-    print(report.text())
-
-
-if __name__ == "__main__":
-    main()

@@ -287,21 +287,20 @@ class Pipeline:
             raise ConfigError(f"{what}: the pipeline runs already; write before it is started")
         require_stream(frame, what)
         triggers.check(trigger, what)
+        versions = [versioned(target, self.version) for target in targets]
         in_real_time = None
         if isinstance(trigger, RealTime) and not current_run().once:
-            versions = [versioned(target, self.version) for target in targets]
             in_real_time = self._real_time(frame, versions, trigger, what)
         chosen = mode_of(frame, "update" if in_real_time is not None else mode, what)
         for target in targets:
             target.check(frame.schema, chosen)
-        for target in targets:
+        for target, version in zip(targets, versions, strict=True):
             if isinstance(target, TopicTarget) and target.name is not None:
-                self._outputs[target.name] = versioned(target, self.version)
-        targets = [versioned(target, self.version) for target in targets]
+                self._outputs[target.name] = version
         self._planned[label] = PlannedQuery(
             name=label,
             frame=frame,
-            targets=targets,
+            targets=versions,
             sides=self._sides_of(frame),
             mode=chosen,
             trigger=None if isinstance(trigger, RealTime) else trigger,
