@@ -63,9 +63,10 @@ def test_all_partitions_come_in_order_from_where_they_were_to_begin(feed: Pullin
 def test_a_poll_gives_no_more_than_was_asked_for(feed: PullingFeed) -> None:
     feed.add(0, 0)
     feed.add(1, 0)
-    poll_pointers(feed, {0: 1}, limit=100)
-    sizes = [sum(map(len, feed.poll(3, 1.0))) for _ in range(5)]
-    assert all(0 < size <= 3 for size in sizes)
+    sizes = list[int]()
+    while sum(sizes) < 200:
+        sizes.append(sum(map(len, feed.poll(3, 1.0))))
+    assert max(sizes) == 3
 
 
 def test_a_partition_that_gives_much_does_not_starve_the_others() -> None:

@@ -46,7 +46,8 @@ class Topic:
                 failures.append(error)
 
         named = {name.replace("_", "."): value for name, value in settings.items()}
-        producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 20, "log_level": 3, **named})
+        # `flush` does not wait for linger.ms: all records are in the queue by then, and batches are cut by size alone.
+        producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 60_000, "log_level": 3, **named})
         for record in records:
             producer.produce(
                 self.name,
