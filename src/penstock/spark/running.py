@@ -63,14 +63,25 @@ class PipelineRun:
             self._checkpoint.close()
             raise
         writers: dict[str, RunningQuery] = {}
-        for planned in pipeline.queries:
-            # A run that ends when nothing is left goes stage by stage: what one writes, those after it shall find.
-            after = [writers[topic] for topic in sources(planned.frame) if topic in writers] if self._once else []
+        at_a_time = self._at_a_time()
+        for number, planned in enumerate(pipeline.queries):
+            after: list[RunningQuery] = []
+            if self._once:
+                # A run that ends when nothing is left goes stage by stage: what one writes, those after it shall find.
+                after = [writers[topic] for topic in sources(planned.frame) if topic in writers]
+                after += self._queries[number - at_a_time :][:1] if number >= at_a_time else []
             query = RunningQuery(pipeline.label, planned, self._checkpoint, pipeline.book, self._once, after)
             writers.update(dict.fromkeys((target.label for target in planned.targets), query))
             self._queries.append(query)
         for query in self._queries:
             query.start()
+
+    def _at_a_time(self) -> int:
+        """How many queries may run at once where each has an end. Every task with Python in it is a process, and Spark
+        gives a new one ten seconds to report: a few cores that start all processes of many queries at once are too
+        slow for that. A cluster is taken to be large enough."""
+        cores = local_cores(self._pipeline.spark.sparkContext.master or "")
+        return max(2, cores) if cores is not None else len(self._pipeline.queries)
 
     def _warn_of_a_folder_that_others_may_not_see(self) -> None:
         master = self._pipeline.spark.sparkContext.master or ""

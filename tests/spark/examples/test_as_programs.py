@@ -1,6 +1,6 @@
 """An example runs as it says: by one command, without anything prepared, until it ends by itself.
 
-`penstock run` runs the like, too, whose pipelines are gone when `main` returns; test_system_usage.py uses it.
+`penstock run` runs the like, too, whose pipelines are gone when `main` returns.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.observe.serving import serve
 from penstock.spark.door import BatchLeft
 from penstock.spark.folders import StateFolder
-from penstock.spark.progress import REGISTRY, ProgressBook, serve_metrics
+from penstock.spark.progress import REGISTRY, ProgressBook
 from penstock.spark.targets import Delivered
 
 
@@ -72,20 +72,16 @@ def test_who_looks_into_the_folder_finds_the_last_state(tmp_path: Path) -> None:
     assert query["batch_id"] == 3
     assert query["restarts"] == 1
     assert "the disk is full" in query["error"]
-    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["happenings.jsonl", "progress.json"]
 
 
 def test_metrics_are_served_where_they_are_asked_for() -> None:
     ProgressBook("served").tell_state("spend", "waiting", restarted=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    serve_metrics(address)
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with serve("127.0.0.1:0") as server, urllib.request.urlopen(server.url, timeout=10) as answer:
         assert b'penstock_pipeline_restarts_total{pipeline="served",query="spend"} 1.0' in answer.read()
 
 
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        serve_metrics(address)
+        serve(address)
