@@ -2,8 +2,8 @@
 
     python counting.py URL CHECKPOINTS MASTER GATE
 
-When the task that copies comes to the record `GATE_MARK`, it leaves the file `held` in the folder GATE, and goes on
-when there is a file `go`. So a test knows that a batch is half done, and where, before it kills something.
+When the task that copies comes to a record `gate NAME`, it leaves the file `NAME.held` in the folder GATE, and goes on
+when there is a file `NAME.go`. So a test knows that a batch is half done, and where, before it kills something.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.sessions import session
 
-GATE_MARK: Final = b"gate"
+GATE_MARK: Final = b"gate "
 PER_BATCH: Final = 100
 HELD_S: Final = 240.0
 
@@ -31,19 +31,20 @@ def at_gate(folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Rec
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            if GATE_MARK in batch.column("value").to_pylist():
-                wait_at(Path(folder), HELD_S)
+            for value in batch.column("value").to_pylist():
+                if value.startswith(GATE_MARK):
+                    wait_at(Path(folder), value.removeprefix(GATE_MARK).decode(), HELD_S)
             yield batch
 
     return pass_on
 
 
-def wait_at(gate: Path, timeout_s: float) -> None:
+def wait_at(gate: Path, name: str, timeout_s: float) -> None:
     beside = gate / f".held.{os.getpid()}"
     beside.write_text(os.getcwd())
-    beside.replace(gate / "held")
+    beside.replace(gate / f"{name}.held")
     until = time.monotonic() + timeout_s
-    while not (gate / "go").exists():
+    while not (gate / f"{name}.go").exists():
         if time.monotonic() > until:
             raise TimeoutError(f"nobody said go within {timeout_s:g} s")
         time.sleep(0.01)

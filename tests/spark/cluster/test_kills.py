@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,6 @@ import pytest
 
 import penstock
 from penstock import Connection
-from penstock.errors import JavaMissingError
 from tests.servers import Penstock, ServerProcess
 from tests.spark.cluster.counting import GATE_MARK, PER_BATCH
 from tests.spark.cluster.standalone import Standalone
@@ -23,17 +23,6 @@ PROGRAM: Final = Path(__file__).with_name("counting.py")
 ROOT: Final = Path(__file__).resolve().parents[3]
 PATIENCE_S: Final = 240.0
 NAMES: Final = ("ann", "bob", "cid")
-BEFORE: Final = 2 * PER_BATCH
-AFTER: Final = PER_BATCH
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    try:
-        with Standalone(tmp_path_factory.mktemp("cluster")) as started:
-            yield started
-    except JavaMissingError as missing:
-        pytest.skip(str(missing))
 
 
 class Case:
@@ -66,24 +55,25 @@ class Case:
         if self._driver is not None:
             self._driver.kill()
 
-    def send(self, connection: Connection, count: int, *, mark: bool = False) -> None:
-        """Records for all names. The mark comes in the last batch of them."""
-        end = len(self.sent) + count
-        for number in range(len(self.sent), end):
-            value = GATE_MARK if mark and number == end - 1 else str(number).encode()
-            self.sent.append((NAMES[number % len(NAMES)].encode(), value))
-        for key, value in self.sent[-count:]:
+    def send_batch(self, connection: Connection, gate: str | None = None) -> None:
+        """As many records as a batch takes, for all names. The last of them is to wait at this gate."""
+        begin = len(self.sent)
+        for number in range(begin, begin + PER_BATCH):
+            self.sent.append((NAMES[number % len(NAMES)].encode(), str(number).encode()))
+        if gate is not None:
+            self.sent[-1] = (self.sent[-1][0], GATE_MARK + gate.encode())
+        for key, value in self.sent[begin:]:
             connection.send("numbers", value, key=key)
         connection.flush()
 
-    def await_held(self) -> str:
+    def await_held(self, gate: str) -> str:
         """The working folder of the task that stands at the gate, in the middle of its batch."""
-        held = self._gate / "held"
-        self._wait_until(held.exists, "a task at the gate")
+        held = self._gate / f"{gate}.held"
+        self._wait_until(held.exists, f"a task at the gate {gate!r}")
         return held.read_text()
 
-    def open_gate(self) -> None:
-        (self._gate / "go").touch()
+    def open(self, gate: str) -> None:
+        (self._gate / f"{gate}.go").touch()
 
     def await_all(self, connection: Connection) -> None:
         """Return when the results are all there."""
@@ -121,51 +111,45 @@ def _records(connection: Connection, topic: str) -> list[penstock.Record]:
 
 @pytest.fixture
 def case(cluster: Standalone, tmp_path: Path) -> Iterator[Case]:
-    """The program runs, one batch is out, and the task of the next one stands at the gate."""
-    cluster.replace_the_dead()
-    cluster.await_idle()
+    """The program runs on two workers."""
     with Penstock(tmp_path / "broker") as broker:
         made = Case(cluster, broker, tmp_path)
+        with penstock.connect(made.url) as connection:
+            connection.create_topic("numbers", 1)
         try:
-            with penstock.connect(made.url) as connection:
-                connection.create_topic("numbers", 1)
-                made.send(connection, BEFORE, mark=True)
-                made.start_driver()
-                made.await_held()
-                assert len(copies(connection)) == PER_BATCH, "one batch is out, and one is on its way"
+            made.start_driver()
             yield made
         finally:
             made.close()
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_batch_changes_nothing(case: Case) -> None:
-    case.cluster.worker_at(case.await_held()).kill()
-    case.open_gate()
-    with penstock.connect(case.url) as connection:
-        case.send(connection, AFTER)
-        case.await_all(connection)
-        assert case.stop_driver() == 0
-        case.check(connection)
-
-
-def test_a_driver_that_is_killed_in_the_middle_of_a_batch_is_started_again(case: Case) -> None:
-    case.driver.kill()
-    case.open_gate()
+@pytest.mark.timeout(900)
+def test_a_worker_a_broker_and_a_driver_killed_in_the_middle_of_a_batch_change_nothing(case: Case) -> None:
+    with in_the_middle(case, "worker") as folder:
+        case.cluster.worker_at(folder).kill()
+    case.cluster.replace_the_dead()
+    with in_the_middle(case, "broker"):
+        case.broker.kill()
+        case.broker.restart()
+    with in_the_middle(case, "driver"):
+        case.driver.kill()
     case.cluster.await_idle()
     case.start_driver()
     with penstock.connect(case.url) as connection:
-        case.send(connection, AFTER)
+        case.send_batch(connection)
         case.await_all(connection)
         assert case.stop_driver() == 0
         case.check(connection)
 
 
-def test_a_broker_that_is_killed_in_the_middle_of_a_batch_and_comes_back(case: Case) -> None:
-    case.broker.kill()
-    case.open_gate()
-    case.broker.restart()
+@contextmanager
+def in_the_middle(case: Case, gate: str) -> Iterator[str]:
+    """One more batch is out, and of the next a task stands at the gate: gives where. Afterwards it may go on."""
     with penstock.connect(case.url) as connection:
-        case.send(connection, AFTER)
+        case.send_batch(connection)
         case.await_all(connection)
-        assert case.stop_driver() == 0
-        case.check(connection)
+        case.send_batch(connection, gate)
+        folder = case.await_held(gate)
+        assert len(copies(connection)) == len(case.sent) - PER_BATCH, "one batch is on its way"
+    yield folder
+    case.open(gate)

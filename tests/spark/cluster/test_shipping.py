@@ -6,7 +6,6 @@ import io
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -41,12 +40,6 @@ def doubled(batches):
             [batch.column("key"), pyarrow.array(values, pyarrow.binary())], ["key", "value"]
         )
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with Standalone(tmp_path_factory.mktemp("shipping"), workers=1) as running:
-        yield running
 
 
 @pytest.fixture
