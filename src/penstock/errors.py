@@ -280,3 +280,37 @@ class TopicReplacedError(PipelineError):
 
 class ConnectorMissingError(PenstockError):
     """Spark's Kafka connector is needed and not there, or could not be fetched. The message says what to do."""
+
+
+class ReadOnlyError(PenstockError):
+    """The console only looks: it was started read-only, and refuses every change."""
+
+
+class AuditError(PenstockError):
+    """The audit log cannot be written. Nothing is changed that nobody could look up afterwards."""
+
+
+class FilterError(ConfigError):
+    """A filter of messages cannot be understood. The message shows where, and what can be written there."""
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(message)
+        self.position = position
+        """The character, counted from 0, where the mistake is."""
+
+
+class RedriveRunningError(PenstockError):
+    """Somebody is redriving these dead letters already. The message says who, and how far it has come."""
+
+
+class NotifyError(PenstockError):
+    """A message about alerts did not reach those whom a notifier tells. The message says why."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """For how long the other side wants to be left alone, if it said so."""
+
+
+class SignInError(PenstockError):
+    """Whoever wants to come into the console may not: a wrong password or token, too many attempts, or signed out."""

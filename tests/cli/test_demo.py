@@ -1,4 +1,5 @@
-"""`penstock demo`: it counts, and it cleans up after itself."""
+"""`penstock demo`: it kills, counts, reports, can fail, and leaves nothing behind. On Spark it is run by hand: it takes
+a minute of Java's time, and `tests/spark` has its pipeline in all its parts."""
 
 from __future__ import annotations
 
@@ -6,133 +7,252 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from penstock.prove.broker_process import interruptions_deferred
-from penstock.prove.outage import Plan
-from penstock.prove.tally import Tally
+from penstock.cli.demo.live import Live
+from penstock.cli.demo.parts import parts_for
+from penstock.cli.demo.plan import DemoSettings
+from penstock.cli.demo.processes import end_session
+from penstock.cli.demo.show import LiveShow, Show, show_for
+from penstock.errors import JavaMissingError
 from tests.cli.running import COMMAND
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
+SHORT = ("--seconds", "4", "--rate", "300", "--no-spark", "--no-console")
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [*COMMAND, "demo", *arguments],
+        [*COMMAND, "demo", *SHORT, "--report", str(folder / "report"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
 
 
-def test_the_demo_kills_recovers_counts_and_leaves_nothing(tmp_path: Path) -> None:
-    out, err = (process := start(tmp_path, "--records", "20000", "--kills", "1", "--seed", "3")).communicate(
-        timeout=TIMEOUT_S
-    )
-    assert (process.returncode, err) == (0, "")
-    assert "kill -9" in out
-    assert "It is back" in out
-    counts = dict(
-        re.findall(r"^(sent|acknowledged|lost|duplicates|out of order for their key) +([\d,]+)", out, re.MULTILINE)
-    )
-    assert counts == {
-        "sent": "20,000",
-        "acknowledged": "20,000",
-        "lost": "0",
-        "duplicates": "0",
-        "out of order for their key": "0",
-    }
-    assert list(tmp_path.iterdir()) == []
-    assert not _alive(out)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["producers send", "kill -9", "It is back"])
-def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, moment: str) -> None:
-    process = start(tmp_path, "--records", "200000", "--kills", "10000")
+def read_until(process: subprocess.Popen[str], words: str) -> str:
     assert process.stdout is not None
     said = ""
-    while moment not in said:
+    while words not in said:
         line = process.stdout.readline()
-        assert line, f"it ended before {moment!r}: {said}"
+        assert line, f"it ended before {words!r}: {said}"
         said += line
+    return said
+
+
+def processes_of(said: str) -> set[int]:
+    """Those that it told of."""
+    named = re.findall(r"process(?:es)? (\d+)(?: and (\d+))?", said)
+    return {int(pid) for pids in named for pid in pids if pid}
+
+
+def is_running(pid: int, words: bytes = b"") -> bool:
+    """Whether it runs, and is what these words of its command say: its number may be somebody else's by now."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return bool(command) and words in command  # of one that has ended, nothing is left but its exit code
+
+
+def alive(said: str) -> list[int]:
+    """Those that it told of and that still run."""
+    return [pid for pid in processes_of(said) if is_running(pid, b"penstock")]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A short run that came to its end, and what it said."""
+    folder = tmp_path_factory.mktemp("demo")
+    process = start(folder, "--since", str(time.time() - 100))
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, err) == (0, ""), out
+    return folder, out
+
+
+def test_it_kills_a_consumer_and_the_broker_and_loses_nothing(done: tuple[Path, str]) -> None:
+    _, out = done
+    assert re.search(r"consumer 2 \(process \d+\) was killed with SIGKILL", out)
+    assert re.search(r"partitions were taken over by consumer 1 after [\d.]+ s", out)
+    assert re.search(r"The broker \(process \d+\) was killed with SIGKILL", out)
+    assert re.search(r"It is back \(process \d+\)", out)
+    counts = dict(re.findall(r"^(events sent|lost|dead letters) +([\d,]+) +ok", out, re.MULTILINE))
+    assert counts["events sent"] == "1,200"
+    assert counts["lost"] == "0"
+    assert int(counts["dead letters"]) > 0
+    assert "WRONG" not in out
+
+
+def test_it_tells_how_long_the_first_result_took(done: tuple[Path, str]) -> None:
+    told = re.search(r"time to the first result +([\d.]+) s +from the start of the demo; ([\d.]+) s from", done[1])
+    assert told is not None
+    assert float(told.group(2)) > 100 > float(told.group(1))
+
+
+def test_it_leaves_no_process_and_no_folder(done: tuple[Path, str]) -> None:
+    folder, out = done
+    assert len(processes_of(out)) >= 4
+    assert not alive(out)
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_the_report_stands_alone_and_tells_the_same(done: tuple[Path, str]) -> None:
+    page = (done[0] / "report" / "report.html").read_text("utf-8")
+    assert "nothing lost, every total right" in page
+    assert "1,200" in page
+    assert page.count("<svg") == 4
+    assert "prefers-color-scheme: dark" in page
+    for outside in ("<script", "src=", "href=", "@import", "url("):
+        assert outside not in page
+
+
+def test_the_report_has_a_picture(done: tuple[Path, str]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws the picture, is not installed")
+    assert (done[0] / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_fails_when_a_record_is_lost(tmp_path: Path) -> None:
+    process = start(tmp_path, "--fault", "transaction", "--keep")
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert re.search(r"^lost +1 +WRONG", out, re.MULTILINE)
+    assert err.startswith("penstock: the demo found something wrong with seed 1: lost: 1")
+    assert "not as promised" in (tmp_path / "report" / "report.html").read_text("utf-8")
+    assert not alive(out)
+    (kept,) = (tmp_path / "tmp").iterdir()
+    assert str(kept) in out
+    assert (kept / "data" / "transactions-0").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(signal.SIGTERM, "Two consumers"), (signal.SIGINT, "was killed with SIGKILL")],
+)
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, moment: str) -> None:
+    process = start(tmp_path)
+    said = read_until(process, moment)
     process.send_signal(number)
+    process.send_signal(number)  # who is impatient
     rest, complaints = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, complaints) == (128 + number, "")
-    assert list(tmp_path.iterdir()) == []
-    assert not _alive(said + rest)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not alive(said + rest)
 
 
-def test_the_folder_can_be_kept(tmp_path: Path) -> None:
-    out, _ = (process := start(tmp_path, "--records", "100", "--kills", "0", "--keep")).communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0
-    (folder,) = tmp_path.iterdir()
-    assert str(folder) in out
-    assert (folder / "data" / "demo-0").is_dir()
+def test_with_stay_it_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
+    process = start(tmp_path, "--stay", "--seconds", "1")
+    said = read_until(process, "It goes on")
+    assert "Nothing was lost" in said
+    process.send_signal(signal.SIGINT)
+    rest, complaints = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, complaints) == (130, "")
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not alive(said + rest)
 
 
-def test_the_seed_decides_when_it_is_killed() -> None:
-    assert Plan(seed=5).kill_points() == Plan(seed=5).kill_points()
-    assert Plan(seed=5).kill_points() != Plan(seed=6).kill_points()
-    points = Plan(records=1000, kills=9, seed=7).kill_points()
-    assert points == sorted(points)
-    assert all(100 <= point <= 900 for point in points)
+def test_its_processes_do_not_outlive_a_demo_that_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    said = read_until(process, "Two consumers")
+    process.kill()
+    process.communicate(timeout=TIMEOUT_S)
+    assert len(processes_of(said)) == 3
+    wait_until_gone(said)
 
 
-def test_what_is_lost_doubled_or_out_of_order_is_noticed() -> None:
-    tally = Tally(producers=1, keys=1)
-    values = [tally.next_record(0)[2] for _ in range(5)]
-    for number in range(4):
-        tally.acknowledge(0, number)
-    for offset, number in enumerate([0, 2, 1, 2]):
-        tally.see(0, offset, values[number])
-    tally.see(0, 0, values[0])
-    verdict = tally.verdict()
-    assert (verdict.sent, verdict.acknowledged, verdict.read) == (5, 4, 4)
-    assert (verdict.lost, verdict.duplicates, verdict.out_of_order) == (1, 1, 1)
-    assert not verdict.holds
+def wait_until_gone(said: str, timeout_s: float = 60.0) -> None:
+    until_s = time.monotonic() + timeout_s
+    while left := alive(said):
+        assert time.monotonic() < until_s, f"processes {left} still run"
+        time.sleep(0.05)
 
 
-def test_a_clean_run_holds() -> None:
-    tally = Tally(producers=2, keys=3)
-    for producer in range(2):
-        for offset in range(10):
-            number, key, value = tally.next_record(producer)
-            assert key == b"%d-%d" % (producer, number % 3)
-            assert len(value) == 100
-            tally.acknowledge(producer, number)
-            tally.see(producer, offset, value)
-    assert tally.verdict().holds
+def test_a_process_takes_along_what_has_left_its_group() -> None:
+    program = "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', "
+    program += "'import os, time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(600)'])"
+    program += "; import time; time.sleep(600)"
+    leader = subprocess.Popen([COMMAND[0], "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert leader.stdout is not None
+    grandchild = int(leader.stdout.readline())
+    end_session(leader.pid)
+    leader.wait(30)
+    assert not is_running(grandchild)
 
 
-def _alive(said: str) -> list[int]:
-    """The brokers that it started and that still run."""
-    alive = []
-    for pid in {int(found) for found in re.findall(r"process (\d+)", said)}:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            continue
-        if b"penstock" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            alive.append(pid)
-    return alive
+def test_without_java_the_rest_takes_part_and_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    from penstock.spark import java
+
+    def find_none() -> None:
+        raise JavaMissingError("Spark needs Java 17 or newer; found none. Install one with `install java`.")
+
+    monkeypatch.setattr(java, "find_java", find_none)
+    parts = parts_for(DemoSettings(report=tmp_path, with_console=False))
+    assert not parts.spark
+    assert any("Install one with" in sentence for sentence in parts.advice)
 
 
-def test_an_interruption_waits_until_a_process_has_its_owner() -> None:
-    reached: list[str] = []
+@pytest.mark.parametrize(
+    ("package", "part", "extra"),
+    [("pyspark", "spark", "spark"), ("nicegui", "console", "console"), ("matplotlib", "picture", "demo")],
+)
+def test_a_missing_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, part: str, extra: str
+) -> None:
+    import importlib.util
 
-    def interrupt_inside() -> None:
-        with interruptions_deferred():
-            signal.raise_signal(signal.SIGINT)
-            reached.append("the end of the block")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    parts = parts_for(DemoSettings(report=tmp_path))
+    assert not getattr(parts, part)
+    assert any(f"{package} is not installed; run: pip install 'penstock[{extra}]'" in each for each in parts.advice)
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_inside()
-    assert reached == ["the end of the block"]
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
+
+def test_what_is_not_wanted_is_not_missed(tmp_path: Path) -> None:
+    parts = parts_for(DemoSettings(report=tmp_path, with_spark=False, with_console=False))
+    assert (parts.spark, parts.console) == (False, False)
+    assert not any("Spark" in each or "console" in each for each in parts.advice)
+
+
+def test_without_a_terminal_plain_lines_are_shown(tmp_path: Path) -> None:
+    settings, live = DemoSettings(report=tmp_path), Live(time.monotonic())
+    assert type(show_for(settings, live)) is Show
+
+
+def test_on_a_terminal_a_table_says_how_things_stand(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    live = Live(time.monotonic())
+    live.hear_generator({"kind": "sent", "sent": 1_234, "to_judge": 600, "acknowledged": 1_200})
+    live.listener_of("consumer 1")({"kind": "assigned", "topic": "transactions", "partitions": [0, 2]})
+    live.hear_driver({"kind": "query", "query": "page-use", "read": 77, "written": 5, "lag": 0, "state": "running",
+                      "error": None})  # fmt: skip
+    live.saw(verdicts=590, letters=3, lag=10, page_lag=4)
+    with (console := Console(width=100)).capture() as capture:
+        console.print(LiveShow(DemoSettings(report=tmp_path), live).standing())
+    shown = capture.get()
+    for words in ("1,234", "590", "transactions 0 2", "Spark: page-use", "77", "10"):
+        assert words in shown
+
+
+def test_partitions_are_taken_over_when_the_others_have_them_all() -> None:
+    live = Live(time.monotonic())
+    first, second = live.listener_of("consumer 1"), live.listener_of("consumer 2")
+    first({"kind": "assigned", "topic": "transactions", "partitions": [0, 1]})
+    second({"kind": "assigned", "topic": "transactions", "partitions": [2, 3]})
+    assert live.covers({"transactions": 4})
+    live.forget_consumer("consumer 2")
+    assert not live.covers({"transactions": 4})
+    first({"kind": "assigned", "topic": "transactions", "partitions": [2, 3]})
+    assert live.covers({"transactions": 4})
+    first({"kind": "revoked", "topic": "transactions", "partitions": [3]})
+    assert not live.covers({"transactions": 4})

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock.errors import ConfigError
 from penstock.spark.door import BatchLeft
 from penstock.spark.folders import StateFolder
+from penstock.spark.happenings import Happenings, what_happened
 from penstock.spark.late import dropped_late
 
 PROGRESS_FILE: Final = "progress.json"
@@ -21,7 +21,7 @@ _WRITE_EVERY_S: Final = 1.0
 _LABELS: Final = ("pipeline", "query")
 
 REGISTRY: Final = CollectorRegistry()
-"""The metrics of all pipelines of this process."""
+"""The metrics of all pipelines of this process. `penstock.observe.metrics` shows them with all others."""
 
 ROWS_READ: Final = Counter("penstock_pipeline_rows_read", "Rows read from the sources.", _LABELS, registry=REGISTRY)
 ROWS_WRITTEN: Final = Counter(
@@ -60,17 +60,6 @@ WATERMARK: Final = Gauge(
 )
 
 
-def serve_metrics(address: str) -> None:
-    """Serve the metrics of this process over HTTP at HOST:PORT until it ends."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ConfigError(f"{address!r} is no address for metrics: write HOST:PORT, such as 127.0.0.1:9464")
-    try:
-        start_http_server(int(port), addr=host, registry=REGISTRY)
-    except OSError as error:
-        raise ConfigError(f"metrics cannot be served at {address}: {error}") from error
-
-
 @dataclass(slots=True)
 class QueryProgress:
     """What is known of one query, as of its last batch."""
@@ -106,12 +95,14 @@ class ProgressBook:
         self._queries: dict[str, QueryProgress] = {}
         self._gated: set[str] = set()
         self._folder: StateFolder | None = None
+        self._happenings: Happenings | None = None
         self._lock = threading.Lock()
         self._written_at = 0.0
 
     def keep_in(self, folder: StateFolder) -> None:
         """Leave what is known in this folder, too, where consoles find it."""
         self._folder = folder
+        self._happenings = Happenings(folder)
 
     def now(self) -> Mapping[str, QueryProgress]:
         with self._lock:
@@ -125,13 +116,16 @@ class ProgressBook:
     def tell_state(self, query: str, state: str, error: BaseException | None = None, restarted: bool = False) -> None:
         with self._lock:
             known = self._known(query)
-            known.state = state
+            what, known.state = what_happened(known.state, state), state
             if error is not None:
                 known.error = f"{type(error).__name__}: {error}".partition("\n")[0]
             if restarted:
                 known.restarts += 1
                 RESTARTS.labels(self._pipeline, query).inc()
-            known.at = time.time()
+            known.at = at = time.time()
+            told, batch_id = known.error if error is not None else None, known.batch_id
+        if what is not None and self._happenings is not None:
+            self._happenings.add(at, query, what, told, batch_id)
         self._write(now=True)
 
     def tell_left(self, query: str, left: BatchLeft) -> None:

@@ -18,12 +18,13 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.abc import Features
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, DeliveryError
-from penstock.model import Receipt
+from penstock.model import NewRecord, Receipt
+from penstock.model.observing import OBSERVED, send_traced
 from penstock.serde import Topic, new_record
 from penstock.streams.forks import FORKS
 from penstock.streams.kafka.reading import Reader, Start
 from penstock.streams.kafka.sending import Sender, Sending
-from penstock.streams.kafka.settings import client_configuration, producer_configuration
+from penstock.streams.kafka.settings import admin_configuration, producer_configuration
 from penstock.streams.kafka.stream import Closeable, KafkaStream, features_with
 from penstock.streams.kafka.topics import TopicAdministration
 from penstock.streams.options import Options
@@ -114,6 +115,13 @@ class Connection:
         buffer stayed full for `delivery_timeout_s`.
         """
         record = new_record(topic, value, key, headers, timestamp, partition)
+        if OBSERVED.tracer is not None and isinstance(self.sender, Sender):  # a spool tells the tracer itself
+            return send_traced(OBSERVED.tracer, record, self._send)
+        return self.sender.send(  # as `_send` does, for which every record would pay
+            record.topic, record.value, record.key, record.headers, record.timestamp_ms, record.partition
+        )
+
+    def _send(self, record: NewRecord) -> Receipt:
         return self.sender.send(
             record.topic, record.value, record.key, record.headers, record.timestamp_ms, record.partition
         )
@@ -195,8 +203,8 @@ class Connection:
         with self._lock:
             self._check_usable()
             if self._parts.administration is None:
-                admin = AdminClient({**client_configuration(self.bootstrap, self.options), **self.options.librdkafka})
-                self._parts.administration = TopicAdministration(admin)
+                configuration = admin_configuration(self.bootstrap, self.options)
+                self._parts.administration = TopicAdministration(AdminClient(configuration))
             return self._parts.administration
 
     def keep(self, part: Closeable) -> None:

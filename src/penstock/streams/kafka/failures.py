@@ -70,10 +70,16 @@ def is_passing(error: BaseException) -> bool:
     return reason is not None and (reason.retriable() or reason.code() in _PASSING) and not is_missing(error)
 
 
+def is_unreachable(error: BaseException) -> bool:
+    """Whether it says that nobody answers."""
+    reason = reason_of(error)
+    return isinstance(error, TimeoutError) or (reason is not None and reason.code() in _UNREACHABLE)
+
+
 def refused(what: str, error: BaseException) -> PenstockError:
     """A request that was refused, or had no answer. `what` could not be done: "topic 'x' could not be created"."""
     reason = reason_of(error)
-    if isinstance(error, TimeoutError) or (reason is not None and reason.code() in _UNREACHABLE):
+    if is_unreachable(error):
         return BrokerUnavailableError(f"{what}: the broker does not answer; see that it runs and can be reached")
     if reason is None:
         return StreamError(f"{what}: {error}")

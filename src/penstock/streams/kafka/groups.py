@@ -83,7 +83,7 @@ class GroupAdministration:
         """All groups, in the order of their names."""
         what = "the groups could not be listed"
         found = look_up(what, lambda: self._admin.list_consumer_groups().result(ANSWER_TIMEOUT_S))
-        summaries = [GroupSummary(each.group_id, _state_text(getattr(each, "state", None))) for each in found.valid]
+        summaries = [GroupSummary(each.group_id, state_text(getattr(each, "state", None))) for each in found.valid]
         return sorted(summaries, key=lambda summary: summary.name)
 
     def describe(self, group: str) -> GroupDescription:
@@ -100,7 +100,7 @@ class GroupAdministration:
             for member in found.members
         )
         committed = self.committed(group)
-        state = _state_text(found.state)
+        state = state_text(found.state)
         if not members and not committed and state in ("dead", "unknown"):
             raise GroupError(f"there is no group {group!r}; see what there is with: penstock groups")
         return GroupDescription(group, state, found.partition_assignor, members, self._progress(members, committed))
@@ -142,5 +142,6 @@ class GroupAdministration:
         )
 
 
-def _state_text(state: ConsumerGroupState | None) -> str:
+def state_text(state: ConsumerGroupState | None) -> str:
+    """A group's state, as people write it."""
     return "unknown" if state is None else state.name.lower().replace("_", " ")

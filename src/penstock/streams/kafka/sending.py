@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock.errors import ConfigError, ConnectionClosedError, DeliveryError
 from penstock.model import Headers, Receipt
+from penstock.model.observing import OBSERVED
 from penstock.streams.kafka.failures import not_delivered, reason_of
 from penstock.streams.kafka.settings import Configuration
 
@@ -62,6 +63,10 @@ class Sender:
         self._delivery_timeout_s = delivery_timeout_s
         self._lock = threading.Lock()
         self._open = 0
+        self.sent = 0
+        """Records that were taken, since the beginning."""
+        self.failed = 0
+        """Of those, the ones that were not acknowledged, and will not be."""
         self._failed: list[Receipt] = []
         self._failed_beyond = 0
         self._given_up: str | None = None
@@ -69,6 +74,7 @@ class Sender:
         self._hurrying = self._hurry
         self._thread = threading.Thread(target=self._hear, name="penstock-deliveries", daemon=True)
         self._thread.start()
+        OBSERVED.enter(self)
 
     @property
     def _producer(self) -> Producer:
@@ -102,11 +108,13 @@ class Sender:
         on_delivery = functools.partial(self._delivered, receipt)
         with self._lock:
             self._open += 1
+            self.sent += 1
         try:
             self._produce(topic, value, key, on_delivery, more)
         except BaseException:
             with self._lock:
                 self._open -= 1
+                self.sent -= 1
             raise
         return receipt
 
@@ -144,6 +152,7 @@ class Sender:
             self._producer.flush(_SLICE_S)
             self._raise_failures()
         finally:
+            OBSERVED.leave(self)
             self._stopping.set()
             self._thread.join()
             self._living = None  # with the last reference go librdkafka's threads and sockets
@@ -190,6 +199,7 @@ class Sender:
         receipt.settle(-1 if partition is None else partition, -1 if offset is None else offset, failure)
         with self._lock:
             self._open -= 1
+            self.failed += failure is not None
             if failure is not None and len(self._failed) < _FAILURES_KEPT:
                 self._failed.append(receipt)
             elif failure is not None:

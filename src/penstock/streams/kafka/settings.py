@@ -54,6 +54,17 @@ def client_configuration(bootstrap: str, options: Options) -> Configuration:
     }
 
 
+def admin_configuration(bootstrap: str, options: Options) -> Configuration:
+    """Asking about topics and groups."""
+    return {
+        **client_configuration(bootstrap, options),
+        # Where there is one broker, librdkafka 2.16 never finds the coordinators of groups again once that was
+        # restarted, unless it is told this.
+        "metadata.recovery.strategy": "none",
+        **options.librdkafka,
+    }
+
+
 def producer_configuration(bootstrap: str, options: Options) -> Configuration:
     """Every acknowledged record stored once and in order (`acks` all), as many in a batch as linger allows."""
     safe = options.acks == "all"

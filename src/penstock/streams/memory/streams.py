@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from penstock.abc import Clock, Features
 from penstock.errors import ConnectionClosedError
-from penstock.model import Pointer, Receipt
+from penstock.model import NewRecord, Pointer, Receipt
+from penstock.model.observing import OBSERVED, send_traced
 from penstock.serde import Topic, new_record
 from penstock.streams.memory.reading import MemoryReader, Start
 from penstock.streams.memory.stream import FEATURES, MemoryStream
@@ -86,6 +87,11 @@ class MemoryStreams:
         """Send a record, as `Connection.send` does. It is stored when this returns, or its receipt says why not."""
         self._check_open()
         record = new_record(topic, value, key, headers, timestamp, partition)
+        if OBSERVED.tracer is not None:
+            return send_traced(OBSERVED.tracer, record, self._append)
+        return self._append(record)
+
+    def _append(self, record: NewRecord) -> Receipt:
         [receipt] = MemoryStream(record.topic, self._topics).append([record])
         return receipt
 

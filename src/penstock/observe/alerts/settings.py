@@ -1,0 +1,157 @@
+"""Who is told of alerts, and how: the settings of notifiers, as they stand in the file. It only names secrets."""
+
+from __future__ import annotations
+
+import ipaddress
+import urllib.parse
+from typing import Final, Literal
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.observe.alerts.rules import LONGEST_S, check_name
+
+SHORTEST_REPEAT_S: Final = 60.0
+LONGEST_TIMEOUT_S: Final = 60.0
+PORTS: Final = {"starttls": 587, "ssl": 465, "none": 25}
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    name: str
+    repeat_s: float = 4 * 3600.0
+    """Say again after so long that something still fires; 0: never again."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "a notifier")
+        if self.repeat_s != 0 and not SHORTEST_REPEAT_S <= self.repeat_s <= LONGEST_S:
+            raise ConfigError(
+                f"notifier {self.name}: repeat_s {self.repeat_s:g} must be 0 (never) or {SHORTEST_REPEAT_S:.0f} or more"
+            )
+
+
+class LogSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="log"):
+    """A line for each alert."""
+
+    file: str | None = None
+    """Where the lines are appended; None: to standard error of the process that judges."""
+
+    @property
+    def target(self) -> str:
+        return self.file or "standard error"
+
+
+class WebhookSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="webhook"):
+    """JSON, posted to a URL."""
+
+    url: str | None = None
+    url_env: str | None = None
+    """The environment variable that holds the URL, where the URL itself is a secret."""
+    secret_env: str | None = None
+    """The environment variable that holds the secret by which messages are signed."""
+    secret_file: str | None = None
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = f"notifier {self.name}"
+        _exactly_one(what, url=self.url, url_env=self.url_env)
+        _at_most_one(what, secret_env=self.secret_env, secret_file=self.secret_file)
+        _check_timeout(what, self.timeout_s)
+        if self.url is not None:
+            check_url(self.url, what)
+
+    @property
+    def target(self) -> str:
+        """The host only: what follows it is often a secret."""
+        if self.url is None:
+            return f"the URL in ${self.url_env}"
+        parts = urllib.parse.urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
+
+
+class EmailSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="email"):
+    """A letter by SMTP."""
+
+    host: str
+    sender: str
+    to: tuple[str, ...]
+    port: int | None = None
+    """None: 587 for starttls, 465 for ssl, 25 for none."""
+    security: Literal["starttls", "ssl", "none"] = "starttls"
+    user: str | None = None
+    password_env: str | None = None
+    """The environment variable that holds the password."""
+    password_file: str | None = None
+    timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = f"notifier {self.name}"
+        _at_most_one(what, password_env=self.password_env, password_file=self.password_file)
+        _check_timeout(what, self.timeout_s)
+        if (self.user is None) != (self.password_env is None and self.password_file is None):
+            raise ConfigError(f"{what}: user and password_env or password_file go together: give both or neither")
+        if self.user is not None and self.security == "none" and not is_loopback(self.host):
+            raise ConfigError(
+                f"{what}: the password would go to {self.host} in the clear: use security starttls or ssl"
+            )
+        if self.security not in PORTS:
+            raise ConfigError(f"{what}: security {self.security!r} is not one of {', '.join(PORTS)}")
+        if self.port is not None and not 0 < self.port < 65536:
+            raise ConfigError(f"{what}: port {self.port} is not from 1 to 65535")
+        if not self.host or not self.to:
+            raise ConfigError(f"{what}: host and to must not be empty: name the mail server, and who gets the letters")
+        for address in (self.sender, *self.to):
+            if address.count("@") != 1 or not address.isprintable() or any(each in address for each in " ,;<>"):
+                raise ConfigError(f"{what}: {address!r} is no address such as oncall@example.com")
+
+    @property
+    def target(self) -> str:
+        return f"{', '.join(self.to)} by {self.host}:{self.port or PORTS[self.security]}"
+
+
+NotifierSettings = LogSettings | WebhookSettings | EmailSettings
+
+
+def type_of(settings: NotifierSettings) -> str:
+    """log, webhook or email."""
+    return str(settings.__struct_config__.tag)
+
+
+def check_url(url: str, what: str) -> None:
+    """ConfigError for a URL to which nothing should be posted."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"{what}: {url!r} is no URL: {error}") from error
+    if parts.scheme not in ("https", "http") or not host or not url.isprintable() or " " in url:
+        raise ConfigError(f"{what}: {url!r} is no URL such as https://example.com/hook")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(f"{what}: a URL with a user or password in it is not sent: sign messages with secret_env")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise ConfigError(f"{what}: http://{host} would be read by anybody on the way: use https, or http on loopback")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _exactly_one(what: str, **given: str | None) -> None:
+    if sum(value is not None for value in given.values()) != 1:
+        raise ConfigError(f"{what}: give one of {' and '.join(given)}")
+
+
+def _at_most_one(what: str, **given: str | None) -> None:
+    if all(value is not None for value in given.values()):
+        raise ConfigError(f"{what}: give {' or '.join(given)}, not both")
+
+
+def _check_timeout(what: str, timeout_s: float) -> None:
+    if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
+        raise ConfigError(f"{what}: timeout_s {timeout_s} must be above 0 and at most {LONGEST_TIMEOUT_S:.0f} s")

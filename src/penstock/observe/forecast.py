@@ -1,0 +1,141 @@
+"""What will become of a reader if it and its producers go on as of late. Pure functions; time is passed in.
+
+Samples are (time in ms, value), in the order of their times. Everything here is an estimate from few of them, and is
+built so that what cannot be known is None rather than a guess: two looks are needed before anything has a pace.
+
+The three questions, with one example throughout. A topic takes 100 records a second of 1,000 bytes each and keeps them
+for an hour; a group reads 80 a second and is 18,000 records behind:
+
+    lag in seconds   the record that it reads next was appended when the partition's end passed it: 18,000 / 100 = 180 s
+    time to drain    never: the lag grows by 20 a second. If it read 110 a second: 18,000 / (110 - 100) = 1,800 s
+    time to loss     what it reads gets older by 0.2 s a second (it reads 80 s worth of records in 100 s), and an hour
+                     is reached after (3,600 - 180) / 0.2 = 17,100 s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+Sample = tuple[int, float]
+"""When, in milliseconds since 1970, and what."""
+
+GROWTH_THAT_COUNTS: Final = 0.05
+"""A lag grows when at least this part of what comes in stays unread; less is the noise of commits."""
+
+
+def steady(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """The samples behind the last step back of their value or their time.
+
+    Offsets only grow. One that goes back is a topic that was made anew, or a group that was reset, and a time that goes
+    back is a clock that was set: what was before says nothing about what comes.
+    """
+    for index in range(len(samples) - 1, 0, -1):
+        (before_ms, before), (at_ms, value) = samples[index - 1], samples[index]
+        if value < before or at_ms <= before_ms:
+            return samples[index:]
+    return samples
+
+
+def rate_per_s(samples: Sequence[Sample]) -> float | None:
+    """How fast an offset grows: what was added, by the time that it took. None without two samples.
+
+    [(0, 500), (10_000, 1_500)] is (1,500 - 500) / 10 s = 100 a second.
+    """
+    kept = steady(samples)
+    if len(kept) < 2:
+        return None
+    (first_ms, first), (last_ms, last) = kept[0], kept[-1]
+    return (last - first) / (last_ms - first_ms) * 1000
+
+
+def trend_per_s(samples: Sequence[Sample]) -> float | None:
+    """How fast something that goes up and down grows, below 0 when it shrinks; from trough to trough.
+
+    A reader that commits every five seconds has a lag that is a saw: up with what comes in, down with the commit. Its
+    teeth say nothing. So the lowest value of the older half of the samples is compared with the lowest of the newer:
+
+    [(0, 10), (5_000, 510), (10_000, 10), (15_000, 510)] is (10 - 10) / 10 s = 0 a second
+    [(0, 10), (5_000, 510), (10_000, 1_010)] is (510 - 10) / 5 s = 100 a second
+    """
+    if len(samples) < 2:
+        return None
+    middle = len(samples) // 2
+    older_ms, older = min(samples[:middle], key=lambda sample: sample[1])
+    newer_ms, newer = min(samples[middle:], key=lambda sample: sample[1])
+    return None if newer_ms <= older_ms else (newer - older) / (newer_ms - older_ms) * 1000
+
+
+def is_growing(lag: int, lag_trend_per_s: float | None, append_rate_per_s: float | None) -> bool:
+    """Whether a lag grows by more than the noise: with 100 records a second coming in, by more than 5 a second."""
+    if not lag or lag_trend_per_s is None:
+        return False
+    return lag_trend_per_s > GROWTH_THAT_COUNTS * (append_rate_per_s or 0.0)
+
+
+def time_to_drain_s(lag: int, lag_trend_per_s: float | None) -> float | None:
+    """When the lag will be gone: 18,000 records, 10 fewer each second, are gone in 18,000 / 10 = 1,800 s.
+
+    0 when there is none, None when it does not shrink, or when nobody knows yet.
+    """
+    if lag <= 0:
+        return 0.0
+    if lag_trend_per_s is None or lag_trend_per_s >= 0:
+        return None
+    return lag / -lag_trend_per_s
+
+
+def loss_by_age_s(age_s: float | None, ageing: float | None, retention_ms: int | None) -> float | None:
+    """When a topic that keeps records for a time will remove the next record of a reader.
+
+    `age_s` is how old that record is, `ageing` by how much older what the reader reads gets each second: 1 for a reader
+    that stands still, 0 for one that keeps its distance, below 0 for one that catches up. 180 s old, ageing by 0.2, and
+    an hour of retention: (3,600 - 180) / 0.2 = 17,100 s. A group that is reset to an earlier place may seem to age
+    faster than time passes; nothing does, so it counts as 1.
+
+    No topic removes a record before this age. It may do so later, as brokers remove whole segments, once the youngest
+    record in one is too old, and look for them every few minutes: the answer is the earliest time, not the latest.
+    """
+    if age_s is None or retention_ms is None or retention_ms < 0:
+        return None
+    left_s = retention_ms / 1000 - age_s
+    if left_s <= 0:
+        return 0.0
+    if ageing is None or ageing <= 0:
+        return None
+    return left_s / min(ageing, 1.0)
+
+
+def loss_by_size_s(
+    lag: int, lag_trend_per_s: float | None, record_bytes: float | None, retention_bytes: int | None
+) -> float | None:
+    """When a partition that keeps so many bytes will remove the next record of a reader.
+
+    It does when the records from that one to the end are more than it keeps. 18,000 records of 1,000 bytes are 18 MB;
+    with 20 more each second, 50 MB are reached after (50 - 18) MB / (20 x 1,000 B/s) = 1,600 s. As with age, brokers
+    may keep a segment more.
+    """
+    if retention_bytes is None or retention_bytes < 0 or not record_bytes:
+        return None
+    left_bytes = retention_bytes - lag * record_bytes
+    if left_bytes <= 0:
+        return 0.0
+    if lag_trend_per_s is None or lag_trend_per_s <= 0:
+        return None
+    return left_bytes / (lag_trend_per_s * record_bytes)
+
+
+def loss_by_pace_s(distance: int, start_rate_per_s: float | None, read_rate_per_s: float | None) -> float | None:
+    """When the start of a partition will overtake a reader, at the pace at which it has moved of late.
+
+    For where nobody knows how long records are kept, or how many bytes they take. A start that is 6,000 records behind
+    the reader and moves by 100 a second while it reads 80: 6,000 / (100 - 80) = 300 s.
+    """
+    if start_rate_per_s is None or read_rate_per_s is None or start_rate_per_s <= read_rate_per_s:
+        return None
+    return max(0, distance) / (start_rate_per_s - read_rate_per_s)
+
+
+def soonest_s(times_s: Iterable[float | None]) -> float | None:
+    """The first of several times; None, never, when none of them ever comes."""
+    return min((each for each in times_s if each is not None), default=None)

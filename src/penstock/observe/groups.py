@@ -1,0 +1,258 @@
+"""All groups of a stream, look after look: how far each has come, how fast, and when it will have caught up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.observe import forecast
+from penstock.observe.facts import GroupFacts, PartitionFacts, ReaderFacts, TopicFacts
+from penstock.observe.library_groups import LibraryGroup
+from penstock.observe.samples import Samples
+from penstock.observe.topics import TopicSight
+from penstock.observe.waiting import NOTHING_WAITS, Question, Reading, Wait, Waiting
+from penstock.streams.kafka.groups import Place
+from penstock.streams.kafka.survey import GroupMembers, Survey
+
+_MOST_STEPS: Final = 8
+"""The start of a partition moves in steps, a segment at a time. Its pace is that of the last few."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What is remembered of a group in one partition."""
+
+    committed: Samples = field(default_factory=Samples)
+    lag: Samples = field(default_factory=Samples)
+    lag_s: Samples = field(default_factory=Samples)
+    end: int = -1
+
+    def clear(self) -> None:
+        for samples in (self.committed, self.lag, self.lag_s):
+            samples.clear()
+
+
+@dataclass(slots=True)
+class _Group:
+    lag: Samples = field(default_factory=Samples)
+    readers: dict[Place, _Reader] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A group at this look, before anything is said about its future."""
+
+    state: str
+    members: int
+    committed: Mapping[Place, int]
+    owners: Mapping[Place, str]
+    is_library: bool
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody reads: what it has committed does not move, unless somebody moves it."""
+        return self.members == 0
+
+
+class GroupSight:
+    """What is known of the groups. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+        self._waiting = Waiting()
+        self._steps: dict[Place, list[forecast.Sample]] = {}
+        self._survey: Survey | None = None
+
+    @property
+    def read(self) -> Collection[Place]:
+        """The partitions that groups read, as of the last look."""
+        return self._steps.keys()
+
+    def use(self, survey: Survey) -> None:
+        self._survey = survey
+
+    def look(
+        self,
+        at_ms: int,
+        topics: Mapping[str, TopicFacts],
+        sight: TopicSight,
+        library: Mapping[str, LibraryGroup],
+        read: Reading,
+    ) -> dict[str, GroupFacts]:
+        """All groups now, with those that only a checkpoint store knows. Raises BrokerUnavailableError."""
+        assert self._survey is not None
+        partitions = {(each.topic, each.partition): each for topic in topics.values() for each in topic.partitions}
+        standings = self._standings(self._survey, library)
+        self._groups = {name: self._groups.get(name) or _Group() for name in standings}
+        self._step(partitions, {place for each in standings.values() for place in each.committed}, at_ms)
+        questions = [
+            question
+            for name, standing in standings.items()
+            for question in self._note(self._groups[name], standing, partitions, at_ms)
+        ]
+        waits = self._waiting.answer(questions, sight.timelines, at_ms, read)
+        return {
+            name: self._facts(name, standing, topics, partitions, sight, waits, at_ms)
+            for name, standing in sorted(standings.items())
+        }
+
+    def _standings(self, survey: Survey, library: Mapping[str, LibraryGroup]) -> dict[str, _Standing]:
+        summaries = {each.name: each.state for each in survey.groups()}
+        described = survey.members(summaries)
+        committed = survey.committed(summaries)
+        found: dict[str, _Standing] = {}
+        for name in {*summaries, *library}:
+            own = library.get(name)
+            kafka = described.get(name) or GroupMembers(summaries.get(name, "empty"), ())
+            owners = {place: each.client_id for each in kafka.members for place in each.assignment}
+            offsets: dict[Place, int] = dict(committed.get(name, {}))
+            if own is not None:
+                offsets |= own.starts  # the checkpoint decides; what Kafka knows is only shown to it
+                if not kafka.members and own.members:
+                    owners = dict(own.owners)
+            members = len(kafka.members) or (own.members if own is not None else 0)
+            state = kafka.state if kafka.members or not members else "stable"
+            if not offsets and not owners and not members and own is None and state == "dead":
+                continue
+            found[name] = _Standing(state, members, offsets, owners, own is not None)
+        return found
+
+    def _note(
+        self, group: _Group, standing: _Standing, partitions: Mapping[Place, PartitionFacts], at_ms: int
+    ) -> list[Question]:
+        """Remember where the group stands. Gives the readers about whose next record there is something to find out."""
+        group.readers = {
+            place: group.readers.get(place) or _Reader() for place in standing.committed if place in partitions
+        }
+        questions = []
+        total = 0
+        for place, reader in group.readers.items():
+            partition, committed = partitions[place], standing.committed[place]
+            before = reader.committed.last
+            if before is not None and (committed < before or (committed != before and standing.is_idle)):
+                reader.clear()  # it was moved by somebody, which says nothing about how fast it reads
+                group.lag.clear()
+            lag = _lag(committed, partition)
+            stands_still = before == committed and reader.end == partition.end
+            reader.committed.add(at_ms, committed)
+            reader.lag.add(at_ms, lag)
+            reader.end = partition.end
+            total += lag
+            if lag:
+                questions.append(Question(place, max(committed, partition.start), partition.end, stands_still))
+        group.lag.add(at_ms, total)
+        return questions
+
+    def _facts(
+        self,
+        name: str,
+        standing: _Standing,
+        topics: Mapping[str, TopicFacts],
+        partitions: Mapping[Place, PartitionFacts],
+        sight: TopicSight,
+        waits: Mapping[tuple[Place, int], Wait],
+        at_ms: int,
+    ) -> GroupFacts:
+        group = self._groups[name]
+        readers = []
+        for place in sorted({*group.readers, *(each for each in standing.owners if each in partitions)}):
+            partition, member = partitions[place], standing.owners.get(place)
+            reader = group.readers.get(place)
+            if reader is None:
+                readers.append(ReaderFacts(name, *place, None, partition.start, partition.end, member))
+                continue
+            committed = standing.committed[place]
+            wait = waits.get((place, max(committed, partition.start)), NOTHING_WAITS)
+            reader.lag_s.add(at_ms, wait.lag_s)
+            readers.append(
+                ReaderFacts(
+                    name,
+                    *place,
+                    committed,
+                    partition.start,
+                    partition.end,
+                    member,
+                    lag_s=wait.lag_s,
+                    time_to_loss_s=self._loss_s(standing, reader, partition, committed, wait, sight, at_ms),
+                    lost=max(0, partition.start - committed),
+                )
+            )
+        lag = sum(each.lag or 0 for each in readers)
+        trend = forecast.trend_per_s(group.lag.all())
+        read_rates = [forecast.rate_per_s(each.committed.all()) for each in group.readers.values()]
+        known_rates = [each for each in read_rates if each is not None]
+        append_rate = sum(topics[topic].rate_per_s or 0.0 for topic in {topic for topic, _ in group.readers})
+        return GroupFacts(
+            name,
+            standing.state,
+            standing.members,
+            tuple(readers),
+            is_library=standing.is_library,
+            rate_per_s=sum(known_rates) if known_rates else None,
+            time_to_drain_s=forecast.time_to_drain_s(lag, trend),
+            is_growing=forecast.is_growing(lag, trend, append_rate),
+        )
+
+    def _loss_s(
+        self,
+        standing: _Standing,
+        reader: _Reader,
+        partition: PartitionFacts,
+        committed: int,
+        wait: Wait,
+        sight: TopicSight,
+        at_ms: int,
+    ) -> float | None:
+        lag = _lag(committed, partition)
+        if not lag or wait.is_nothing:
+            return None
+        if committed < partition.start:
+            return 0.0  # it is losing records now
+        keeping, place = sight.keeping(partition.topic), (partition.topic, partition.partition)
+        record_bytes = sight.record_bytes(place)
+        lag_trend = forecast.trend_per_s(reader.lag.all())
+        by_pace = None
+        if keeping is None or (keeping.retention_bytes is not None and record_bytes is None):
+            distance = committed - partition.start
+            by_pace = forecast.loss_by_pace_s(
+                distance, self._pace(place, at_ms), forecast.rate_per_s(reader.committed.all())
+            )
+        if keeping is None:
+            return by_pace
+        if not keeping.removes:
+            return None
+        ageing = 1.0 if standing.is_idle else forecast.trend_per_s(reader.lag_s.all())
+        return forecast.soonest_s(
+            (
+                forecast.loss_by_age_s(wait.age_s, ageing, keeping.retention_ms),
+                forecast.loss_by_size_s(lag, lag_trend, record_bytes, keeping.retention_bytes),
+                by_pace,
+            )
+        )
+
+    def _step(self, partitions: Mapping[Place, PartitionFacts], read: set[Place], at_ms: int) -> None:
+        """Remember where the partitions that are read start, step by step."""
+        kept = {}
+        for place in read & partitions.keys():
+            steps, start = self._steps.get(place, []), partitions[place].start
+            if steps and (start < steps[-1][1] or at_ms < steps[-1][0]):
+                steps = []
+            if not steps or start > steps[-1][1]:
+                steps = [*steps, (at_ms, float(start))][-_MOST_STEPS:]
+            kept[place] = steps
+        self._steps = kept
+
+    def _pace(self, place: Place, at_ms: int) -> float | None:
+        """How fast a partition's start moves. One that has made no step for longer than it used to is slower by now."""
+        steps = self._steps.get(place, [])
+        if len(steps) < 3:
+            return None
+        (first_ms, first), (last_ms, last) = steps[1], steps[-1]
+        usual_ms = (last_ms - steps[0][0]) / (len(steps) - 1)
+        until_ms = at_ms if at_ms - last_ms > usual_ms else last_ms
+        return None if until_ms <= first_ms else (last - first) / (until_ms - first_ms) * 1000
+
+
+def _lag(committed: int, partition: PartitionFacts) -> int:
+    return max(0, partition.end - max(committed, partition.start))

@@ -1,0 +1,190 @@
+"""Pipelines, from what they leave in their folders. Needs neither PySpark nor Java, and disturbs none that runs.
+
+What is read here is written by `penstock.spark`: `checkpoint_folder` says whose a folder is and holds its lock,
+`progress` writes how the queries get on and what happened to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.observe.facts import PipelineFacts, QueryFacts
+
+logger = logging.getLogger(__name__)
+
+OWNER_FILE: Final = "pipeline.json"
+LOCK_FILE: Final = "lock"
+PROGRESS_FILE: Final = "progress.json"
+HAPPENINGS_FILE: Final = "happenings.jsonl"
+LARGEST_FILE_BYTES: Final = 8 * 1024 * 1024
+_LOCKS: Final = Path("/proc/locks")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineHappening:
+    """A line of a pipeline's history."""
+
+    at_ms: int
+    query: str
+    what: str
+    """started, restarted, failed, finished or stopped"""
+    error: str | None
+    batch_id: int
+    """The last batch that was finished by then; -1: none of this run."""
+
+
+def find_pipelines(folder: Path) -> dict[str, PipelineFacts]:
+    """All pipelines with a checkpoint in this folder, each version by its name (usage, usage@v2)."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    except OSError:
+        return {}
+    found = {}
+    locks = _held_locks()
+    for name in names:
+        own = folder / name
+        if (own / OWNER_FILE).is_file():
+            queries = tuple(map(_query, _progress(own)))
+            found[name] = PipelineFacts(name, str(own), is_running(own, locks), queries)
+    return found
+
+
+def happenings(folder: Path, limit: int = 200) -> list[PipelineHappening]:
+    """What happened to one pipeline, newest first; `folder` is its `PipelineFacts.folder`."""
+    text = _text(Path(folder) / HAPPENINGS_FILE)
+    found: list[PipelineHappening] = []
+    for line in reversed((text or "").splitlines()):
+        if len(found) >= limit:
+            break
+        try:
+            known = json.loads(line)
+            happening = PipelineHappening(
+                at_ms=round(float(known["at"]) * 1000),
+                query=str(known["query"]),
+                what=str(known["what"]),
+                error=None if known.get("error") is None else str(known["error"]),
+                batch_id=int(known.get("batch_id", -1)),
+            )
+        except (ValueError, KeyError, TypeError):
+            continue  # cut off by a crash, or written by another version: the other lines still tell
+        found.append(happening)
+    return found
+
+
+def is_running(folder: Path, locks: Mapping[int, set[int]] | None = None) -> bool:
+    """Whether a process holds the folder's lock.
+
+    To take the lock, even for an instant, would refuse a pipeline that starts in this instant. So the kernel is asked
+    who holds it. Where it does not tell, the lock is tried only if the process that took it last is still alive.
+    """
+    lock = folder / LOCK_FILE
+    try:
+        inode = lock.stat().st_ino
+        holder = lock.read_text("utf-8", errors="replace").strip()
+    except OSError:
+        return False
+    if not holder.isdecimal():
+        return False
+    if locks is None:
+        locks = _held_locks()
+    if locks is not None:
+        return int(holder) in locks.get(inode, ())
+    return _is_alive(int(holder)) and _is_taken(lock)
+
+
+def _held_locks() -> Mapping[int, set[int]] | None:
+    """The processes that hold a lock of the kind that pipelines take, by inode; None where the system does not tell."""
+    try:
+        lines = _LOCKS.read_text("ascii").splitlines()
+    except OSError:
+        return None
+    found: dict[int, set[int]] = {}
+    for line in lines:
+        words = line.split()  # 1: FLOCK ADVISORY WRITE 708 00:21:22546 0 EOF
+        if len(words) >= 6 and words[1] == "FLOCK" and words[4].lstrip("-").isdecimal():
+            found.setdefault(int(words[5].rpartition(":")[2]), set()).add(int(words[4]))
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_taken(lock: Path) -> bool:
+    fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _progress(folder: Path) -> list[Mapping[str, Any]]:
+    text = _text(folder / PROGRESS_FILE)
+    if text is None:
+        return []
+    try:
+        queries = json.loads(text)["queries"]
+        return [each for each in queries if isinstance(each, dict)]
+    except (ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read: %s", folder / PROGRESS_FILE, error)
+        return []
+
+
+def _query(known: Mapping[str, Any]) -> QueryFacts:
+    return QueryFacts(
+        query=str(known.get("query", "")),
+        state=str(known.get("state", "")),
+        batch_id=_number(known, "batch_id", -1),
+        rows_read=_number(known, "rows_read"),
+        rows_written=_number(known, "rows_written"),
+        rows_late=_number(known, "rows_late"),
+        restarts=_number(known, "restarts"),
+        lag=None if known.get("lag") is None else _number(known, "lag"),
+        batch_s=_fraction(known, "batch_s"),
+        rows_per_s=_fraction(known, "rows_per_s"),
+        state_rows=_number(known, "state_rows"),
+        watermark=_words(known, "watermark"),
+        error=_words(known, "error"),
+        at_ms=round(_fraction(known, "at") * 1000),
+    )
+
+
+def _number(known: Mapping[str, Any], name: str, otherwise: int = 0) -> int:
+    value = known.get(name)
+    return int(value) if isinstance(value, int | float) else otherwise
+
+
+def _fraction(known: Mapping[str, Any], name: str) -> float:
+    value = known.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _words(known: Mapping[str, Any], name: str) -> str | None:
+    value = known.get(name)
+    return None if value is None else str(value)
+
+
+def _text(path: Path) -> str | None:
+    """The text of a file; None when there is none, or it cannot be read, or is larger than any that we write."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= LARGEST_FILE_BYTES:
+            return path.read_text("utf-8", errors="replace")
+        logger.warning("%s is larger than any that Penstock writes, and is not read", path)
+    return None
