@@ -13,6 +13,7 @@ from penstock.consuming.dead_letters.stream import StreamDeadLetters
 from penstock.consuming.dead_letters.stream_encoding import Noted, read_record
 from penstock.errors import ConfigError, StoreUnavailableError
 from penstock.model import LetterFilter, LetterState, NewRecord, Record
+from penstock.streams import connect
 from penstock.streams.memory import MemoryStreams
 from penstock.streams.memory.stream import MemoryStream
 from tests.consuming.dead_letters.letters import given_up
@@ -37,6 +38,13 @@ def record(offset: int = 7, **changes: object) -> Record:
 
 def stored(streams: MemoryStreams, topic: str = "orders.dlq") -> list[Record]:
     return list(streams.stream(topic).read(0, 0, 10_000, 0))
+
+
+def test_letters_are_kept_in_the_memory_of_this_process_too() -> None:
+    with connect("memory:letters") as connection:
+        letters = StreamDeadLetters(connection, "orders.dlq")
+        letters.put([given_up(record())])
+        assert letters.count(EVERYTHING) == 1
 
 
 def test_a_letter_is_a_record_that_any_client_can_read(streams: MemoryStreams, letters: StreamDeadLetters) -> None:

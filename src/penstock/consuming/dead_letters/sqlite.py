@@ -48,6 +48,7 @@ _NAMES: Final = ", ".join(COLUMNS)
 _AMONG: Final = "{column} IN (SELECT value FROM json_each({parameter}))"
 _CONTAINS: Final = "instr({column}, {parameter}) > 0"
 _THESE: Final = _AMONG.format(column="id", parameter=":ids")
+"""Beside it stands `+state`: with `state`, SQLite would walk through all letters of a state to find the few by id."""
 
 
 class SqliteDeadLetters:
@@ -114,11 +115,11 @@ class SqliteDeadLetters:
         parameters = {"ids": json.dumps(list(ids)), "taker": taker, "taken": LetterState.TAKEN.value}
         with self._writing():
             self._database.execute(
-                f"UPDATE {TABLE} SET state = :taken, taker = :taker WHERE {_THESE} AND state IN (:waiting, :taken)",
+                f"UPDATE {TABLE} SET state = :taken, taker = :taker WHERE {_THESE} AND +state IN (:waiting, :taken)",
                 {**parameters, "waiting": LetterState.WAITING.value},
             )
             return self._letters(
-                f"SELECT {_NAMES} FROM {TABLE} WHERE {_THESE} AND state = :taken AND taker = :taker ORDER BY place",
+                f"SELECT {_NAMES} FROM {TABLE} WHERE {_THESE} AND +state = :taken AND taker = :taker ORDER BY place",
                 parameters,
             )
 
@@ -126,7 +127,7 @@ class SqliteDeadLetters:
         with self._writing():
             self._database.execute(
                 f"UPDATE {TABLE} SET state = :state, redrives = redrives + :more, taker = ''"
-                f" WHERE {_THESE} AND state = :taken AND taker = :taker",
+                f" WHERE {_THESE} AND +state = :taken AND taker = :taker",
                 {
                     "ids": json.dumps(list(ids)),
                     "taker": taker,

@@ -169,7 +169,7 @@ class StreamDeadLetters:
                 return
             if self.topic not in self._streams.topics():
                 with contextlib.suppress(TopicExistsError):  # somebody else was quicker
-                    if isinstance(self._streams, Connection):
+                    if isinstance(self._streams, Connection) and Feature.DURABLE in self._streams.features:
                         self._streams.create_topic(self.topic, 1, KEPT_FOR_EVER)
                     else:
                         self._streams.create_topic(self.topic, 1)
