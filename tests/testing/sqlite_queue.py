@@ -17,7 +17,7 @@ from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError
 from penstock.model import NewRecord, Record
 
-VISIBILITY_S: Final = 1.0
+VISIBILITY_S: Final = 2.0
 POLL_S: Final = 0.02
 
 
@@ -48,7 +48,9 @@ class SqliteQueue:
     def transaction(self) -> sqlite3.Connection:
         if self._closed:
             raise ConnectionClosedError("the queue is closed")
-        return sqlite3.connect(self._file, timeout=30)
+        database = sqlite3.connect(self._file, timeout=30)
+        database.execute("PRAGMA synchronous=OFF")  # processes are killed here, machines are not
+        return database
 
     def receive(self, limit: int, wait_s: float) -> Sequence[SqliteDelivery]:
         deadline_s = time.monotonic() + wait_s
