@@ -22,6 +22,11 @@ def kcat() -> str:
     return _or_skip(parts.kcat)
 
 
+def chromium() -> str:
+    """The Chromium program, for playwright's `executable_path`."""
+    return _or_skip(parts.chromium)
+
+
 def redis_server() -> str:
     """The redis-server program."""
     return _or_skip(parts.redis_server)

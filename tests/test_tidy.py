@@ -78,6 +78,7 @@ KEPT: Final[list[tuple[Rule, str, str]]] = [
     (habits.tests_do_not_sleep_to_synchronise, TEST, "def wait_for(x, timeout_s):\n    time.sleep(0.01)\n"),
     (habits.tests_can_fail, TEST, "def test_x():\n    with pytest.raises(ValueError): f()\n"),
     (habits.tests_can_fail, TEST, "def test_x(): step_until('done', x)\n"),
+    (habits.tests_can_fail, TEST, "def test_x(page): expect(page).to_have_url('x')\n"),
     (habits.tests_can_fail, TEST, "def h(): g()\ndef g(): assert x\ndef test_x(): h()\n"),
     (rooms_import_only_from_above, BROKER, "from penstock.log.batch import Batch\nfrom .groups import Group\n"),
     (rooms_import_only_from_above, STREAMS, "from penstock import __version__, errors, log\n"),

@@ -1,7 +1,8 @@
 """Tables of settings in the documentation, made from the code when the pages are built, so that they cannot go stale.
 
 A line `<!-- table: penstock.log.config:TOPIC_SETTINGS -->` in a page becomes the table of what stands under that name:
-rows of Setting, APIs with their versions, a dataclass whose fields carry docstrings, or a command with its options.
+rows of Setting, APIs with their versions, a dataclass whose fields carry docstrings, a command with its options, or
+the metrics that a collector, a registry or a list of definitions gives. It is one file, as mkdocs loads it by its path.
 mkdocs calls `on_page_markdown` (see `hooks:` in mkdocs.yml); a name that is not there stops the build.
 """
 
@@ -12,13 +13,22 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import typer
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 
+from penstock.broker.metrics import BrokerCollector
 from penstock.broker.wire.names import api_name
 from penstock.log.settings import Setting
+from penstock.observe.metrics_definition import Definition
+from penstock.observe.metrics_library import LIBRARY
+from penstock.observe.metrics_stream import STREAM
+from penstock.spark.progress import REGISTRY
 
 PLACE: Final = re.compile(r"^<!-- table: (?P<module>[\w.]+):(?P<name>\w+) -->$", re.MULTILINE)
 MOST_LONG: Final = 2**63 - 1
@@ -30,6 +40,8 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def table_of(module: str, name: str) -> str:
     what = getattr(importlib.import_module(module), name)
+    if (metrics := metrics_of(what)) is not None:
+        return metrics_table(metrics)
     if isinstance(what, Mapping) and all(isinstance(row, Setting) for row in what.values()):
         return settings_table(what.values())
     if isinstance(what, Mapping):
@@ -82,6 +94,16 @@ def fields_table(kind: type[Any]) -> str:
     )
 
 
+def metrics_table(metrics: Iterable[DocumentedMetric]) -> str:
+    return markdown_table(
+        ("metric", "kind", "labels", "what it tells, and what to do"),
+        [
+            (f"`{each.shown}`", each.kind, ", ".join(f"`{label}`" for label in each.labels), each.documentation)
+            for each in metrics
+        ],
+    )
+
+
 def field_default(field: dataclasses.Field[Any]) -> object:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
@@ -117,3 +139,70 @@ def field_docstrings(kind: type[Any]) -> dict[str, str]:
 def markdown_table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentedMetric:
+    """A metric as a reader looks it up."""
+
+    name: str
+    """Without `_total` and the other endings."""
+    kind: str
+    labels: tuple[str, ...]
+    documentation: str
+
+    @property
+    def shown(self) -> str:
+        """As a query names it; of a histogram, what its series have in common."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """All names that a query may use."""
+        if self.kind == "histogram":
+            return tuple(f"{self.name}_{ending}" for ending in ("bucket", "count", "sum"))
+        return (self.shown,)
+
+
+def metrics_of(what: object) -> list[DocumentedMetric] | None:
+    """What stands under a name, if it is metrics: definitions, a registry, or the broker's collector. Else None."""
+    if isinstance(what, tuple) and what and all(isinstance(each, Definition) for each in what):
+        return [DocumentedMetric(each.name, each.kind.value, each.labels, each.documentation) for each in what]
+    if isinstance(what, CollectorRegistry):
+        return [_documented(family, _labels(what, family)) for family in what.collect()]
+    if what is BrokerCollector:
+        collector = BrokerCollector(cast(Any, _idle_broker()))
+        return [_documented(family, tuple(cast(Any, family)._labelnames)) for family in collector.collect()]
+    return None
+
+
+def every_metric() -> list[DocumentedMetric]:
+    """Of the library, of a whole stream, of the broker, of pipelines."""
+    return [
+        metric
+        for source in (LIBRARY, STREAM, BrokerCollector, REGISTRY)
+        for metric in cast(Sequence[DocumentedMetric], metrics_of(source))
+    ]
+
+
+def _documented(family: Metric, labels: tuple[str, ...]) -> DocumentedMetric:
+    return DocumentedMetric(family.name, family.type, labels, family.documentation)
+
+
+def _labels(registry: CollectorRegistry, family: Metric) -> tuple[str, ...]:
+    """The labels of a metric that counts, which its family tells only once there is a sample."""
+    collector = cast(Any, registry)._names_to_collectors[family.name]
+    return tuple(collector._labelnames)
+
+
+def _idle_broker() -> SimpleNamespace:
+    """What the broker's collector looks at, in a broker that has nothing: it tells its metrics, without samples."""
+    return SimpleNamespace(
+        stats=SimpleNamespace(
+            requests={}, produced_bytes=0, fetched_bytes=0, refused_connections=0, compactions=0, segments_deleted=0
+        ),
+        connections=(),
+        syncer=SimpleNamespace(usual_s=0.0, syncs=0),
+        topics=SimpleNamespace(partitions=lambda: (), resources=SimpleNamespace(files=())),
+        groups=SimpleNamespace(list=lambda: ()),
+    )

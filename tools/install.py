@@ -1,8 +1,8 @@
-"""Installs the project and the packages around it into the environment it runs in: `python -m tools.install core|dev`.
+"""Installs the project and what is around it into the environment it runs in: `python -m tools.install core|demo|dev`.
 
-`core` is what a user gets (`make demo` needs no more), `dev` adds what tests, checks and benchmarks import. uv does it
-when uv can be had, because it takes seconds; pip otherwise. The dependency groups are read here rather than passed by
-name, since the pip of a fresh Debian is older than `--group`.
+`core` is what a user gets, `demo` adds Spark, the console and what draws the report, `dev` also what tests, checks and
+benchmarks import. uv does it when uv can be had, because it takes seconds; pip otherwise. The dependency groups are
+read here rather than passed by name, since the pip of a fresh Debian is older than `--group`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-EXTRAS: Final = {"core": "", "dev": "[numba,spark]"}
-GROUPS: Final = {"core": (), "dev": ("check", "test")}
+EXTRAS: Final = {"core": "", "demo": "[demo]", "dev": "[demo,numba]"}
+GROUPS: Final = {"core": (), "demo": (), "dev": ("check", "test")}
 UV: Final = Path(sys.executable).with_name("uv")
 
 

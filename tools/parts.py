@@ -51,6 +51,11 @@ def kcat() -> str:
     return _program("kcat", "kcat", "kafkacat")
 
 
+def chromium() -> str:
+    """The path of a Chromium browser, which the tests of the console's pages drive."""
+    return _program("chromium", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
 def redis_server() -> str:
     """The path of the redis-server program."""
     return _program("redis", "redis-server")

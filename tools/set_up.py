@@ -50,6 +50,8 @@ class Program:
 
 PROGRAMS: Final = (
     Program("kcat", parts.kcat, ("kcat",)),
+    # With a font: pages without one have boxes for letters, and no two lines are as wide as they should be.
+    Program("chromium", parts.chromium, ("chromium", "fonts-dejavu-core")),
     Program("redis", parts.redis_server, ("redis-server",)),
     Program("postgresql", parts.postgres_programs, ("postgresql",)),
     Program("java", parts.java_with_compiler, ("default-jdk-headless",)),

@@ -7,10 +7,11 @@ it can do in `features`; what it cannot is refused when a program is built. Each
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
 
 from penstock.model import (
     Batch,
@@ -426,3 +427,38 @@ class Clock(Protocol):
     def wall_ms(self) -> int: ...
 
     def sleep(self, duration_s: float) -> None: ...
+
+
+class TracedCall(Protocol):
+    """One call of a handler, as a tracer sees it. The call is made inside of it, as a context manager."""
+
+    def __enter__(self) -> Self:
+        """What the handler does from here on, on this thread or in this task, belongs to the call."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The call has ended. An error that comes by is not held up."""
+
+    def gave(self, record: NewRecord) -> NewRecord:
+        """A record that the handler gives: the same, with headers that lead its reader back to this call."""
+
+    def failed(self, error: BaseException, *, again: bool) -> None:
+        """The handler raised, and the record will be tried `again`, as far as can be told now, or given up."""
+
+
+class Tracer(Protocol):
+    """Follows records through producers and handlers. Set as `penstock.model.observing.OBSERVED.tracer`.
+
+    It is called where the work is done, for each record: it must be quick, and must not raise.
+    """
+
+    def sending(self, record: NewRecord) -> tuple[NewRecord, Callable[[Receipt | BaseException], object]]:
+        """A record is about to be sent. Gives the same with the headers that lead its reader back here, and what is to
+        be called once: with its receipt when that is settled, or with why it could not even be taken."""
+
+    def handling(self, records: Sequence[Record], *, group: str, handler: str, attempt: int) -> TracedCall:
+        """A handler is about to be called, with one record, or with many at once. `group` is "" for a stage."""
+
+    def gave_up(self, letter: DeadLetter) -> None:
+        """A record is with the dead letters."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import importlib
 import inspect
 import logging
 import signal
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_SERVING: Final = "penstock.observe.serving"
 _LOOK_S: Final = 0.1
 _STAGES_STOP_S: Final = 10.0
 
@@ -71,9 +73,13 @@ class App:
         group: str,
         checkpoints: str | CheckpointStore | None = None,
         clock: Clock | None = None,
+        metrics: str | None = None,
         **connection: Any,
     ) -> None:
-        """`streams` is a URL, or what `connect` gave; `connection` are options of `connect`, for a URL."""
+        """`streams` is a URL, or what `connect` gave; `connection` are options of `connect`, for a URL.
+
+        `metrics` is an address, HOST:PORT, at which metrics for Prometheus are served while it runs.
+        """
         if not isinstance(group, str) or not group:
             raise GroupError("an app needs a group: the name under which the progress of its handlers is kept")
         if isinstance(streams, str):
@@ -91,6 +97,7 @@ class App:
         self.group = group
         self._checkpoints = checkpoints
         self._clock = clock
+        self._metrics = metrics
         self._declared: list[Declared] = []
         self._stages: dict[str, Stage] = {}
         self._consumers: list[HandlerConsumer | SharedConsumer] = []
@@ -187,14 +194,16 @@ class App:
 
         return declare
 
-    def run(self) -> None:
+    def run(self, *, metrics: str | None = None) -> None:
         """Run all handlers until SIGTERM, Ctrl-C, or `stop`; or until all have come to their `end`.
 
         Then reading stops, handlers finish what they have in hand, and it is saved. Raises what made it impossible for
         one of them to go on; the others are stopped first, too. A second Ctrl-C raises KeyboardInterrupt at once.
+
+        `metrics` is an address, HOST:PORT, at which metrics for Prometheus are served meanwhile.
         """
-        self._begin()
-        self._run()
+        with self._begun(metrics):
+            self._run()
 
     def _run(self) -> None:
         with self._opened() as streams, self._signals():
@@ -224,11 +233,16 @@ class App:
                 if stages is not None:
                     stages.stop(patience_s)
 
-    def start(self) -> threading.Thread:
+    def start(self, *, metrics: str | None = None) -> threading.Thread:
         """`run`, in a thread of its own, without hearing signals. What ends it badly is told by `threading.excepthook`,
-        and seen in `health`."""
-        self._begin()
-        thread = threading.Thread(target=self._run, name=f"penstock-app-{self.group}", daemon=True)
+        and seen in `health`; an address for metrics that cannot be had is raised here."""
+        begun = self._begun(metrics)
+
+        def run() -> None:
+            with begun:
+                self._run()
+
+        thread = threading.Thread(target=run, name=f"penstock-app-{self.group}", daemon=True)
         thread.start()
         return thread
 
@@ -300,14 +314,20 @@ class App:
         if failure is not None:
             raise failure
 
-    def _begin(self) -> None:
-        """From here on it runs, and `stop` stops it."""
+    def _begun(self, metrics: str | None) -> contextlib.AbstractContextManager[object]:
+        """From here on it runs, and `stop` stops it. Gives what is to be left when it has ended."""
         if not self._declared:
             raise HandlerError("the app has no handlers: declare one with @app.handle(TOPIC)")
         if self._running:
             raise ConfigError("the app is running already")
+        address = metrics if metrics is not None else self._metrics
+        served: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if address is not None:
+            # By its name, and only now: what runs does not depend on what watches it, nor waits for it to be loaded.
+            served = importlib.import_module(_SERVING).serve(address)
         self._running = True
         self._stopping.clear()
+        return served
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Streams]:

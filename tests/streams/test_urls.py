@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.streams.url import Host, KafkaUrl, LogUrl, parse_url
+from penstock.streams.url import Host, KafkaUrl, LogUrl, parse_url, without_password
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,26 @@ def test_a_url_that_cannot_be_used_is_refused_with_a_hint(url: str, hint: str) -
     with pytest.raises(penstock.UrlError, match=hint.replace("?", r"\?")) as refusal:
         penstock.connect(url)
     assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ("postgresql://me:secret@host:5432/db", "postgresql://me@host:5432/db"),
+        (
+            "postgresql://host/db?user=me&password=secret&sslmode=require",
+            "postgresql://host/db?user=me&sslmode=require",
+        ),
+        ("postgresql://me:se@cret@host/db", "postgresql://me@host/db"),
+        ("sqlite:./letters.db", "sqlite:./letters.db"),
+        ("orders.dlq", "orders.dlq"),
+        ("kafka://127.0.0.1:9092", "kafka://127.0.0.1:9092"),
+    ],
+)
+def test_passwords_are_not_shown(spec: str, shown: str) -> None:
+    assert without_password(spec) == shown
+
+
+def test_what_only_has_a_url_in_it_is_shown_as_it_is() -> None:
+    text = '{"url": "http://a", "mail": "x:y@z"}'
+    assert without_password(text) == text

@@ -12,7 +12,8 @@ from tests.tidy.source import Complaint, Source
 LONGEST_FILE_LINES: Final = 500
 SHORTEST_ROOM_DOCSTRING: Final = 60
 VAGUE_NAMES: Final = frozenset({"util", "utils", "helper", "helpers", "manager", "managers", "common", "misc"})
-ASSERTING_NAME: Final = re.compile(r"(assert|check|expect)_")
+ASSERTING_NAME: Final = re.compile(r"(assert|check|expect)_|(not_)?to_(be|have|contain)_")
+"""Such a function fails when what it names is not so. The second kind is playwright's: `expect(x).to_be_visible()`."""
 WAITING_NAME: Final = re.compile(r"(.*_)?(wait|until|eventually|poll)(_|$)")
 """A function of such a name waits for something to become true, with a bound, and fails when it does not."""
 EVERYTHING: Final = frozenset({"Exception", "BaseException"})

@@ -55,7 +55,8 @@ def test_an_unknown_level_is_refused(arguments: list[str], calls: Calls) -> None
 
 
 def test_a_level_installs_the_groups_it_needs() -> None:
-    core, dev = install.requirements("core"), install.requirements("dev")
+    core, demo, dev = (install.requirements(level) for level in ("core", "demo", "dev"))
     assert core == ["--editable", "."]
+    assert demo == ["--editable", ".[demo]"]
     assert any(package.startswith("pytest>=") for package in dev)
     assert any(package.startswith("ruff>=") for package in dev)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from penstock.checkpoints.postgres_connection import GuardedConnection, Rows, psycopg, rows_of
 from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, StoreUnavailableError
+from penstock.streams.url import without_password
 
 SETTINGS: Final[dict[str, Any]] = {
     "connect_timeout": 10,
@@ -116,12 +117,3 @@ class Pool:
         except psycopg.Error as error:
             raise self.translated(error) from error
         return connection
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    head, at, tail = url.rpartition("@")
-    if not at:
-        return url
-    scheme, separator, login = head.partition("://")
-    return f"{scheme}{separator}{login.partition(':')[0]}@{tail}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from penstock.cli.default_command import ListByDefault
 from penstock.cli.output import count_text, print_json, print_table, say
 from penstock.cli.stream import DEFAULT_URL, AsJson, Url, examples, open_stream
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.streams import Connection
@@ -142,13 +144,16 @@ def reset(
     as_json: AsJson = False,
 ) -> None:
     """Move a group to another position. It must have no members: stop them first."""
-    from penstock.cli.group_moves import Target, plan_moves
+    from penstock.streams.kafka.moves import Target, moved_places, plan_moves
 
-    target = Target.parse(to)
+    try:
+        target = Target.parse(to, datetime.datetime.now(datetime.UTC))
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--to") from error
     with open_stream(url) as stream:
         groups = administration(stream)
         moves = plan_moves(stream.administration, groups, group, target, topic or [], partition or [])
-        changed = {(move.topic, move.partition): move.to for move in moves if move.to != move.committed}
+        changed = moved_places(moves)
         if execute and changed:
             groups.move(group, changed)
     if as_json:

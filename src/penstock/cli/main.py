@@ -15,10 +15,35 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli import consume, demo, dlq, groups, pipelines, produce, run, serve, spark, topics
+from penstock.cli import (
+    alerts,
+    console,
+    consume,
+    dlq,
+    doctor,
+    groups,
+    init,
+    lag,
+    metrics,
+    pipelines,
+    plan,
+    produce,
+    prove,
+    run,
+    serve,
+    spark,
+    topics,
+)
+from penstock.cli.demo import command as demo
 from penstock.errors import PenstockError
 
 EXIT_CODES = "Exit codes: 0 done, 1 an error, 2 the command was written wrongly, 130 interrupted, 143 terminated."
+
+
+_ORDER = (
+    *("demo", "init", "doctor", "serve", "console", "topics", "produce", "consume", "groups", "lag", "dlq", "alerts"),
+    *("metrics", "run", "pipelines", "spark", "plan", "prove"),
+)
 
 
 class Root(TyperGroup):
@@ -26,7 +51,7 @@ class Root(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order in which a newcomer meets them."""
-        return ["serve", "topics", "produce", "consume", "groups", "dlq", "run", "pipelines", "spark", "demo"]
+        return sorted(self.commands, key=_ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         signal.signal(signal.SIGTERM, _terminated)
@@ -60,16 +85,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog=f"Which stream is meant: --url, or else $PENSTOCK_URL, or else kafka://127.0.0.1:9092. {EXIT_CODES}",
 )
+app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.command("init", epilog=init.EXAMPLES)(init.init)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
+app.command("console", epilog=console.EXAMPLES)(console.console)
 app.add_typer(topics.app, name="topics")
 app.command("produce", epilog=produce.EXAMPLES)(produce.produce)
 app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(groups.app, name="groups")
+app.command("lag", epilog=lag.EXAMPLES)(lag.lag)
 app.add_typer(dlq.app, name="dlq")
-app.add_typer(spark.app, name="spark")
+app.add_typer(alerts.app, name="alerts")
+app.command("metrics", epilog=metrics.EXAMPLES)(metrics.metrics)
 app.command("run", cls=run.RunCommand, epilog=run.EXAMPLES)(run.run)
 app.add_typer(pipelines.app, name="pipelines")
-app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.add_typer(spark.app, name="spark")
+app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+app.add_typer(prove.app, name="prove")
 
 
 def _show_version(wanted: bool) -> None:

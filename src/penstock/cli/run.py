@@ -127,9 +127,9 @@ def run(
         raise typer.BadParameter(f"there is no file {file}", param_hint="FILE.py")
     settings = _settings(file, master, once or reprocess, start, engine, conf, archive, version, reprocess)
     if metrics is not None:
-        from penstock.spark.progress import serve_metrics
+        from penstock.observe.serving import serve
 
-        serve_metrics(metrics)
+        serve(metrics)  # until the process ends
     if not reprocess:
         run_file(file, arguments or [], settings)
         return

@@ -75,6 +75,10 @@ class Context:
             self._record = self._batch[self._index]
         return self._record
 
+    def records(self, count: int) -> Sequence[Record]:
+        """The record and those behind it in its batch, `count` together: those that a batch handler has in hand."""
+        return (self.record,) if count == 1 else self._batch[self._index : self._index + count]
+
     @property
     def group(self) -> str:
         return self._calling.group

@@ -22,6 +22,7 @@ from penstock.consuming.analysing.process import ProcessFunction
 from penstock.consuming.analysing.statistics import AnalyserStatistics, Counting, DeadlineStatistics, Percentiles
 from penstock.errors import ClosedError, ConfigError, HandlerError
 from penstock.model.clock import SystemClock
+from penstock.model.observing import OBSERVED
 
 __all__ = [
     "AnalyserStatistics",
@@ -101,6 +102,9 @@ class Deadline:
         self._forgotten = weakref.finalize(self, _let_go, self._analysers, self._processes)
         # When the program ends, its threads and processes do so without this.
         self._forgotten.atexit = False
+        OBSERVED.enter(self._counting)
+        self._left = weakref.finalize(self, OBSERVED.leave, self._counting)
+        self._left.atexit = False
         around = Surroundings(clock, self._counting, on_late)
         try:
             for name, function in functions.items():
@@ -154,6 +158,7 @@ class Deadline:
             return
         self._closed = True
         self._forgotten.detach()
+        self._left()
         until_s = time.monotonic() + timeout_s
         analysers = self._analysers
         for analyser in analysers:

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Sequence
 
 from penstock.abc import CheckpointStore
+from penstock.consuming.counts import Counts
 from penstock.consuming.dead_letters.headers import redrive_of
 from penstock.consuming.options import IdOf
 from penstock.consuming.share import Share
@@ -20,11 +21,12 @@ class Deduplication:
     Dead letters that are sent again carry an id of their own, so that one that is sent twice is handled once.
     """
 
-    def __init__(self, store: CheckpointStore, group: str, topic: str, id_of: IdOf | None) -> None:
+    def __init__(self, store: CheckpointStore, group: str, topic: str, id_of: IdOf | None, counts: Counts) -> None:
         self._store = store
         self._group = group
         self._topic = topic
         self._id_of = id_of
+        self._counts = counts
         self._ids: dict[tuple[int, Pointer], str] = {}
         self._under_way: set[str] = set()
         self._waiting: dict[str, collections.deque[tuple[Share, Batch, int]]] = {}
@@ -60,6 +62,7 @@ class Deduplication:
             self._under_way.add(id)
             self._ids[share.partition, batch.pointer(index)] = id
             return True
+        self._counts.ignored += 1
         share.in_flight -= 1
         return False
 
@@ -122,6 +125,7 @@ class Deduplication:
         for share, batch, index in waiting:
             if not share.closed:
                 share.tracker.ignored(batch.edge(index), batch.edge(index + 1), f"handled before: {id}")
+                self._counts.ignored += 1
                 share.in_flight -= 1
         return ()
 

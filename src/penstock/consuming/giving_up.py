@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from penstock.abc import Clock, DeadLetters
 from penstock.consuming.breaker import Circuit, CircuitBreaker
+from penstock.consuming.counts import Counts
 from penstock.consuming.dead_letters.headers import letter_id_of
 from penstock.consuming.handlers import Handler
 from penstock.consuming.lanes import Lane, Lanes, Span, Task
@@ -19,6 +20,7 @@ from penstock.consuming.runners import Report
 from penstock.consuming.share import Share
 from penstock.errors import HandlerError, PenstockError, WorkerDiedError
 from penstock.model import Batch, DeadLetter, Failing, Guarantee, Order, Record
+from penstock.model.observing import OBSERVED
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class GivingUp:
         letters: DeadLetters | None,
         lanes: Lanes,
         clock: Clock,
+        counts: Counts,
     ) -> None:
         self._handler = handler
         self._group = group
@@ -62,6 +65,7 @@ class GivingUp:
         self._letters = letters
         self._lanes = lanes
         self._clock = clock
+        self._counts = counts
         self._chance = random.Random(options.seed)
         self.breaker = CircuitBreaker(options.breaker, clock)
         self._given_up: list[GivenUp] = []
@@ -78,6 +82,7 @@ class GivingUp:
         assert error is not None
         if isinstance(error, HandlerError):
             raise error  # the program is wrong, not the record: every other one would fail like this, too
+        self._counts.failed += 1
         share, batch, index = task.share, task.batch, report.done
         pointer = batch.pointer(index)
         first, end = batch.edge(index), batch.edge(index + 1)
@@ -95,9 +100,11 @@ class GivingUp:
         else:
             delay_s = self._options.retry.delay_after(failing.attempts, error, self._chance)
         if delay_s is not None:
+            self._counts.retried += 1
             self._lanes.release(task.lane, [here], delay_s)
             return
         if report.is_whole:
+            self._counts.retried += 1
             # Nobody knows which of the batch it is: each is tried alone, and only those that fail then are given up.
             alone: list[Span] = [(batch, each, each + 1) for each in range(index, task.high)]
             self._lanes.release(task.lane, alone)
@@ -122,6 +129,7 @@ class GivingUp:
         self._give_up(Report(task, index, error), failing, describe(error))
 
     def _wait_for_the_circuit(self, task: Task, here: Span, text: str) -> None:
+        self._counts.retried += 1
         if self._told != self.breaker.opened:
             self._told = self.breaker.opened
             logger.error(
@@ -171,6 +179,11 @@ class GivingUp:
             return []
         self.put_problem = ""
         self._given_up = []
+        self._counts.exhausted += len(given_up)
+        tracer = OBSERVED.tracer
+        if tracer is not None:
+            for each in given_up:
+                tracer.gave_up(each.letter)
         self._tell_of(given_up)
         return given_up
 

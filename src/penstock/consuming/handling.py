@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, GroupFeed, Grouping, Stream, Streams
 from penstock.consuming.background import Background
+from penstock.consuming.counts import Counts
 from penstock.consuming.dead_letters.opening import open_dead_letters
 from penstock.consuming.dedup import Deduplication
 from penstock.consuming.defaults import Opened, open_checkpoints
@@ -28,11 +29,13 @@ from penstock.consuming.runners import BatchRunner, Caller, FullRunner, Gather, 
 from penstock.consuming.saving import Saving
 from penstock.consuming.snapshots import SnapshotRunner, Snapshots, restore
 from penstock.consuming.stages import Stages
+from penstock.consuming.tracing import traced, traced_asking
 from penstock.consuming.transactions import TransactionRunner
 from penstock.consuming.workers import AsyncRunner, AsyncWorkers, ThreadWorkers, Workers
 from penstock.errors import ConfigError, GroupError, OffsetOutOfRangeError
 from penstock.model import CheckpointKey, Guarantee, Happening, Order, Pointer
 from penstock.model.clock import SystemClock
+from penstock.model.observing import OBSERVED
 from penstock.serde import Topic
 from penstock.streams.aliases import current_topic
 
@@ -86,6 +89,8 @@ class HandlerConsumer(Background):
             self._opened.close()
             raise
         self._loop: Loop | None = None
+        self.counts = Counts()
+        """What it has done so far."""
         self._stopped = False
         self._lock = threading.Lock()
 
@@ -98,10 +103,12 @@ class HandlerConsumer(Background):
             self._loop = self._assembled()
             if self._stopped:
                 self._loop.stop()
+        OBSERVED.enter(self)
         try:
             if not self._loop.is_stopping:
                 self._loop.run()
         finally:
+            OBSERVED.leave(self)
             self._opened.close()
 
     def abandon(self) -> None:
@@ -149,6 +156,7 @@ class HandlerConsumer(Background):
             self.store,
             clock,
             lambda: self._loop is None or not self._loop.is_stopping,
+            self.counts,
             with_effects=self._means is Means.SQL,
             with_outputs=self._means is Means.STREAM,
         )
@@ -163,18 +171,19 @@ class HandlerConsumer(Background):
             clock,
             dedup_window_s=options.idempotency_window_s,
         )
-        dedup = Deduplication(self.store, self.group, self.stream.topic, options.idempotency_key)
+        dedup = Deduplication(self.store, self.group, self.stream.topic, options.idempotency_key, self.counts)
         return Loop(
             self.stream,
             options,
             self._join,
             lanes,
             lambda tell: self._workers(lanes, dedup, tell),
-            GivingUp(handler, self.group, options, self.dead_letters, lanes, clock),
+            GivingUp(handler, self.group, options, self.dead_letters, lanes, clock, self.counts),
             saving,
             owning,
             dedup,
             clock,
+            self.counts,
             outputs_in_transaction=self._means is Means.STREAM,
             stages=self._stages,
             begin_share=None if self._snapshots is None else functools.partial(restore, self._snapshots),
@@ -203,7 +212,8 @@ class HandlerConsumer(Background):
     def _workers(self, lanes: Lanes, dedup: Deduplication, tell: Callable[[Report], None]) -> Workers:
         if self._make_workers is not None:
             return self._make_workers(lanes, tell)
-        handler, options = self.handler, self.options
+        options, tracer = self.options, OBSERVED.tracer
+        handler = self.handler if options.processes else traced(self.handler, self.group, options, tracer)
         gather = Gather(handler, None if self._means is Means.STREAM else functools.partial(deliver, self._streams))
         with_state = options.order is not Order.NONE and Feature.STATE in self.store.features
         caller = Caller(handler, self.group, with_state, options.idempotency_key)
@@ -224,7 +234,8 @@ class HandlerConsumer(Background):
             if self._means is Means.SQL:
                 return TransactionRunner(handler, gather, caller, self.store, dedup, self._clock)  # type: ignore[arg-type]
             if options.processes:
-                return ProcessRunner(handler, gather)
+                asking = None if tracer is None else traced_asking(handler, self.group, options, tracer)
+                return ProcessRunner(handler, gather, asking)
             if handler.batch is not None:
                 return BatchRunner(handler, gather, caller)
             if handler.wants == (Wants.VALUE,):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.abc import Clock
 from penstock.model import Batch, Order
 from penstock.model.clock import wait_on
+from penstock.model.observing import OBSERVED
 
 if TYPE_CHECKING:
     from penstock.consuming.share import Share
@@ -51,7 +52,7 @@ class Lane:
 class Task:
     """Some records of a lane, in the hands of a worker."""
 
-    __slots__ = ("_clock", "abandoned", "batch", "begun_ms", "begun_s", "high", "lane", "low", "share")
+    __slots__ = ("_clock", "abandoned", "batch", "begun_ms", "begun_s", "high", "lane", "laps", "low", "share")
 
     def __init__(self, lane: Lane, batch: Batch, low: int, high: int, clock: Clock) -> None:
         self.lane = lane
@@ -64,6 +65,19 @@ class Task:
         self.begun_ms = clock.wall_ms()
         self.abandoned = False
         """It took longer than it may be invisible, and was given to somebody else."""
+        self.laps: list[tuple[int, float]] | None = [] if OBSERVED.is_timed else None
+        """How long its records took: so many of them, so many seconds together. None when nobody wants to know."""
+
+    def lap(self, handled: int) -> None:
+        """Of its records, `handled` have been, the last one perhaps in vain: take the time of those not taken yet."""
+        if self.laps is None:
+            return
+        count, taken_s = handled, self._clock.monotonic_s() - self.begun_s
+        for lap, lap_s in self.laps:
+            count -= lap
+            taken_s -= lap_s
+        if count > 0:
+            self.laps.append((count, taken_s))
 
     def slices(self) -> Iterator[range]:
         """Its records, few at a time, and no more of them once it has taken long enough.
@@ -76,6 +90,8 @@ class Task:
             until = min(self.high, low + step)
             yield range(low, until)
             before_s, taken_s = taken_s, self._clock.monotonic_s() - self.begun_s
+            if self.laps is not None:
+                self.laps.append((until - low, taken_s - before_s))
             if taken_s >= LONG_ENOUGH_S:
                 return
             low = until

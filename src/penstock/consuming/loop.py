@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from penstock.abc import Clock, GroupFeed, Stream
+from penstock.consuming.counts import Counts
 from penstock.consuming.dedup import Deduplication
 from penstock.consuming.giving_up import GivingUp
 from penstock.consuming.lanes import Lanes, Task
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.owning import Owning
 from penstock.consuming.progress import Progress
-from penstock.consuming.reading import Reading
+from penstock.consuming.reading import Reading, cut
 from penstock.consuming.runners import Report
 from penstock.consuming.saving import Saving
 from penstock.consuming.settling import Settling
@@ -64,6 +65,7 @@ class Loop:
         owning: Owning,
         dedup: Deduplication,
         clock: Clock,
+        counts: Counts,
         *,
         outputs_in_transaction: bool,
         stages: Stages | None = None,
@@ -78,9 +80,10 @@ class Loop:
         self._owning = owning
         self._dedup = dedup
         self._clock = clock
+        self._counts = counts
         self._begin_share = begin_share
         self._settling = Settling(
-            options, lanes, giving_up, dedup, stages, clock, outputs_in_transaction=outputs_in_transaction
+            options, lanes, giving_up, dedup, stages, clock, counts, outputs_in_transaction=outputs_in_transaction
         )
         self._reported = threading.Event()
         self._workers = make_workers(self._hear)
@@ -239,14 +242,14 @@ class Loop:
             if share.end is not None and batch.next > share.end:
                 if batch.start >= share.end:
                     continue
-                batch = _cut(batch, share.end)
+                batch = cut(batch, share.end)
             with share.tracker.lock:
                 spans = share.tracker.read(batch)
                 count = sum(high - low for low, high in spans)
                 share.in_flight += count
                 spans = self._dedup.admit(share, batch, spans)
             if count:
-                self._count_bytes(share, batch)
+                share.weigh(batch)
             begun.append((share, batch, spans))
         for share in {id(share): share for share, _, _ in begun}.values():
             if self._options.guarantee is Guarantee.AT_MOST_ONCE:
@@ -260,10 +263,6 @@ class Loop:
                 self._try_suspect(share)
             else:
                 self._lanes.put(share, batch, spans, batch.keys() if self._has_keys else ())
-
-    def _count_bytes(self, share: Share, batch: Batch) -> None:
-        record_bytes = sum(map(len, filter(None, batch.values()))) / len(batch)
-        share.record_bytes = max(record_bytes, (share.record_bytes + record_bytes) / 2)
 
     def _commit_first(self, share: Share, begun: Sequence[tuple[Share, Batch, list[tuple[int, int]]]]) -> None:
         """At most once: everything counts as finished before any of it is handled."""
@@ -401,6 +400,7 @@ class Loop:
         logger.error("%s; going on at %d", error, pointer)
         with share.tracker.lock:
             if pointer > share.tracker.position:
+                self._counts.expired += pointer - share.tracker.position
                 share.tracker.skipped(share.tracker.position, pointer, "deleted by retention before it was read")
             else:
                 share.tracker.position = pointer
@@ -413,6 +413,7 @@ class Loop:
         starts = {}
         for partition, lease in partitions.items():
             starts[partition] = self._hold(self._owning.take(partition, lease)).tracker.position
+            self._counts.assigned += 1
         if self._options.on_assigned is not None:
             self._options.on_assigned(sorted(partitions))
         return starts
@@ -424,9 +425,8 @@ class Loop:
             self._options.on_revoked(sorted(partitions))
 
     def lost(self, partitions: Sequence[int]) -> None:
-        for partition in partitions:
-            if partition in self.shares:
-                self.lose(self.shares[partition], "the group has given it to another member")
+        for share in [self.shares[partition] for partition in partitions if partition in self.shares]:
+            self.lose(share, "the group has given it to another member")
         if self._options.on_lost is not None:
             self._options.on_lost(sorted(partitions))
 
@@ -435,6 +435,7 @@ class Loop:
         if share.closed:
             return
         logger.warning("%s is no longer ours: %s", share.key, why)
+        self._counts.lost += 1
         self._forget(share)
         self.shares.pop(share.partition, None)
 
@@ -465,6 +466,7 @@ class Loop:
         for share in shares:
             if not share.closed:
                 self._forget(share)
+                self._counts.revoked += 1
                 self._owning.give_back(share)
                 self.shares.pop(share.partition, None)
                 self._progress.forget(share.partition)
@@ -492,9 +494,3 @@ class Loop:
             hanging = self._workers.stop(_STOP_S)
             if hanging:
                 logger.error("%d workers still hang in their handlers; they are left behind", hanging)
-
-
-def _cut(batch: Batch, end: Pointer) -> Batch:
-    """The part of a batch that lies before the end of a run that ends by itself."""
-    records = [record for record in batch if record.offset < end]
-    return Batch(batch.topic, batch.partition, batch.start, end, records)

@@ -28,6 +28,8 @@ _SPAWN: Final = multiprocessing.get_context("spawn")
 Call = tuple[bytes | None, Record | None]
 """The value of a record, and the record itself where the handler wants it."""
 Answer = tuple[list[Any], BaseException | None, str]
+Ask = Callable[[Task, range], Answer]
+"""Has records of a task handled, until one fails. Gives what the handler returned, and the error with its trace."""
 
 
 def check_can_be_sent(handler: Handler) -> None:
@@ -49,9 +51,13 @@ def check_can_be_sent(handler: Handler) -> None:
 class ProcessRunner:
     """Handles tasks in a process of its own."""
 
-    def __init__(self, handler: Handler, gather: Gather) -> None:
+    def __init__(
+        self, handler: Handler, gather: Gather, around: Callable[[Ask, Task, range], Answer] | None = None
+    ) -> None:
+        """`around` stands around every `Ask`, where somebody traces."""
         self._handler = handler
         self._gather = gather
+        self._around = around
         self._with_records = Wants.RECORD in handler.wants
         self._process: Any = None
         self._pipe: multiprocessing.connection.Connection | None = None
@@ -60,7 +66,10 @@ class ProcessRunner:
         report = Report(task, task.low)
         for indexes in task.slices():
             try:
-                results, error, trace = self._ask(task, indexes)
+                if self._around is None:
+                    results, error, trace = self._ask(task, indexes)
+                else:
+                    results, error, trace = self._around(self._ask, task, indexes)
             except Exception as problem:
                 report.calls += 1
                 return self._gather.deliver(failed(report, problem))

@@ -10,7 +10,7 @@ from typing import Final
 from penstock.abc import Clock, GroupFeed
 from penstock.consuming.retry import Retry
 from penstock.errors import BrokerUnavailableError, StoreUnavailableError, StreamError
-from penstock.model import Batch
+from penstock.model import Batch, Pointer
 
 logger = logging.getLogger(__name__)
 
@@ -48,3 +48,9 @@ class Reading:
             self._failures = 0
             self.problem = ""
         return batches
+
+
+def cut(batch: Batch, end: Pointer) -> Batch:
+    """The part of a batch that lies before the end of a run that ends by itself."""
+    records = [record for record in batch if record.offset < end]
+    return Batch(batch.topic, batch.partition, batch.start, end, records)

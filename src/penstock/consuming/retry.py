@@ -51,14 +51,15 @@ class Retry:
                 return self.on[kind]
         return self
 
+    def goes_on_after(self, attempts: int, error: BaseException) -> bool:
+        """Whether there is another attempt after this many, of which the last one ended in `error`."""
+        return not isinstance(error, NEVER_AGAIN) and attempts < self.policy_for(error).attempts
+
     def delay_after(self, attempts: int, error: BaseException, chance: random.Random) -> float | None:
         """How long to wait after this many attempts, of which the last one ended in `error`; None: give it up."""
-        if isinstance(error, NEVER_AGAIN):
+        if not self.goes_on_after(attempts, error):
             return None
-        policy = self.policy_for(error)
-        if attempts >= policy.attempts:
-            return None
-        return policy.backoff_s(attempts, chance)
+        return self.policy_for(error).backoff_s(attempts, chance)
 
     def backoff_s(self, attempts: int, chance: random.Random) -> float:
         """The delay after this many attempts."""

@@ -16,7 +16,7 @@ from penstock.consuming.options import IdOf
 from penstock.consuming.share import Share
 from penstock.consuming.stages import Stages
 from penstock.model import NewRecord
-from penstock.serde import BytesSerde, PlainSerde
+from penstock.serde import BytesSerde, PlainSerde, Topic
 
 Outputs = list[NewRecord]
 Deliver = Callable[[Sequence[NewRecord]], None]
@@ -263,6 +263,17 @@ class Caller:
         return Context(self._calling, task.batch, index, attempt, share.state if self._with_state else None, part)
 
 
+def take_records(result: object, to: Topic[Any] | None, outputs: Outputs) -> None:
+    """What a handler returned, as records: values for the topic that it feeds, or records, or many of either."""
+    if isinstance(result, NewRecord):
+        outputs.append(result)
+    elif isinstance(result, list | tuple) and not hasattr(result, "_fields"):
+        for each in result:
+            take_records(each, to, outputs)
+    elif to is not None:
+        outputs.append(to.new_record(result))
+
+
 class Gather:
     """Takes what handlers give: records to send on, and state to keep."""
 
@@ -272,14 +283,7 @@ class Gather:
 
     def take(self, report: Report, result: object) -> None:
         """Outputs of a handler: values for the topic it feeds, or records."""
-        to = self._handler.to
-        if isinstance(result, NewRecord):
-            report.outputs.append(result)
-        elif isinstance(result, list | tuple) and not hasattr(result, "_fields"):
-            for each in result:
-                self.take(report, each)
-        elif to is not None:
-            report.outputs.append(to.new_record(result))
+        take_records(result, self._handler.to, report.outputs)
 
     def finish(self, report: Report, share: Share, context: Context | None, result: object) -> None:
         """The handler returned: its outputs, and the state as it left it."""

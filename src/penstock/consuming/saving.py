@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeVar
 
 from penstock.abc import CheckpointStore, Clock, TransactionalStore
+from penstock.consuming.counts import Counts
 from penstock.consuming.retry import Retry
 from penstock.consuming.share import Share
 from penstock.consuming.transactions import save_in_transaction
@@ -39,11 +40,19 @@ class Saving:
     """Saves shares. A store that is away is waited for, with backoff, for as long as `go_on` says."""
 
     def __init__(
-        self, store: CheckpointStore, clock: Clock, go_on: Callable[[], bool], *, with_effects: bool, with_outputs: bool
+        self,
+        store: CheckpointStore,
+        clock: Clock,
+        go_on: Callable[[], bool],
+        counts: Counts,
+        *,
+        with_effects: bool,
+        with_outputs: bool,
     ) -> None:
         self._store = store
         self._clock = clock
         self._go_on = go_on
+        self._counts = counts
         self._with_effects = with_effects
         self._with_outputs = with_outputs
         self._chance = random.Random()
@@ -65,6 +74,7 @@ class Saving:
 
     def save(self, share: Share, *, last: bool = False) -> None:
         """Save what the tracker knows. FencedError: the partition has another owner."""
+        began_s = self._clock.monotonic_s()
         if self._with_outputs:
             self._tried(lambda: self._commit_outputs(share, last), f"{share.key} cannot be committed")
         elif self._with_effects:
@@ -76,6 +86,7 @@ class Saving:
             self._tried(lambda: self._store.save(share.lease, share.key, change), f"{share.key} cannot be saved")
             share.tracker.saved()
         share.saved_s = self._clock.monotonic_s()
+        self._counts.saving.add(share.saved_s - began_s)
 
     def release(self, lease: Lease) -> None:
         """Give a claim back. A store that is away keeps it, and the next owner claims over it."""

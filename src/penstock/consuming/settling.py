@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.abc import Clock
+from penstock.consuming.counts import Counts
 from penstock.consuming.dedup import Deduplication
 from penstock.consuming.giving_up import GivingUp
 from penstock.consuming.lanes import Lane, Lanes, Task
@@ -33,6 +34,7 @@ class Settling:
         dedup: Deduplication,
         stages: Stages | None,
         clock: Clock,
+        counts: Counts,
         *,
         outputs_in_transaction: bool,
     ) -> None:
@@ -42,6 +44,7 @@ class Settling:
         self._dedup = dedup
         self._stages = stages
         self._clock = clock
+        self._counts = counts
         self._outputs_in_transaction = outputs_in_transaction
         self._has_keys = options.order is Order.KEY
         self.reports: collections.deque[Report] = collections.deque()
@@ -64,6 +67,8 @@ class Settling:
             if report.is_broken:
                 assert report.error is not None
                 raise report.error
+            if report.task.laps is not None:
+                self._counts.handling.add_laps(report.task.laps)
             if share.closed or report.task.abandoned:
                 continue
             with share.tracker.lock:
@@ -113,6 +118,7 @@ class Settling:
     def _finish(self, report: Report) -> None:
         task, share = report.task, report.task.share
         count = report.done - task.low
+        self._counts.succeeded += count
         if self._outputs_in_transaction:
             share.uncommitted.append(
                 Uncommitted(task.batch, task.low, report.done, task.begun_ms, tuple(report.outputs), report.state)
@@ -145,6 +151,7 @@ class Settling:
                 return
             self.put_freed(self._dedup.finished(share, task.batch, index, index + 1, succeeded=True))
             share.finish(task.batch, index, index + 1, task.begun_ms)
+            self._counts.succeeded += 1
             share.in_flight -= 1
             share.moved_s = self._clock.monotonic_s()
         self._tell_keeper(task.batch, index, None)

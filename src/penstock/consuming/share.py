@@ -58,6 +58,11 @@ class Share:
         self.lane = Lane(self, None)
         self.saved_s = self.moved_s = self.clock.monotonic_s()
 
+    def weigh(self, batch: Batch) -> None:
+        """A batch has come, which is not empty: how large are its records?"""
+        record_bytes = sum(map(len, filter(None, batch.values()))) / len(batch)
+        self.record_bytes = max(record_bytes, (self.record_bytes + record_bytes) / 2)
+
     @property
     def partition(self) -> int:
         return self.key.partition

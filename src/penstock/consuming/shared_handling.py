@@ -17,6 +17,7 @@ from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, Outcome, 
 from penstock.consuming.background import Background
 from penstock.consuming.breaker import CircuitBreaker
 from penstock.consuming.context import Calling, Context
+from penstock.consuming.counts import Counts
 from penstock.consuming.dead_letters.headers import redrive_of
 from penstock.consuming.dead_letters.opening import open_dead_letters
 from penstock.consuming.defaults import Opened, open_checkpoints
@@ -30,6 +31,7 @@ from penstock.consuming.retry import NEVER_AGAIN
 from penstock.consuming.runners import Gather, Report, decoder_of, failed
 from penstock.consuming.shared import Shared
 from penstock.consuming.sharing import StreamQueue
+from penstock.consuming.tracing import traced
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -42,6 +44,7 @@ from penstock.errors import (
 )
 from penstock.model import CheckpointKey, Failing, Guarantee, Happening, Order, Pointer
 from penstock.model.clock import SystemClock
+from penstock.model.observing import OBSERVED
 from penstock.streams.aliases import current_topic
 
 logger = logging.getLogger(__name__)
@@ -106,6 +109,10 @@ class SharedConsumer(Background):
         self._gather = Gather(handler, lambda records: deliver(streams, records))
         self._chance = random.Random(options.seed)
         self._breaker = CircuitBreaker(options.breaker, self._clock)
+        self._called = handler
+        """The handler, as it is called: traced, if somebody traces."""
+        self.counts = Counts()
+        """What it has done so far. Written under the lock."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -118,6 +125,8 @@ class SharedConsumer(Background):
     def run(self) -> None:
         self.stream.partitions()  # UnknownTopicError now rather than later
         self._begun = True
+        self._called = traced(self.handler, self.group, self.options, OBSERVED.tracer)
+        OBSERVED.enter(self)
         threads = [
             threading.Thread(target=self._work, name=f"penstock-{self.handler.name}-{number}", daemon=True)
             for number in range(self.options.workers)
@@ -132,6 +141,7 @@ class SharedConsumer(Background):
                         thread.join(self.options.drain_s)
                         break
         finally:
+            OBSERVED.leave(self)
             self._queue.close()
             self._opened.close()
         if self._failure is not None:
@@ -203,6 +213,8 @@ class SharedConsumer(Background):
                 break
             redrive = redrive_of(delivery.record)
             if redrive is not None and not redrive.is_for(self.group):
+                with self._lock:
+                    self.counts.ignored += 1
                 done.append(delivery)
                 continue
             error, trace = self._call(delivery, runner)
@@ -225,9 +237,10 @@ class SharedConsumer(Background):
         context: Context | None = None
         with self._lock:
             self.processed += 1
+        began_s = self._clock.monotonic_s()
         try:
             arguments: list[Any] = []
-            for wanted in self.handler.wants:
+            for wanted in self._called.wants:
                 if wanted is Wants.VALUE:
                     arguments.append(record.value if self._decode is None else self._decode(record.value))
                 elif wanted is Wants.RECORD:
@@ -235,7 +248,7 @@ class SharedConsumer(Background):
                 else:
                     context = Context(Calling(self.group, None), (record,), 0, delivery.attempt)
                     arguments.append(context)
-            result = self.handler.function(*arguments)
+            result = self._called.function(*arguments)
             if self.handler.is_async:
                 result = runner.run(result)
             if result is not None:
@@ -245,10 +258,14 @@ class SharedConsumer(Background):
             self._gather.send(report)
         except Exception as error:
             failed(report, error)
-        else:
-            with self._lock:
+        with self._lock:
+            self.counts.handling.add(self._clock.monotonic_s() - began_s)
+            if report.error is None:
                 self.delivered += 1
+                self.counts.succeeded += 1
                 self._breaker.succeeded()
+            else:
+                self.counts.failed += 1
         return report.error, report.trace
 
     def _failed(self, delivery: Shared, error: BaseException, trace: str) -> None:
@@ -259,6 +276,8 @@ class SharedConsumer(Background):
                 if not self._breaker.may_give_up(text):
                     delay_s = max(_WAIT_S, self._breaker.opens_again_in_s)
         if delay_s is not None:
+            with self._lock:
+                self.counts.retried += 1
             self._settle([delivery], Outcome.RETRY, delay_s, text)
             return
         if self.dead_letters is None:
@@ -272,11 +291,16 @@ class SharedConsumer(Background):
             logger.error("%s: its dead letters cannot be put, and wait: %s", self.handler.name, problem)
             self._settle([delivery], Outcome.RETRY, _AGAIN_S, text)
         else:
+            with self._lock:
+                self.counts.exhausted += 1
+            if OBSERVED.tracer is not None:
+                OBSERVED.tracer.gave_up(letter)
             self._settle([delivery], Outcome.REJECT, 0.0, text)
 
     def _settle(self, deliveries: Sequence[Shared], outcome: Outcome, delay_s: float = 0.0, error: str = "") -> None:
         if not deliveries:
             return
+        began_s = self._clock.monotonic_s()
         try:
             late = len(self._queue.settle_all(deliveries, outcome, delay_s, error))
         except StaleDeliveryError:
@@ -286,3 +310,4 @@ class SharedConsumer(Background):
             return
         with self._lock:
             self.stale += late
+            self.counts.saving.add(self._clock.monotonic_s() - began_s)

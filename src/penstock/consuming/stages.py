@@ -19,7 +19,8 @@ from penstock.abc import Clock, Streams
 from penstock.consuming.ack_trees import Acknowledger, Settled
 from penstock.consuming.retry import Retry
 from penstock.errors import ConfigError, HandlerError, PenstockError, Reject, UnknownTopicError
-from penstock.model import NewRecord, Position, Record
+from penstock.model import NewRecord, Position, Receipt, Record
+from penstock.model.observing import OBSERVED, send_traced
 from penstock.serde import Topic
 
 logger = logging.getLogger(__name__)
@@ -144,10 +145,15 @@ class Stages:
         topic = to if isinstance(to, Topic) else self._topics[name]
         mark = f"{self.keeper}/{tree}/{task}".encode()
         record = topic.new_record(value, key, headers=[(TREE_HEADER, mark)])
-        (receipt,) = self._streams.stream(name).append([record])
+        tracer = OBSERVED.tracer
+        receipt = self._append(record) if tracer is None else send_traced(tracer, record, self._append)
         receipt.add_done_callback(
             lambda done: self.acknowledger.fail(tree, done.error) if done.error is not None else None
         )
+
+    def _append(self, record: NewRecord) -> Receipt:
+        (receipt,) = self._streams.stream(record.topic).append([record])
+        return receipt
 
     def finished(self, record: Record, error: BaseException | None) -> None:
         """A record of a topic is finished: if it is a task of a tree, whoever keeps that is told."""
@@ -179,13 +185,10 @@ class Stages:
     def _run(self, stage: Stage, branch: Branch) -> None:
         attempts = 0
         while self.acknowledger.is_open(branch.tree) and not self._stopping.is_set():
+            attempts += 1
             try:
-                if stage.with_context:
-                    stage.function(branch.value, StageContext(self, branch))
-                else:
-                    stage.function(branch.value)
+                self._call(stage, branch, attempts)
             except Exception as error:
-                attempts += 1
                 delay_s = stage.retry.delay_after(attempts, error, self._chance)
                 if delay_s is None:
                     kind = Reject if isinstance(error, Reject) else StageError
@@ -197,6 +200,19 @@ class Stages:
             else:
                 self.acknowledger.done(branch.tree, branch.task)
                 return
+
+    def _call(self, stage: Stage, branch: Branch, attempt: int) -> None:
+        given = (branch.value, StageContext(self, branch)) if stage.with_context else (branch.value,)
+        tracer = OBSERVED.tracer
+        if tracer is None:
+            stage.function(*given)
+            return
+        with tracer.handling((branch.root,), group="", handler=f"stage {stage.name}", attempt=attempt) as call:
+            try:
+                stage.function(*given)
+            except Exception as error:
+                call.failed(error, again=stage.retry.goes_on_after(attempt, error))
+                raise
 
     def _expire(self) -> None:
         while not self._stopping.wait(_EXPIRE_EVERY_S):

@@ -47,6 +47,7 @@ def run_one(runner: Runner, task: Task, lanes: Lanes, tell: Tell) -> None:
 def settle(report: Report, lanes: Lanes, tell: Tell) -> None:
     task = report.task
     if report.error is not None:
+        task.lap(report.done - task.low + 1)
         lanes.hold(task)
         tell(report)
     elif report.done < task.high:
@@ -54,6 +55,8 @@ def settle(report: Report, lanes: Lanes, tell: Tell) -> None:
         tell(report)
         lanes.leave(task, high)
     else:
+        if task.laps is not None:
+            task.lap(report.done - task.low)
         tell(report)  # before the next task of the lane can be reported
         lanes.done(task)
 

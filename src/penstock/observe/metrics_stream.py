@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from penstock.observe.facts import Snapshot
 from penstock.observe.metrics_definition import Definition, gauge
+from penstock.streams.url import without_password
 
 _OF_READER: Final = ("group", "topic", "partition")
 _OF_QUERY: Final = ("pipeline", "query")
@@ -233,18 +234,6 @@ def _put_queries(found: _Families, snapshot: Snapshot) -> None:
             found.put(QUERY_ROWS_LATE, query.rows_late, *labels)
             found.put(QUERY_STATE_ROWS, query.state_rows, *labels)
             found.put(QUERY_RESTARTS, query.restarts, *labels)
-
-
-def without_password(spec: str) -> str:
-    """What names a place, fit to be shown: postgresql://me:secret@host/db becomes postgresql://me@host/db."""
-    scheme, separator, rest = spec.partition("://")
-    if not separator:
-        return spec
-    rest, _, parameters = rest.partition("?")
-    who, at, where = rest.rpartition("@")
-    hidden = f"{who.partition(':')[0]}{at}{where}"
-    kept = [each for each in parameters.split("&") if each and not each.lower().startswith("password=")]
-    return f"{scheme}://{hidden}" + (f"?{'&'.join(kept)}" if kept else "")
 
 
 class StreamCollector(Collector):

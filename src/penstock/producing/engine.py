@@ -14,6 +14,7 @@ from penstock.abc import Buffer, Feature, Streams
 from penstock.errors import BufferFullError, DeliveryError
 from penstock.log.disk import Disk
 from penstock.model import NewRecord, Receipt
+from penstock.model.observing import OBSERVED
 from penstock.producing.buffered import NumberedBuffer
 from penstock.producing.choosing import Chosen
 from penstock.producing.counts import Counts, ProducerStats
@@ -69,6 +70,7 @@ class Engine:
         )
         self.hurry: Callable[[], None] = self.pump.hurry
         self.pump.start()
+        OBSERVED.enter(self)
 
     def try_put(self, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> bool:
         """Take them into the buffer; False when there is no room."""
@@ -180,6 +182,7 @@ class Engine:
             if self._owned_buffer is not None:
                 stack.callback(self._owned_buffer.close)
             stack.callback(self.ledger.raise_failures)
+            stack.callback(OBSERVED.leave, self)
             stack.callback(self.fail_left)
             self.pump.stop(time.monotonic() + timeout_s)
 

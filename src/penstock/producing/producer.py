@@ -19,6 +19,7 @@ from penstock.abc import Buffer, Feature, Streams
 from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, RecordTooLargeError
 from penstock.log.store import check_topic_name
 from penstock.model import NewRecord, Place, Receipt
+from penstock.model.observing import OBSERVED, send_traced
 from penstock.producing.admission import call_in, put_async, put_when_full
 from penstock.producing.backoff import Backoff
 from penstock.producing.buffered import ForeignBuffer
@@ -152,12 +153,17 @@ class Producer:
         """
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
-        return self._send(_checked(new_record(topic, value, key, headers, timestamp, partition)))
+        record = _checked(new_record(topic, value, key, headers, timestamp, partition))
+        if OBSERVED.tracer is not None:
+            return send_traced(OBSERVED.tracer, record, self._send)
+        return self._send(record)
 
     def send_record(self, record: NewRecord) -> Receipt:
         """Send a record that is in bytes already. As `send` in everything else."""
         if record.timestamp_ms is None:
             record = dataclasses.replace(record, timestamp_ms=time.time_ns() // 1_000_000)
+        if OBSERVED.tracer is not None:
+            return send_traced(OBSERVED.tracer, record, self._send)
         return self._send(record)
 
     async def send_async(
@@ -180,11 +186,20 @@ class Producer:
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
         record = _checked(new_record(topic, value, key, headers, timestamp, partition))
-        self._check_record(record)
         receipt = Receipt(record.topic)
         if self._on_delivery is not None:
             receipt.add_done_callback(self._on_delivery)
-        await put_async(self._engine, (record,), (receipt,), self._check_usable)
+        settled = None
+        if OBSERVED.tracer is not None:
+            record, settled = OBSERVED.tracer.sending(record)
+            receipt.add_done_callback(settled)
+        try:
+            self._check_record(record)
+            await put_async(self._engine, (record,), (receipt,), self._check_usable)
+        except BaseException as error:
+            if settled is not None:
+                settled(error)
+            raise
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         receipt.add_done_callback(lambda _: call_in(loop, done.set))

@@ -17,8 +17,8 @@ from penstock.prove.tally import Tally, Verdict
 from penstock.streams import Connection, connect
 from penstock.streams.kafka.group_reading import GroupReader
 
-TOPIC: Final = "demo"
-GROUP: Final = "demo"
+TOPIC: Final = "outage"
+GROUP: Final = "outage"
 SMALL_BUFFER: Final = {"queue.buffering.max.messages": 2_000}
 """So that the producers are stopped short by an outage, instead of having handed over everything before it."""
 _LOOK_AGAIN_S: Final = 0.02

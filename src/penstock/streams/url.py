@@ -12,6 +12,7 @@ from penstock.errors import UrlError
 SUPPORTED: Final = "log:FOLDER (such as log:./data), kafka://HOST:PORT[,HOST:PORT] and memory:NAME"
 KAFKA_PORT: Final = 9092
 _SCHEME: Final = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
+_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s\"'<>{}]+")
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\s:@/?#\[\]]+))(?::(?P<port>\d{1,5}))?")
 
 
@@ -110,3 +111,15 @@ def _host(url: str, text: str) -> Host:
     if match is None or not 1 <= port <= 65535:
         raise UrlError(f"{text!r} in {url!r} is not HOST:PORT, such as 127.0.0.1:{KAFKA_PORT}")
     return Host(match["v6"] or match["name"], port)
+
+
+def without_password(url: str) -> str:
+    """A URL, of a stream or of any other place, fit to be shown: postgresql://me:secret@host/db is
+    postgresql://me@host/db."""
+    if _URL.fullmatch(url) is None:
+        return url
+    scheme, _, rest = url.partition("://")
+    rest, _, parameters = rest.partition("?")
+    who, at, where = rest.rpartition("@")
+    kept = [each for each in parameters.split("&") if each and not each.lower().startswith("password=")]
+    return f"{scheme}://{who.partition(':')[0]}{at}{where}" + (f"?{'&'.join(kept)}" if kept else "")

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 import pytest
-from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value  # type: ignore[attr-defined]
+from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from pyspark.sql import SparkSession
 
 import penstock.cli.run
@@ -43,7 +45,7 @@ class SparkPageRun(PageRun):
 
     def _run_here(self, block: Block, words: list[str]) -> None:
         options = [*words[:2], "--once", *words[2:]] if words[0] == "run" and "--once" not in words else words
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, sent_along(self.folder):
             if "PENSTOCK_URL" in self.environment:
                 patch.setenv("PENSTOCK_URL", self.environment["PENSTOCK_URL"])
             try:
@@ -55,17 +57,38 @@ class SparkPageRun(PageRun):
             raise PageFailed(f"{block.place}: penstock {' '.join(words)} ended with {code}")
 
 
+@contextmanager
+def sent_along(folder: Path) -> Iterator[None]:
+    """Modules of this folder are sent to tasks: those of a session that began elsewhere do not find them."""
+    named = [file.stem for file in folder.glob("*.py") if "run(" not in file.read_text("utf-8")]
+    modules = [importlib.import_module(name) for name in named]
+    for module in modules:
+        register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for module in modules:
+            unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+            sys.modules.pop(module.__name__, None)
+
+
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module that a page's code is in. What tasks need of it is sent to them, as it is of a program's `__main__`."""
+    """The module that a page's code is in. What tasks need of it is sent to them, as it is of any `__main__`."""
     module = ModuleType("a_page_of_the_documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    register_pickle_by_value(module)
+    register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield module
-    unregister_pickle_by_value(module)
+    unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def check_page(running: PageRun, page: Page) -> None:
+    for block in page.blocks:
+        if block.is_run:
+            running.run(block)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
@@ -86,9 +109,7 @@ def test_what_a_page_shows_works(
             # The JVM was started elsewhere, and a path that begins with a dot would be one of its own folder.
             here = {**replace, "log:./": f"log:{folder}/", '"./': f'"{folder}/'}
             with running_with(RunSettings(once=True)), SparkPageRun(folder, here, main) as running:
-                for block in page.blocks:
-                    if block.is_run:
-                        running.run(block)
+                check_page(running, page)
     finally:
         for pipeline in defined_pipelines():
             pipeline.close()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value  # type: ignore[attr-defined]
+from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from pyspark.sql import SparkSession
 
 from penstock.cli.init import init
@@ -24,11 +24,12 @@ def test_the_pipeline_of_a_new_project_passes_its_test(
     monkeypatch.syspath_prepend(project)
     monkeypatch.syspath_prepend(project / "tests")
     app, _, case = (importlib.import_module(name.rpartition(".")[2]) for name in MODULES)
-    register_pickle_by_value(app)
+    register_pickle_by_value(app)  # type: ignore[no-untyped-call]
     try:
-        case.test_bills_of_a_customer_are_added_up(tmp_path)
+        check_bills = case.test_bills_of_a_customer_are_added_up
+        check_bills(tmp_path)
     finally:
-        unregister_pickle_by_value(app)
+        unregister_pickle_by_value(app)  # type: ignore[no-untyped-call]
         for name in MODULES:
             sys.modules.pop(name.rpartition(".")[2], None)
         stop_brokers(tmp_path)

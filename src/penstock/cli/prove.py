@@ -1,4 +1,4 @@
-"""`penstock demo`: send, kill -9, recover, read, count."""
+"""`penstock prove`: break something on purpose, and count what was lost and repeated."""
 
 from __future__ import annotations
 
@@ -22,10 +22,21 @@ if TYPE_CHECKING:
     from penstock.prove.outage import Outcome, Plan
     from penstock.prove.tally import Tally
 
-EXAMPLES: Final = examples("penstock demo", "penstock demo --records 1000000 --kills 5 --seed 7 --keep")
+app = typer.Typer(
+    rich_markup_mode=None,
+    help="Break it on purpose: crash it while it works, and count what was lost and repeated.",
+    no_args_is_help=True,
+)
+EXAMPLES: Final = examples("penstock prove outage", "penstock prove outage --records 1000000 --kills 5 --seed 7 --keep")
 
 
-def demo(
+@app.callback()
+def prove() -> None:
+    """Without it typer would take the only command for the noun itself."""
+
+
+@app.command("outage", epilog=EXAMPLES)
+def outage(
     records: Annotated[int, typer.Option(min=1, help="How many records are sent.")] = 300_000,
     kills: Annotated[int, typer.Option(min=0, help="How often the broker is killed while they are.")] = 2,
     seed: Annotated[int, typer.Option(help="Decides when: the same seed, the same points.")] = 1,
@@ -50,10 +61,10 @@ def demo(
 @contextmanager
 def _folder(keep: bool) -> Iterator[Path]:
     if not keep:
-        with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
+        with tempfile.TemporaryDirectory(prefix="penstock-outage-") as name:
             yield Path(name)
         return
-    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix="penstock-outage-"))
     try:
         yield folder
     finally:

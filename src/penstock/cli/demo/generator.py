@@ -1,0 +1,131 @@
+"""The generator: sends events at a steady rate, and counts them by itself."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from penstock.cli.demo.account import Account
+from penstock.cli.demo.child import Owner
+from penstock.cli.demo.events import (
+    CLOSING,
+    GRACE_S,
+    MALFORMED_HEADER,
+    PAGE_EVENTS,
+    TRANSACTIONS,
+    WINDOW_S,
+    Chance,
+    Event,
+    MalformedRow,
+    PageEvent,
+    window_of,
+)
+from penstock.model import Receipt
+from penstock.producing.producer import Producer
+
+_TICK_S: Final = 0.02
+_TELL_EVERY_S: Final = 0.25
+_FLUSH_TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorSettings:
+    url: str
+    events: int | None
+    """How many are sent; None: until it is asked to finish."""
+    rate: int
+    seed: int
+    first: int = 0
+    """Where the numbers of events begin."""
+    fault: str | None = None
+
+
+class Generator:
+    def __init__(self, settings: GeneratorSettings, producer: Producer, owner: Owner) -> None:
+        self._settings = settings
+        self._producer = producer
+        self._owner = owner
+        self._account = Account()
+        self._told_s = 0.0
+
+    def run(self) -> Account:
+        """Send everything, and say what it was."""
+        chance = Chance(self._settings.seed, self._settings.first)
+        began_s = time.monotonic()
+        last = datetime.datetime.now(datetime.UTC)
+        while not self._is_done() and not self._owner.wants_end.wait(_TICK_S):
+            due = int((time.monotonic() - began_s) * self._settings.rate)
+            if self._settings.events is not None:
+                due = min(due, self._settings.events)
+            while self._account.sent < due:
+                last = datetime.datetime.now(datetime.UTC)
+                self._send(chance.next_event(last))
+            self._tell()
+        self._producer.flush(_FLUSH_TIMEOUT_S)
+        if self._settings.events is not None:
+            self._close_windows(last)
+        self._producer.flush(_FLUSH_TIMEOUT_S)
+        return self._account
+
+    def _is_done(self) -> bool:
+        return self._settings.events is not None and self._account.sent >= self._settings.events
+
+    def _send(self, event: Event) -> None:
+        producer = self._producer
+        if isinstance(event, MalformedRow):
+            headers = {MALFORMED_HEADER: str(event.number)}
+            receipt = producer.send(TRANSACTIONS.name, event.data, event.card, headers=headers)
+        elif isinstance(event, PageEvent):
+            receipt = producer.send(PAGE_EVENTS, event)
+        else:
+            receipt = producer.send(TRANSACTIONS, event)
+        receipt.add_done_callback(self._hear)
+        self._account.enter(event)
+
+    def _hear(self, receipt: Receipt) -> None:
+        if receipt.error is None:
+            self._account.acknowledged += 1
+
+    def _close_windows(self, last: datetime.datetime) -> None:
+        """Windows are final when time has moved past them and their grace. Nothing comes to move it but this."""
+        end_s = window_of(last) + WINDOW_S + GRACE_S
+        at = datetime.datetime.fromtimestamp(end_s, datetime.UTC)
+        self._producer.send(PAGE_EVENTS, PageEvent(CLOSING, "", "clock", at))
+
+    def _tell(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TELL_EVERY_S:
+            self._told_s = now_s
+            account = self._account
+            told = account.transactions + account.malformed
+            self._owner.tell("sent", sent=account.sent, to_judge=told, acknowledged=account.acknowledged)
+
+
+def generate(settings: GeneratorSettings, owner: Owner) -> None:
+    with Producer(settings.url) as producer:
+        account = Generator(settings, producer, owner).run()
+    owner.tell("account", account=asdict(_falsified(account, settings.fault)))
+
+
+def _lose_a_transaction(account: Account) -> Account:
+    return replace(account, transactions=account.transactions + 1, acknowledged=account.acknowledged + 1)
+
+
+def _lose_a_letter(account: Account) -> Account:
+    return replace(account, malformed=account.malformed + 1, acknowledged=account.acknowledged + 1)
+
+
+def _shift_a_page(account: Account) -> Account:
+    first, *_, last = sorted(account.windows)
+    moved = {first: account.windows[first] - 1, last: account.windows[last] + 1}
+    return replace(account, windows={**account.windows, **moved})
+
+
+FAULTS: Final = {"transaction": _lose_a_transaction, "letter": _lose_a_letter, "window": _shift_a_page}
+"""Ways in which the account can be made to lie, so that tests see that it is believed."""
+
+
+def _falsified(account: Account, fault: str | None) -> Account:
+    return account if fault is None else FAULTS[fault](account)

@@ -1,0 +1,210 @@
+"""What every page has around it: the header, the navigation, the search, the theme, and what is wrong right now."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+from penstock.console.views import Person
+from penstock.console.web import parts
+from penstock.console.web.access import Access
+from penstock.console.web.security import SESSION, SESSION_ID
+from penstock.console.web.theme import theme_of
+from penstock.errors import PenstockError, SignInError
+from penstock.observe.facts import Snapshot
+from penstock.observe.watching import FIRST_LOOK
+
+if TYPE_CHECKING:
+    from penstock.console.service import Service
+
+EVERY_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """What every page is given."""
+
+    service: Service
+    access: Access
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the navigation."""
+
+    name: str
+    path: str
+    label: str
+    icon: str
+    keys: str
+    """What to press to go there."""
+
+
+ENTRIES: Final = (
+    Entry("overview", "/", "Overview", "space_dashboard", "g o"),
+    Entry("topics", "/topics", "Topics", "view_stream", "g t"),
+    Entry("groups", "/groups", "Groups", "group_work", "g g"),
+    Entry("consumers", "/consumers", "Consumers", "fact_check", "g c"),
+    Entry("letters", "/letters", "Dead letters", "mark_email_unread", "g d"),
+    Entry("pipelines", "/pipelines", "Pipelines", "account_tree", "g p"),
+    Entry("alerts", "/alerts", "Alerts", "notifications", "g a"),
+    Entry("audit", "/audit", "Audit", "history", "g u"),
+)
+ON_PHONE: Final = ("overview", "topics", "groups", "letters", "alerts")
+"""What the bar at the bottom has room for; the others are behind its last button."""
+
+
+def person(console: Console) -> Person:
+    """Who acts on this page, for the audit log. Raises `SignInError` when the session has ended meanwhile: a page
+    that is still open must not act for somebody who has signed out."""
+    scope = ui.context.client.request.scope
+    id = scope.get(SESSION_ID)
+    session = console.access.session(id) if id is not None or not console.access.needs_login else scope.get(SESSION)
+    if session is None:
+        raise SignInError("you have been signed out; load the page anew to sign in")
+    return Person(name=session.name, address=ui.context.client.ip)
+
+
+@contextmanager
+def frame(console: Console, title: str, active: str) -> Iterator[None]:
+    """Draw the frame of a page; what is drawn inside comes into its middle. `active` is the name of an entry."""
+    theme = theme_of(ui.context.client.request)
+    ui.context.client.on_exception(_tell_failure)
+    ui.page_title(f"{title} · Penstock")
+    ui.dark_mode(theme.is_dark)
+    with ui.element("header").classes("top"):
+        _draw_header(console, theme.name)
+    with ui.element("nav").classes("side").props('aria-label="pages"'):
+        _draw_navigation(active)
+    with ui.element("div").classes("page"):
+        _draw_problem(console)
+        yield
+    with ui.element("nav").classes("bottom").props('aria-label="pages"'):
+        _draw_bottom(active)
+
+
+def _tell_failure(error: Exception) -> None:
+    """What no page has foreseen: it is in the log as well, with where it came from."""
+    known = isinstance(error, PenstockError)
+    parts.say(str(error) if known else f"Something went wrong: {type(error).__name__}. See the console's log.", "bad")
+
+
+def live(update: Callable[[], None] | Callable[[], Awaitable[None]], *, every_s: float = EVERY_S) -> ui.timer:
+    """Call `update` again and again while somebody looks: a hidden tab asks for nothing, and is brought up to date at
+    once when it is shown again."""
+    timer = ui.timer(every_s, update, immediate=False)
+
+    def seen(event: GenericEventArguments) -> None:
+        timer.active = bool(event.args)
+        if timer.active:
+            ui.timer(0, update, once=True)
+
+    ui.on("penstock-visible", seen)
+    return timer
+
+
+def _draw_header(console: Console, theme: str) -> None:
+    with ui.element("a").classes("brand").props('href="/" aria-label="Penstock, overview"'):
+        ui.element("span").classes("brand-mark")
+        ui.label("Penstock").classes("brand-name")
+    with ui.element("div").classes("stream"):
+        dot = ui.element("span").classes("dot")
+        ui.label(console.service.url).classes("stream-url").props["title"] = console.service.url
+    if console.service.read_only:
+        parts.badge("Read-only", "info").props('title="This console changes nothing."')
+    ui.element("span").classes("spread")
+    with ui.element("button").classes("find").props('type="button" data-find aria-label="Search"'):
+        ui.icon("search")
+        ui.label("Search topics, groups, pages").classes("find-hint")
+        with ui.element("kbd"):
+            ui.label("/")
+    with ui.element("button").classes("icon-button").props(f'type="button" data-theme-now="{theme}"') as switch:
+        switch.props('aria-label="Theme: as the system, light, dark" title="Theme: as the system, light, dark"')
+        ui.icon({"light": "light_mode", "dark": "dark_mode"}.get(theme, "contrast"))
+    with ui.element("button").classes("icon-button not-phone").props('type="button" data-help aria-label="Keys"'):
+        ui.icon("keyboard")
+    if console.access.needs_login:
+        with (
+            ui.element("form").props('method="post" action="/logout"').classes("sign-out"),
+            ui.element("button").classes("icon-button").props('type="submit" aria-label="Sign out" title="Sign out"'),
+        ):
+            ui.icon("logout")
+    _follow_health(console, dot)
+
+
+def _follow_health(console: Console, dot: ui.element) -> None:
+    tone = ""
+
+    def show() -> None:
+        nonlocal tone
+        snapshot = console.service.snapshot()
+        fresh = health_of(snapshot)
+        if fresh != tone:
+            dot.classes(remove=f"dot-{tone}", add=f"dot-{fresh}")
+            dot.props["title"] = {"bad": "The stream does not answer", "wait": "Not asked yet"}.get(fresh, "Answers")
+            tone = fresh
+
+    show()
+    live(show)
+
+
+def health_of(snapshot: Snapshot) -> str:
+    """good, bad, or wait while the first look is under way."""
+    if snapshot.problem is None:
+        return "good"
+    return "wait" if snapshot.problem == FIRST_LOOK else "bad"
+
+
+def _draw_problem(console: Console) -> None:
+    """The banner that says that the stream is away, and from when what is shown is."""
+    with ui.element("div").classes("problem").props('role="alert"') as banner:
+        ui.icon("cloud_off")
+        with ui.element("div"):
+            what = ui.label().classes("problem-text")
+            since = ui.label().classes("about")
+
+    def show() -> None:
+        snapshot = console.service.snapshot()
+        is_away = health_of(snapshot) == "bad"
+        banner.set_visibility(is_away)
+        if is_away and snapshot.problem is not None:
+            what.set_text(snapshot.problem)
+            known = f"What you see was last known at {parts.time_text(snapshot.at_ms)} UTC." if snapshot.topics else ""
+            since.set_text(known or "Nothing was known before. The console goes on asking.")
+
+    show()
+    live(show)
+
+
+def _draw_navigation(active: str) -> None:
+    for entry in ENTRIES:
+        with ui.element("a").classes("nav-entry").props(f'href="{entry.path}" data-keys="{entry.keys}"') as link:
+            if entry.name == active:
+                link.classes("is-active").props('aria-current="page"')
+            ui.icon(entry.icon)
+            ui.label(entry.label)
+
+
+def _draw_bottom(active: str) -> None:
+    with ui.element("div").classes("more").props('data-more-list role="menu"'):
+        for entry in ENTRIES:
+            if entry.name not in ON_PHONE:
+                with ui.element("a").classes("nav-entry").props(f'href="{entry.path}"') as link:
+                    link.classes("is-active" if entry.name == active else "")
+                    ui.icon(entry.icon)
+                    ui.label(entry.label)
+    for entry in ENTRIES:
+        if entry.name in ON_PHONE:
+            with ui.element("a").classes("nav-entry").props(f'href="{entry.path}"') as link:
+                link.classes("is-active" if entry.name == active else "")
+                ui.icon(entry.icon)
+                ui.label(entry.label)
+    with ui.element("button").classes("nav-entry").props('type="button" data-more aria-label="More pages"') as more:
+        more.classes("is-active" if active not in ON_PHONE else "")
+        ui.icon("more_horiz")
+        ui.label("More")

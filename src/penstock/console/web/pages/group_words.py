@@ -1,0 +1,80 @@
+"""How a group gets on, in words and colours. Pure functions over the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.console.web.parts import Tone, count_text, duration_text, number_text, rate_text
+from penstock.observe.facts import GroupFacts, Snapshot
+
+LOSS_IS_NEAR_S: Final = 3_600.0
+LOSS_IS_IN_SIGHT_S: Final = 6 * 3_600.0
+LONG_BEHIND_S: Final = 300.0
+_SPARK_WIDTH: Final = 100
+_SPARK_HEIGHT: Final = 24
+
+
+def state_tone(state: str) -> Tone:
+    return {"stable": "good", "empty": "plain", "dead": "bad"}.get(state, "warn")  # type: ignore[return-value]
+
+
+def loss_tone(time_to_loss_s: float | None) -> Tone:
+    """How near retention is to overtaking a reader."""
+    if time_to_loss_s is None or time_to_loss_s > LOSS_IS_IN_SIGHT_S:
+        return "plain"
+    return "bad" if time_to_loss_s <= LOSS_IS_NEAR_S else "warn"
+
+
+def lag_tone(lag_s: float | None) -> Tone:
+    return "warn" if lag_s is not None and lag_s >= LONG_BEHIND_S else "plain"
+
+
+def incoming_per_s(group: GroupFacts, snapshot: Snapshot) -> float | None:
+    """What is appended in a second to the topics that the group reads; None while nobody knows."""
+    rates = [
+        topic.rate_per_s
+        for name in {reader.topic for reader in group.readers}
+        if (topic := snapshot.topics.get(name)) is not None
+    ]
+    return None if not rates or None in rates else sum(rate for rate in rates if rate is not None)
+
+
+def forecast(group: GroupFacts, coming_per_s: float | None) -> tuple[str, Tone]:
+    """What becomes of the lag if everything goes on as of late, as a sentence, and how bad that is."""
+    loss_s = group.time_to_loss_s
+    loss = f"; retention overtakes it in {duration_text(loss_s)}" if loss_s is not None else ""
+    lost = f" {count_text(group.lost, 'record')} expired before it read them." if group.lost else ""
+    if not group.readers:
+        return "It has committed nothing and reads no partition.", "plain"
+    if group.lag == 0:
+        return "It has read everything." + lost, "bad" if lost else "good"
+    tone: Tone = "bad" if lost else loss_tone(loss_s)
+    if not group.members:
+        if coming_per_s:
+            return (
+                f"Nobody reads: it has no members. {rate_text(coming_per_s)} come in{loss or ': the lag grows'}.{lost}",
+                ("warn" if tone == "plain" else tone),
+            )
+        return f"Nobody reads: it has no members, and {count_text(group.lag, 'record')} wait{loss}.{lost}", tone
+    if group.rate_per_s is None or coming_per_s is None:
+        return f"How fast it reads is not known yet: that takes two looks.{lost}", tone
+    rates = f"Reads {rate_text(group.rate_per_s)}, {rate_text(coming_per_s)} come in"
+    if group.is_growing:
+        return f"{rates}: the lag grows{loss}.{lost}", "warn" if tone == "plain" else tone
+    if group.time_to_drain_s is not None:
+        return f"{rates}: it will have caught up in {duration_text(group.time_to_drain_s)}{loss}.{lost}", tone
+    return f"{rates}: the lag of {number_text(group.lag)} stays about as it is{loss}.{lost}", tone
+
+
+def spark(points: Sequence[tuple[int, float]]) -> str:
+    """A trend as the points of an SVG polyline in a box of 100 by 24; empty when there is nothing to draw."""
+    if len(points) < 2:
+        return ""
+    first_ms, last_ms = points[0][0], points[-1][0]
+    highest = max(value for _, value in points) or 1.0
+    across = _SPARK_WIDTH / max(1, last_ms - first_ms)
+    down = (_SPARK_HEIGHT - 2) / highest
+    return " ".join(
+        f"{(at_ms - first_ms) * across:.1f},{_SPARK_HEIGHT - 1 - value * down:.1f}" for at_ms, value in points
+    )

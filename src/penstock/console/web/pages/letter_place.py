@@ -1,0 +1,245 @@
+"""One place of dead letters: find those that belong together, see why, then redrive or discard them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nicegui import ui
+
+from penstock.console.letters import MOST_DISCARDED, MOST_ROWS
+from penstock.console.views import LetterErrors, LetterPage, LetterRow
+from penstock.console.web import parts
+from penstock.console.web.frame import Console, frame, live, person
+from penstock.console.web.pages.letter_comparison import show_comparison
+from penstock.console.web.pages.letter_detail import STATE_TONES, place_text, show_letter
+from penstock.console.web.pages.letter_filters import Filters
+from penstock.console.web.pages.letter_redrive import RedriveDialog, RedriveStrip
+from penstock.console.web.pages.letters import place_name, spec_of, waiting_text
+from penstock.console.web.pages.looks import until_closed, wear_details
+from penstock.errors import PenstockError
+from penstock.model import LetterFilter
+
+PAGE: Final = 100
+_MOST_ROWS: Final = 5_000
+_KINDS_SHOWN: Final = 8
+_COLUMNS: Final = (
+    parts.Column("last", "Given up", on_phone=False),
+    parts.Column("kind", "Kind", "badge"),
+    parts.Column("error", "Error", "wide"),
+    parts.Column("place", "Record", "mono", on_phone=False),
+    parts.Column("key", "Key", "mono", on_phone=False),
+    parts.Column("group", "Group", "mono", on_phone=False),
+    parts.Column("state", "State", "badge", on_phone=False),
+)
+
+
+def register(console: Console) -> None:
+    @ui.page("/letters/{place:path}")
+    async def place_page(place: str, letter: str = "") -> None:
+        wear_details()
+        with frame(console, place, "letters"):
+            try:
+                spec = spec_of(place, await parts.in_background(console.service.letter_places))
+                first = await parts.in_background(console.service.letters, spec, LetterFilter(), PAGE)
+            except PenstockError as error:
+                parts.title(place, "Dead letters")
+                with parts.panel():
+                    parts.empty("There is nothing to show here.", str(error))
+                return
+            page = _Place(console, spec)
+            await page.draw(first)
+        if letter:
+            ui.timer(0, lambda: page.open_letter(letter), once=True)
+
+
+class _Place:
+    """The page of one place."""
+
+    def __init__(self, console: Console, spec: str) -> None:
+        self._console = console
+        self._service = console.service
+        self._spec = spec
+        self._rows: list[LetterRow] = []
+        self._after: str | None = None
+        self._asked = 0
+
+    async def draw(self, first: LetterPage) -> None:
+        parts.title(place_name(self._spec), "Dead letters")
+        with ui.element("div").classes("letters-head"):
+            with parts.stats():
+                self._waiting = parts.stat("Waiting", "")
+            with parts.panel("Why", "Click a kind to see only its letters.") as self._why:
+                self._bars = ui.element("div").classes("bars")
+        self._strip = RedriveStrip(self._console, self._spec, on_end=self._reload)
+        self._filters = Filters(self._reload)
+        with parts.toolbar():
+            self._redrive = parts.button("Redrive", self._open_redrive, kind="primary", icon="replay")
+            self._discard = parts.button("Discard", self._open_discard, kind="danger", icon="delete_sweep")
+            self._compare = parts.button("Compare", self._open_comparison, icon="compare_arrows")
+            parts.button("Reload", self._reload, kind="quiet", icon="refresh")
+            self._count = ui.label().classes("about")
+        with parts.panel() as self._panel:
+            self._table = parts.table(_COLUMNS, (), height="65vh", is_selectable=True, on_click=self._clicked)
+            self._table.element.on_select(lambda _: self._offer())
+            self._more = parts.button("Load more", self._load_more).classes("to-the-left")
+        with parts.panel() as self._nothing:
+            parts.empty("No letter matches.", "Change the filter, or be glad.")
+        self._take(first, is_first=True)
+        async with parts.saying_errors():
+            await self._show_errors()
+        self._update()
+        live(self._update, every_s=1.5)
+
+    def _update(self) -> None:
+        facts = self._service.snapshot().letters.get(self._spec)
+        self._waiting.show(
+            "–" if facts is None else waiting_text(facts),
+            tone="bad" if facts is not None and facts.waiting else "plain",
+        )
+        self._strip.update()
+
+    async def _reload(self) -> None:
+        async with parts.saying_errors():
+            await self._load(self._filters.now(), is_first=True)
+            await self._show_errors()
+
+    async def _load_more(self) -> None:
+        async with parts.saying_errors():
+            await self._load(self._filters.now(), is_first=False)
+
+    async def _load(self, which: LetterFilter, *, is_first: bool) -> None:
+        self._asked += 1
+        asked = self._asked
+        page = await parts.in_background(
+            self._service.letters, self._spec, which, PAGE, None if is_first else self._after
+        )
+        if asked != self._asked:
+            return  # the filter was changed meanwhile, and what that gives is on its way
+        self._take(page, is_first=is_first)
+
+    def _take(self, page: LetterPage, *, is_first: bool) -> None:
+        if is_first:
+            self._table.select_none()
+        self._rows = [*([] if is_first else self._rows), *page.rows][-_MOST_ROWS:]
+        self._after = page.after
+        self._table.show([_row(each) for each in self._rows])
+        self._panel.set_visibility(bool(self._rows))
+        self._nothing.set_visibility(not self._rows)
+        self._more.set_visibility(self._after is not None)
+        self._offer()
+
+    def _offer(self) -> None:
+        """The buttons say what they would do to what is ticked."""
+        ticked = len(self._table.selected)
+        more = " or more" if self._after is not None else ""
+        self._count.set_text(
+            f"{parts.count_text(ticked, 'letter')} ticked"
+            if ticked
+            else f"{parts.count_text(len(self._rows), 'letter')}{more}; tick some, or take all that match"
+        )
+        self._redrive.set_text(f"Redrive {ticked}" if ticked else "Redrive all that match")
+        self._discard.set_text(f"Discard {ticked}" if ticked else "Discard all that match")
+        may_act = not self._service.read_only and bool(self._rows) and self._filters.is_open_only
+        self._redrive.set_enabled(may_act)
+        self._discard.set_enabled(may_act)
+        self._compare.set_enabled(ticked == 2)
+
+    async def _show_errors(self) -> None:
+        errors = await parts.in_background(self._service.letter_errors, self._spec)
+        self._filters.know_kinds([kind for kind, _ in errors.counts])
+        self._why.set_visibility(bool(errors.counts))
+        self._bars.clear()
+        with self._bars:
+            self._draw_bars(errors)
+
+    def _draw_bars(self, errors: LetterErrors) -> None:
+        highest = max((count for _, count in errors.counts), default=1)
+        for kind, count in errors.counts[:_KINDS_SHOWN]:
+            with ui.element("button").classes("bar").props('type="button"') as bar:
+                bar.on("click", lambda _, kind=kind: self._filters.choose_kind(kind))
+                ui.label(kind).classes("bar-name")
+                with ui.element("span").classes("bar-track"):
+                    ui.element("span").classes("bar-fill").style(f"width: {count / highest * 100:.1f}%")
+                ui.label(parts.number_text(count)).classes("bar-count")
+        rest = errors.counts[_KINDS_SHOWN:]
+        if rest:
+            ui.label(f"and {parts.count_text(len(rest), 'more kind')}").classes("about")
+        if not errors.is_complete:
+            ui.label(f"Of the first {parts.number_text(errors.counted)} letters.").classes("about")
+
+    async def _clicked(self, row: parts.Row) -> None:
+        await self.open_letter(str(row.get("id", "")))
+
+    async def open_letter(self, id: str) -> None:
+        async with parts.saying_errors():
+            await show_letter(await parts.in_background(self._service.letter, self._spec, id))
+
+    async def _open_comparison(self) -> None:
+        left, right = self._table.selected
+        async with parts.saying_errors():
+            await show_comparison(
+                await parts.in_background(self._service.letter, self._spec, str(left)),
+                await parts.in_background(self._service.letter, self._spec, str(right)),
+                await parts.in_background(self._service.compare_letters, self._spec, str(left), str(right)),
+            )
+
+    async def _open_redrive(self) -> None:
+        ticked = frozenset(map(str, self._table.selected))
+        which = LetterFilter(ids=ticked) if ticked else self._filters.now()
+        await RedriveDialog(self._console, self._spec, which).open()
+        self._strip.update()
+
+    async def _open_discard(self) -> None:
+        async with parts.saying_errors():
+            ticked = tuple(map(str, self._table.selected))
+            ids = ticked or await parts.in_background(self._matching, self._filters.now())
+            reason = await _ask_reason(len(ids)) if ids else None
+            if not reason:
+                return
+            discarded = await parts.in_background(self._service.discard, person(self._console), self._spec, ids, reason)
+            parts.say(f"{parts.count_text(discarded, 'letter')} discarded. They can still be looked at.", "good")
+            await self._reload()
+
+    def _matching(self, which: LetterFilter) -> tuple[str, ...]:
+        """The letters that match, as many as may be discarded at once."""
+        ids: list[str] = []
+        after: str | None = None
+        while len(ids) < MOST_DISCARDED:
+            page = self._service.letters(self._spec, which, min(MOST_ROWS, MOST_DISCARDED - len(ids)), after)
+            ids += [row.id for row in page.rows]
+            after = page.after
+            if after is None:
+                break
+        return tuple(ids)
+
+
+async def _ask_reason(count: int) -> str | None:
+    """Why letters are not needed; None: nothing is to be done."""
+    with ui.dialog() as dialog, ui.card().classes("dialog"):
+        parts.heading("h2", f"Discard {parts.count_text(count, 'letter')}?")
+        ui.label("They are not redriven any more, and can still be looked at. The reason goes into the audit log.")
+        reason = parts.field(ui.input("Reason")).props("autofocus maxlength=500")
+        with ui.element("div").classes("dialog-buttons"):
+            parts.button("Cancel", dialog.close, kind="quiet")
+            go = parts.button("Discard", lambda: dialog.submit(True), kind="danger")
+        go.disable()
+        reason.on_value_change(lambda event: go.set_enabled(bool((event.value or "").strip())))
+    is_confirmed = await until_closed(dialog)
+    text = str(reason.value or "").strip()
+    return text if is_confirmed and text else None
+
+
+def _row(letter: LetterRow) -> parts.Row:
+    return {
+        "id": letter.id,
+        "last": letter.last_ms,
+        "last_text": parts.ago_text(letter.last_ms),
+        "kind": letter.error_kind,
+        "kind_tone": "bad",
+        "error": letter.error.partition("\n")[0].removeprefix(f"{letter.error_kind}: "),
+        "place": place_text(letter),
+        "key": letter.key.text,
+        "group": letter.group,
+        "state": str(letter.state),
+        "state_tone": STATE_TONES[letter.state],
+    }

@@ -1,0 +1,176 @@
+"""Redriving: sending letters again with a rate limit, and seeing how far that has come, whoever began it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from nicegui import background_tasks, ui
+
+from penstock.console.web import parts
+from penstock.console.web.frame import Console, person
+from penstock.console.web.pages.looks import until_closed
+from penstock.errors import PenstockError
+from penstock.model import LetterFilter
+
+if TYPE_CHECKING:
+    from penstock.console.jobs import Job
+
+_SHOWN_AFTER_S: Final = 300.0
+"""For so long a redrive that has ended is still shown."""
+
+
+class RedriveDialog:
+    """Asks where to, how fast and how many, says how many letters are meant, and begins."""
+
+    def __init__(self, console: Console, spec: str, which: LetterFilter) -> None:
+        self._console = console
+        self._service = console.service
+        self._spec = spec
+        self._which = which
+
+    async def open(self) -> None:
+        """Ends when the redrive has begun or the dialog was closed."""
+        with ui.dialog() as dialog, ui.card().classes("dialog"):
+            parts.heading("h2", "Redrive")
+            self._told = ui.label("Counting …")
+            self._where = ui.radio(
+                {"home": "To the topic of each record, for the group that gave it up", "other": "To another topic"},
+                value="home",
+            ).props("dense")
+            self._topic = parts.field(ui.select(self._topics(), label="Topic", with_input=True))
+            self._topic.bind_visibility_from(self._where, "value", lambda value: value == "other")
+            with parts.toolbar():
+                self._rate = parts.field(ui.number("At most, letters/s", min=0.1), width="12rem").props("clearable")
+                self._limit = parts.field(ui.number("At most, letters", min=1, precision=0), width="12rem").props(
+                    "clearable"
+                )
+            self._problem = ui.label().classes("notice-inline tone-bad").props('role="alert"')
+            self._problem.set_visibility(False)
+            with ui.element("div").classes("dialog-buttons"):
+                parts.button("Cancel", dialog.close, kind="quiet")
+                self._go = parts.button("Redrive", lambda: self._begin(dialog), kind="primary")
+            ui.timer(0, self._count, once=True)
+        await until_closed(dialog)
+
+    def _topics(self) -> list[str]:
+        return sorted(name for name, facts in self._service.snapshot().topics.items() if not facts.is_internal)
+
+    async def _count(self) -> None:
+        try:
+            count = await parts.in_background(self._service.count_letters, self._spec, self._which)
+        except PenstockError as error:
+            self._refuse(str(error))
+            return
+        self._told.set_text(f"{parts.count_text(count, 'letter')} match, as of now." if count else "No letter matches.")
+        self._go.set_enabled(count > 0)
+
+    async def _begin(self, dialog: ui.dialog) -> None:
+        to = str(self._topic.value or "") if self._where.value == "other" else None
+        if to == "":
+            self._topic.error = "Choose a topic."
+            return
+        rate, limit = self._rate.value, self._limit.value
+        try:
+            await parts.in_background(
+                self._service.redrive,
+                person(self._console),
+                self._spec,
+                self._which,
+                to=to,
+                rate_per_s=float(rate) if rate else None,
+                limit=int(limit) if limit else None,
+            )
+        except PenstockError as error:
+            self._refuse(str(error))
+            return
+        dialog.close()
+
+    def _refuse(self, text: str) -> None:
+        self._problem.set_text(text)
+        self._problem.set_visibility(True)
+
+
+class RedriveStrip:
+    """How far the redrives of one place have come. `on_end` is called when one has ended while somebody looked."""
+
+    def __init__(self, console: Console, spec: str, on_end: Callable[[], Awaitable[None]]) -> None:
+        self._console = console
+        self._service = console.service
+        self._spec = spec
+        self._on_end = on_end
+        self._lines: dict[str, _Line] = {}
+        self._element = ui.element("div").classes("redrives").props('aria-live="polite"')
+
+    def update(self) -> None:
+        """Show what is so now."""
+        present = {job.id: job for job in self._service.jobs() if job.spec == self._spec and _is_fresh(job)}
+        for id in [id for id in self._lines if id not in present]:
+            self._lines.pop(id).delete()
+        for id, job in present.items():
+            line = self._lines.get(id)
+            if line is None:
+                with self._element:
+                    line = self._lines[id] = _Line(job, None if self._service.read_only else self._cancel)
+            if line.show(job):
+                background_tasks.create(self._ended(), name="reload letters")
+
+    async def _ended(self) -> None:
+        with self._element:
+            await self._on_end()
+
+    async def _cancel(self, job: Job) -> None:
+        async with parts.saying_errors():
+            await parts.in_background(self._service.cancel, person(self._console), job.id)
+
+
+class _Line:
+    """One redrive."""
+
+    def __init__(self, job: Job, cancel: Callable[[Job], Awaitable[None]] | None) -> None:
+        self._was_done = job.is_done
+        with ui.element("div").classes("redrive") as self._element:
+            with ui.element("div").classes("redrive-head"):
+                self._text = ui.label()
+                ui.element("span").classes("spread")
+                self._cancel = parts.button("Cancel", lambda: cancel(job) if cancel else None, kind="quiet")
+                self._cancel.set_visibility(cancel is not None and not job.is_done)
+            self._bar = ui.linear_progress(0, show_value=False, size="6px").props("rounded")
+            self._failures = ui.label().classes("tone-text-bad")
+
+    def show(self, job: Job) -> bool:
+        """Show how it stands; whether it has ended since it was last shown."""
+        report = job.report
+        done = report.redriven + report.failed + report.gone
+        self._text.set_text(_told(job))
+        self._bar.set_value(1.0 if job.is_done else min(1.0, done / job.total) if job.total else 0.0)
+        first = f": {report.failures[0][1]}" if report.failures else ""
+        self._failures.set_text(
+            job.error or (f"{parts.number_text(report.failed)} failed{first}" if report.failed else "")
+        )
+        has_ended = job.is_done and not self._was_done
+        if job.is_done:
+            self._cancel.set_visibility(False)
+        self._was_done = job.is_done
+        return has_ended
+
+    def delete(self) -> None:
+        self._element.delete()
+
+
+def _told(job: Job) -> str:
+    report = job.report
+    of = "" if job.total is None else f" of {parts.number_text(job.total)}"
+    sent = f"{parts.number_text(report.redriven)}{of} redriven"
+    gone = f", {parts.number_text(report.gone)} dealt with by others" if report.gone else ""
+    if not job.is_done:
+        return f"{job.by.name} redrives: {sent}{gone}"
+    ending = (
+        "was cancelled" if report.interrupted else "gave up: nothing came through" if report.gave_up else "has ended"
+    )
+    return f"The redrive by {job.by.name} {ending}: {sent}{gone}, {parts.ago_text(job.ended_ms)}"
+
+
+def _is_fresh(job: Job) -> bool:
+    return not job.is_done or time.time() - (job.ended_ms or 0) / 1000 < _SHOWN_AFTER_S
