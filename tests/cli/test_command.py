@@ -39,7 +39,7 @@ def test_the_help_lists_the_commands_in_the_order_in_which_one_meets_them(run: C
     assert "kafka://127.0.0.1:9092" in shown
 
 
-@pytest.mark.parametrize("words", verbs_of(typer.main.get_command(app)), ids=" ".join)
+@pytest.mark.parametrize("words", list(verbs_of(typer.main.get_command(app))), ids=" ".join)
 def test_every_command_explains_itself_with_examples(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, [*words, "--help"], prog_name="penstock")
     assert done.exit_code == 0
