@@ -16,7 +16,7 @@ GRACE_S: Final = 5
 LARGE_CENTS: Final = 100_000
 """Payments from here on are passed on by the query in real-time mode."""
 CLOSING: Final = -1
-"""The number of the page event that moves time on when all others are sent, so that their windows are final."""
+"""The number of the page event that moves time on when all others were read, so that their windows are final."""
 MALFORMED_HEADER: Final = "malformed"
 """Carries the number of a malformed row: what is left to tell it by."""
 

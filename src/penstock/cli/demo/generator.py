@@ -10,17 +10,13 @@ from typing import Final
 from penstock.cli.demo.account import Account
 from penstock.cli.demo.child import Owner
 from penstock.cli.demo.events import (
-    CLOSING,
-    GRACE_S,
     MALFORMED_HEADER,
     PAGE_EVENTS,
     TRANSACTIONS,
-    WINDOW_S,
     Chance,
     Event,
     MalformedRow,
     PageEvent,
-    window_of,
 )
 from penstock.model import Receipt
 from penstock.producing.producer import Producer
@@ -54,18 +50,13 @@ class Generator:
         """Send everything, and say what it was."""
         chance = Chance(self._settings.seed, self._settings.first)
         began_s = time.monotonic()
-        last = datetime.datetime.now(datetime.UTC)
         while not self._is_done() and not self._owner.wants_end.wait(_TICK_S):
             due = int((time.monotonic() - began_s) * self._settings.rate)
             if self._settings.events is not None:
                 due = min(due, self._settings.events)
             while self._account.sent < due:
-                last = datetime.datetime.now(datetime.UTC)
-                self._send(chance.next_event(last))
+                self._send(chance.next_event(datetime.datetime.now(datetime.UTC)))
             self._tell()
-        self._producer.flush(_FLUSH_TIMEOUT_S)
-        if self._settings.events is not None:
-            self._close_windows(last)
         self._producer.flush(_FLUSH_TIMEOUT_S)
         return self._account
 
@@ -87,12 +78,6 @@ class Generator:
     def _hear(self, receipt: Receipt) -> None:
         if receipt.error is None:
             self._account.acknowledged += 1
-
-    def _close_windows(self, last: datetime.datetime) -> None:
-        """Windows are final when time has moved past them and their grace. Nothing comes to move it but this."""
-        end_s = window_of(last) + WINDOW_S + GRACE_S
-        at = datetime.datetime.fromtimestamp(end_s, datetime.UTC)
-        self._producer.send(PAGE_EVENTS, PageEvent(CLOSING, "", "clock", at))
 
     def _tell(self) -> None:
         now_s = time.monotonic()

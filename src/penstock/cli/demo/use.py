@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -11,6 +12,7 @@ from pyspark.sql import functions as F
 
 from penstock.cli.demo.child import Owner
 from penstock.cli.demo.events import (
+    CLOSING,
     GRACE_S,
     LARGE_CENTS,
     LARGE_PAYMENTS,
@@ -19,10 +21,13 @@ from penstock.cli.demo.events import (
     PAGE_USE,
     TRANSACTIONS,
     WINDOW_S,
+    PageEvent,
+    window_of,
 )
 from penstock.spark import Pipeline, RealTime, session
 from penstock.spark.jars import connector_jars
 from penstock.spark.windows import tumbling
+from penstock.streams import connect
 
 PIPELINE: Final = "page-use"
 REAL_TIME_PIPELINE: Final = "large-payments"
@@ -70,8 +75,19 @@ def add_up(url: str, cores: str, *, owner: Owner) -> None:
                 pipeline.wait(0.0)  # raises what has ended a query for good
         for pipeline in running:
             pipeline.close()
+        close_windows(url)
         with pipeline_of_use(url, spark) as rest:
             rest.run(once=True)
+
+
+def close_windows(url: str) -> None:
+    """Windows are final when time has moved past them and their grace. Nothing comes to move it any more but this.
+
+    It must be read by the run that ends: Spark writes what has become final in the batch after, and a query that was
+    stopped in between would wait for new events with it."""
+    end_s = window_of(datetime.datetime.now(datetime.UTC)) + WINDOW_S + GRACE_S
+    with connect(url) as stream:
+        stream.send(PAGE_EVENTS, PageEvent(CLOSING, "", "clock", datetime.datetime.fromtimestamp(end_s, datetime.UTC)))
 
 
 @contextmanager
