@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import importlib
 import inspect
 import logging
 import signal
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_SERVING: Final = "penstock.observe.serving"
 _LOOK_S: Final = 0.1
 _STAGES_STOP_S: Final = 10.0
 
@@ -323,8 +321,9 @@ class App:
         address = metrics if metrics is not None else self._metrics
         served: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if address is not None:
-            # By its name, and only now: what runs does not depend on what watches it, nor waits for it to be loaded.
-            served = importlib.import_module(_SERVING).serve(address)
+            from penstock.observe.serving import serve  # only now: an app without metrics does not wait for it
+
+            served = serve(address)
         self._running = True
         self._stopping.clear()
         return served

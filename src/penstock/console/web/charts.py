@@ -26,6 +26,9 @@ _FORMATS: Final = {
 }
 
 
+_SHORTEST_SPAN_S: Final = 300
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of a plot: times in milliseconds with values."""
@@ -47,7 +50,7 @@ class LineChart:
             "axisTick": {"show": False},
             "splitLine": {"show": False},
             "axisLabel": {"hideOverlap": True, "fontSize": 11},
-            **self._span(),
+            **self._span(self._shown),
         }
         options["series"] = [_line(each, index) for index, each in enumerate(lines)]
         self.element = ui.echart(options, renderer="svg").classes("chart").style(f"height: {height_px}px")
@@ -57,13 +60,16 @@ class LineChart:
         if fresh == self._shown:
             return
         self._shown = fresh
-        self.element.options["xAxis"].update(self._span())
+        self.element.options["xAxis"].update(self._span(fresh))
         self.element.options["series"] = [_line(each, index) for index, each in enumerate(fresh)]
         self.element.update()
 
-    def _span(self) -> dict[str, int]:
+    def _span(self, lines: Sequence[Line]) -> dict[str, int]:
+        """As long as was asked for; shorter while there is little to show, which would be a stroke at the edge."""
         now_ms = int(time.time() * 1000)
-        return {"min": now_ms - int(self._span_s * 1000), "max": now_ms}
+        first_ms = min((line.points[0][0] for line in lines if line.points), default=now_ms)
+        shown_ms = max(now_ms - first_ms, _SHORTEST_SPAN_S * 1000)
+        return {"min": now_ms - int(min(self._span_s * 1000, shown_ms)), "max": now_ms}
 
 
 class BarChart:

@@ -138,8 +138,6 @@ def _topic_row(topic: TopicFacts) -> parts.Row:
         "rate_text": parts.rate_text(topic.rate_per_s),
         "records": topic.records,
         "records_text": parts.short_text(topic.records),
-        "size": topic.size_bytes,
-        "size_text": parts.size_text(topic.size_bytes),
     }
 
 

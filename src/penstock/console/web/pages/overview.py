@@ -32,7 +32,6 @@ _TOPICS: Final = (
     parts.Column("name", "Topic", "mono"),
     parts.Column("rate", "In", "number"),
     parts.Column("records", "Records", "number"),
-    parts.Column("size", "Size", "number", on_phone=False),
 )
 _ALERTS: Final = (
     parts.Column("severity", "Severity", "badge"),
