@@ -19,6 +19,7 @@ import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from pyspark.sql import SparkSession
 
+import penstock.cli.reprocess
 import penstock.cli.run
 from penstock.cli.main import app
 from penstock.spark.pipeline import defined_pipelines
@@ -103,7 +104,8 @@ def test_what_a_page_shows_works(
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.setattr(penstock.cli.run, "stop_session", lambda: None)
+    for command in (penstock.cli.run, penstock.cli.reprocess):
+        monkeypatch.setattr(command, "stop_session", lambda: None)
     try:
         with servers_of(page, tmp_path / "servers") as replace:
             # The JVM was started elsewhere, and a path that begins with a dot would be one of its own folder.
@@ -114,3 +116,4 @@ def test_what_a_page_shows_works(
         for pipeline in defined_pipelines():
             pipeline.close()
         stop_brokers(folder)
+    assert SparkSession.getActiveSession() is spark, "the session is not the page's to stop"
