@@ -56,12 +56,23 @@ def test_data_that_fill_many_blocks_come_back(codec: int) -> None:
     assert compression.decompress(codec, compression.compress(codec, data), len(data)) == data
 
 
+def codecs_of(stored: bytes) -> set[int]:
+    """The codecs of these batches: a batch tells its length at byte 8, and its codec in the attributes, at byte 21."""
+    codecs, at = set[int](), 0
+    while at < len(stored):
+        (length,) = struct.unpack_from(">i", stored, at + 8)
+        codecs.add(stored[at + 22] & 7)
+        at += 12 + length
+    return codecs
+
+
 @by_name
 def test_librdkafka_batches_are_read(codec: int) -> None:
     with MockCluster() as cluster:
         cluster.write([Sent(value) for value in VALUES], compression_type=compression.NAMES[codec])
         stored = cluster.stored()
-    assert stored[22] & 7 == codec, "librdkafka used another codec than it was told to"
+    # Batches that do not shrink are sent as they are: a small one, if librdkafka makes one of the first values.
+    assert codec in codecs_of(stored) <= {0, codec}, "librdkafka used another codec than it was told to"
     assert [record.value for record in batches.decode(stored)] == VALUES
 
 

@@ -228,19 +228,21 @@ def test_a_consumer_that_cannot_say_is_not_called_healthy() -> None:
 
 
 def test_deadlines_tell_of_partial_results_and_of_who_made_them_so() -> None:
-    def quick(value: int) -> int:
+    """What is counted is counted for the process: the names are those of no other test."""
+
+    def sure_of_itself(value: int) -> int:
         return value
 
-    def broken(value: int) -> int:
+    def out_of_order(value: int) -> int:
         raise ValueError("broken")
 
-    labels = {"analysers": "quick,broken"}
-    with penstock.within(30.0, quick, broken) as deadline:
+    labels = {"analysers": "sure_of_itself,out_of_order"}
+    with penstock.within(30.0, sure_of_itself, out_of_order) as deadline:
         assert not deadline(1).complete
         samples = Samples(registry())
         assert samples("penstock_deadline_calls_total", result="partial", **labels) == 1
-        assert samples("penstock_deadline_answers_total", analyser="quick", outcome="answered", **labels) == 1
-        assert samples("penstock_deadline_answers_total", analyser="broken", outcome="failed", **labels) == 1
+        assert samples("penstock_deadline_answers_total", analyser="sure_of_itself", outcome="answered", **labels) == 1
+        assert samples("penstock_deadline_answers_total", analyser="out_of_order", outcome="failed", **labels) == 1
     samples = Samples(registry())
     assert samples("penstock_deadline_calls_total", result="partial", **labels) == 1, "it is closed, and still counts"
     assert not samples.all("penstock_deadline_running", **labels)

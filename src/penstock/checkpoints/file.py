@@ -229,7 +229,7 @@ class FileCheckpoints:
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             found = mark.read_text(encoding="utf-8", errors="replace") if mark.exists() else None
             if found is None:
-                replace_file(mark, FORMAT.encode())
+                replace_file(mark, FORMAT.encode(), among_others=True)
         except OSError as error:
             raise StoreUnavailableError(f"the folder {self.folder} cannot be used for checkpoints: {error}") from error
         if found not in (None, FORMAT):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,9 +43,12 @@ def frames_in(data: bytes, path: Path, position: int = 0) -> Iterator[tuple[byte
         yield payload, position + at
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """The file has this content from now on, or still its old one, whatever happens, a power cut too."""
-    temporary = path.with_name(f"{path.name}.new")
+def replace_file(path: Path, content: bytes, *, among_others: bool = False) -> None:
+    """The file has this content from now on, or still its old one, whatever happens, a power cut too.
+
+    Only one at a time may do this to a file, unless it is said that others may be at it, too: then the last one wins.
+    """
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new" if among_others else f"{path.name}.new")
     with open(temporary, "wb") as file:
         file.write(content)
         file.flush()
