@@ -9,6 +9,8 @@ from collections.abc import Callable
 from benchmarks import (
     against_kafka,
     arrow,
+    console,
+    console_pages,
     consumers,
     deadlines,
     kills,
@@ -44,6 +46,8 @@ def main() -> None:
         "spool": lambda: spool.run(report, say, rounds=options.rounds, scale=options.scale),
         "deadlines": lambda: deadlines.run(report, say, scale=options.scale),
         "consumers": lambda: consumers.run(report, say, rounds=options.rounds, scale=options.scale),
+        "console": lambda: console.run(report, say, rounds=options.rounds, scale=options.scale),
+        "console-pages": lambda: console_pages.run(report, say, rounds=options.rounds),
         "spark-start": lambda: spark_start.run(report, say, rounds=options.rounds),
         "spark-source": lambda: spark_source.run(report, say, rounds=options.rounds, scale=options.scale),
         "spark-json": lambda: spark_json.run(report, say, rounds=options.rounds, scale=options.scale),

@@ -237,3 +237,18 @@ def test_file_names_are_safe_and_tell_all_names_apart() -> None:
     assert len({name.lower() for name in files}) == len(names)
     assert all("/" not in name and "\0" not in name and not name.startswith(".") for name in files)
     assert max(len(name.encode()) for name in files) < 100
+
+
+def test_several_may_open_a_new_folder_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_at_last = os.replace
+
+    def while_another_opens_it(old: Path, new: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace_at_last)
+        FileCheckpoints(tmp_path).close()
+        replace_at_last(old, new)
+
+    monkeypatch.setattr(os, "replace", while_another_opens_it)
+    with FileCheckpoints(tmp_path) as store:
+        store.save(lease_on(store), KEY, change(1))
+        assert start_of(store) == 1
+    assert not list(tmp_path.glob("format.*")), "nothing is left beside it"

@@ -23,6 +23,8 @@ from tools import parts
 
 HERE: Final = Path(__file__).parent
 os.environ["PENSTOCK_CACHE"] = str(parts.cache_folder())
+# What these tests start is at work for seconds: the second compiler and a collector with threads cost more than they give.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
