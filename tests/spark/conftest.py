@@ -1,8 +1,8 @@
 """What the tests of Spark share: one session, started when the first of them needs it.
 
-A session is a JVM: it takes seconds to start and a gigabyte to run. So all these tests stay in one worker of
-pytest-xdist and share one, while the others run everything else. Tests that start clusters of their own are below
-`cluster`, and stay together in another worker.
+A session is a JVM: it takes seconds to start and a gigabyte to run. So these tests stay in one worker of pytest-xdist
+and share one, while the others run everything else. Tests that start programs and clusters of their own stay together
+in another worker, with the worked cases, which have a session of their own there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from penstock.spark.sessions import session
 from tools import parts
 
 HERE: Final = Path(__file__).parent
+BESIDE: Final = ("cluster", "examples")
+"""What runs in the other worker. Both have about as much to do."""
 os.environ["PENSTOCK_CACHE"] = str(parts.cache_folder())
-# What these tests start is at work for seconds: the second compiler and a collector with threads cost more than they give.
+# What these tests start is at work for seconds: the second compiler, and a collector with threads, would cost more.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
@@ -32,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests below this folder stay together, unless they say otherwise."""
     for item in items:
         if item.path.is_relative_to(HERE) and item.get_closest_marker("xdist_group") is None:
-            group = "spark-cluster" if item.path.is_relative_to(HERE / "cluster") else "spark"
+            group = "spark-cluster" if any(item.path.is_relative_to(HERE / name) for name in BESIDE) else "spark"
             item.add_marker(pytest.mark.xdist_group(group))
 
 
