@@ -120,9 +120,8 @@ def loss_by_size_s(
     left_bytes = retention_bytes - lag * record_bytes
     if left_bytes <= 0:
         return 0.0
-    if lag_trend_per_s is None or lag_trend_per_s <= 0:
-        return None
-    return left_bytes / (lag_trend_per_s * record_bytes)
+    growth_per_s = (lag_trend_per_s or 0.0) * record_bytes
+    return left_bytes / growth_per_s if growth_per_s > 0 else None
 
 
 def loss_by_pace_s(distance: int, start_rate_per_s: float | None, read_rate_per_s: float | None) -> float | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Dialog, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Dialog, Page, Response, expect, sync_playwright
 
 from penstock.streams import connect
 from penstock.streams.kafka.groups import GroupAdministration
@@ -71,6 +71,10 @@ def browser() -> Iterator[Browser]:
             started.close()
 
 
+READY: Final = "() => !document.getElementById('app') || window.did_handshake"
+"""True for pages that NiceGUI has no part in, such as the login."""
+
+
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     fresh = browser.new_context(viewport={"width": 1280, "height": 860})
@@ -92,6 +96,15 @@ def page(context: BrowserContext) -> Iterator[Page]:
         wrong.append(f"a dialog came up: {dialog.message}")
         dialog.dismiss()
 
+    go = fresh.goto
+
+    def go_and_wait(url: str, **options: Any) -> Response | None:
+        """What is clicked before the page has found the server is lost, as a person would see: nothing happens."""
+        answer = go(url, **options)
+        fresh.wait_for_function(READY)
+        return answer
+
+    fresh.goto = go_and_wait  # type: ignore[method-assign]
     fresh.on("dialog", dismiss)
     fresh.on("pageerror", lambda error: wrong.append(f"a script failed: {error}"))
     fresh.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
