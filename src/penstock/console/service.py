@@ -58,10 +58,10 @@ from penstock.observe.alerts import Alerting, AlertState, Mute, NotifierState, R
 from penstock.observe.facts import LetterFacts, PipelineFacts, Snapshot
 from penstock.observe.history import History
 from penstock.observe.pipelines import happenings
+from penstock.observe.place import HISTORY_FILE, RULES_FILE, state_folder
 from penstock.observe.watching import Watch
 from penstock.streams import Connection, connect
 from penstock.streams.kafka.moves import Move
-from penstock.streams.url import KafkaUrl, LogUrl, parse_url
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,8 @@ class Service:
         except OSError as error:
             raise ConfigError(f"the console cannot keep its history in {self.state}: {error}") from error
         self._audit = AuditLog(self.state / "audit.jsonl", self._clock)
-        self._history = History(self.state / "history.db")
-        self._alerting = Alerting(rules or self.state / "alerts.json", stream=url)
+        self._history = History(self.state / HISTORY_FILE)
+        self._alerting = Alerting(rules or self.state / RULES_FILE, stream=url)
         self._watch = Watch(
             self._watching_connection,
             self._history,
@@ -416,11 +416,7 @@ class Service:
 
 def default_state(url: str) -> Path:
     """Where the console keeps what must outlive it, when nobody says."""
-    where = parse_url(url)
-    if isinstance(where, LogUrl):
-        return where.folder / "console"
-    if isinstance(where, KafkaUrl):
-        host = where.hosts[0]
-        name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in host.name)
-        return Path("penstock-console") / f"{name}_{host.port}"
+    folder = state_folder(url)
+    if folder is not None:
+        return folder
     raise ConfigError(f"the console cannot look into {url}: give it log:FOLDER or kafka://HOST:PORT")

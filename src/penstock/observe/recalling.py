@@ -9,22 +9,18 @@ from typing import Final
 from penstock.observe import forecast
 from penstock.observe.facts import GroupFacts, ReaderFacts, Snapshot, TopicFacts
 from penstock.observe.history import History
+from penstock.observe.place import HISTORY_FILE, state_folder
 from penstock.streams.url import LogUrl, parse_url
 
-HISTORY_FILE: Final = "history.db"
-CONSOLE_FOLDER: Final = "console"
-"""In the folder of an embedded log: where its console keeps what it keeps."""
 RECENT_MS: Final = 120_000
 """What is older says nothing about the pace of now."""
 
 
 def history_beside(url: str) -> Path | None:
     """The history that a console has kept beside the log, if there is one."""
-    where = parse_url(url)
-    if not isinstance(where, LogUrl):
-        return None
-    path = where.folder / CONSOLE_FOLDER / HISTORY_FILE
-    return path if path.is_file() else None
+    folder = state_folder(url) if isinstance(parse_url(url), LogUrl) else None
+    path = None if folder is None else folder / HISTORY_FILE
+    return path if path is not None and path.is_file() else None
 
 
 def recalled(snapshot: Snapshot, history: History) -> Snapshot | None:
