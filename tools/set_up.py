@@ -1,10 +1,10 @@
 """Gets the real parts: `python -m tools.set_up`.
 
 Programs come from the system's packages (only as root, only where there is apt-get), kafkajs from npm, Apache Kafka
-from Maven, Spark's Kafka connector by `penstock spark jars`, Quix Streams from pip, each with the settings the machine
-already has for that tool. A part that is already there costs nothing. A part that cannot be had is told in one line and
-noted in the cache folder; the exit code is 0 all the same, because the tests that need it skip themselves with that
-note as their reason.
+from Maven, Spark's Kafka connector and the archive of its classes by `penstock spark`, Quix Streams from pip, each with
+the settings the machine already has for that tool. A part that is already there costs nothing. A part that cannot be
+had is told in one line and noted in the cache folder; the exit code is 0 all the same, because the tests that need it
+skip themselves with that note as their reason.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def main() -> int:
                 ("quixstreams", fetch_quixstreams),
             )
             list(pool.map(lambda step: settle(*step), steps))
+        settle("spark-archive", make_spark_archive)  # it counts for the connector that is there
     return 0
 
 
@@ -176,13 +177,23 @@ def fetch_spark_connector() -> str:
         return str(parts.spark_connector())
     parts.mvn()
     say("spark-connector: fetching it with `penstock spark jars`")
-    run(
-        [sys.executable, "-m", "penstock.cli", "spark", "jars"],
+    penstock_spark("jars")
+    return str(parts.spark_connector())
+
+
+def make_spark_archive() -> str:
+    """Without it the tests of Spark run as well, and take minutes more: they start some twenty JVMs."""
+    return penstock_spark("archive")
+
+
+def penstock_spark(verb: str) -> str:
+    """A command of `penstock spark`, with the cache that the tests have. The last line of what it says."""
+    return run(
+        [sys.executable, "-m", "penstock.cli", "spark", verb],
         timeout_s=MAVEN_TIMEOUT_S,
         environment={"PENSTOCK_CACHE": str(parts.cache_folder())},
         telling=r"^penstock: ",
     )
-    return str(parts.spark_connector())
 
 
 def fetch_kafkajs() -> str:
@@ -257,8 +268,11 @@ def run(
     telling: str,
     working_folder: Path = parts.ROOT,
     environment: Mapping[str, str] | None = None,
-) -> None:
-    """Run a command without input; when it fails, raise the first line of its output that matches `telling`."""
+) -> str:
+    """Run a command without input, and give the last line of its output.
+
+    When it fails, raise the first line of its output that matches `telling`.
+    """
     name = f"{Path(command[0]).name} {next((word for word in command[1:] if not word.startswith('-')), '')}".strip()
     try:
         done = subprocess.run(
@@ -277,6 +291,7 @@ def run(
         raise StepFailed(f"{name} did not end within {timeout_s:.0f} s") from None
     if done.returncode != 0:
         raise StepFailed(f"{name} failed: {reason_in(done.stdout, telling) or f'exit code {done.returncode}'}")
+    return (done.stdout.strip().splitlines() or [""])[-1]
 
 
 def reason_in(output: str, telling: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyspark
 import pytest
 
+from penstock.spark.class_archive import archive_file, session_jars
+from penstock.spark.java import find_java
 from tests.cli.running import Command
 
 
@@ -66,3 +69,22 @@ def test_a_maven_that_fails_is_told_in_one_sentence(
 def test_the_noun_alone_shows_its_help() -> None:
     done = Command("memory:")("spark")
     assert "jars" in done.out + done.err
+
+
+def test_an_archive_that_is_not_there_is_told_with_how_to_make_it(cache: Path) -> None:
+    done = Command("memory:")("spark", "archive", "--where")
+    assert (done.code, done.out) == (1, "")
+    assert "run `penstock spark archive` once" in done.err
+
+
+def test_an_archive_that_is_there_is_printed_and_not_made_again(cache: Path) -> None:
+    file = archive_file(find_java(), os.pathsep.join(session_jars()))
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x" * 2048)
+    done = Command("memory:").well("spark", "archive")
+    assert done.out == f"{file}\n"
+    assert "there already" in done.err
+    assert Command("memory:").well("spark", "archive", "--where").out == f"{file}\n"
+    done = Command("memory:")("spark", "archive", "--where", "--force")
+    assert (done.code, done.out) == (1, "")
+    assert "name one of them" in done.err

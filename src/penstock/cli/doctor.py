@@ -78,6 +78,7 @@ def _checks(url: str | None, data: Path | None, write: bool, within_s: float) ->
         "extras": partial(extras.check_extras, within_s),
         "java": java.check_java,
         "spark connector": java.check_connector,
+        "spark archive": java.check_archive,
         "memory": partial(machine.check_memory, with_spark),
         "file handles": machine.check_handles,
         "data folder": partial(data_folder.check_data_folder, data or _folder_of(url) or Path("data")),

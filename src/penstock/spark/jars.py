@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +14,7 @@ import pyspark
 from pyspark.find_spark_home import _find_spark_home
 
 from penstock.errors import ConnectorMissingError
+from penstock.spark.cache import locked, spark_folder
 from penstock.spark.jar_resolvers import Ivy, Maven, Resolver
 from penstock.spark.jar_versions import fetch_all
 from penstock.spark.java import find_java
@@ -26,19 +24,9 @@ from penstock.spark.session_defaults import site_defaults
 CHECK_TIMEOUT_S: Final = 120.0
 
 
-def cache_folder() -> Path:
-    """`$PENSTOCK_CACHE`, or penstock's folder among the user's caches."""
-    named = os.environ.get("PENSTOCK_CACHE")
-    if named:
-        return Path(named).expanduser().absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "penstock"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-
-
 def connector_folder() -> Path:
     """Where the connector for the installed Spark is, once it has been fetched."""
-    return cache_folder() / "spark" / pyspark.__version__ / "connector"
+    return spark_folder() / "connector"
 
 
 def connector_jars() -> tuple[Path, ...]:
@@ -58,7 +46,7 @@ def fetch_connector(
     """
     say = tell or _say_nothing
     folder = connector_folder()
-    with _locked(folder):
+    with locked(folder):
         if connector_jars() and not force:
             return connector_jars()
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as name:
@@ -72,14 +60,6 @@ def fetch_connector(
                 jar.rename(whole / jar.name)
             _exchange(whole, folder)
     return connector_jars()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _exchange(fresh: Path, folder: Path) -> None:

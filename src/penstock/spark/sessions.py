@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -20,9 +21,10 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, ConnectorMissingError, PipelineError
+from penstock.spark.class_archive import archive_options, session_jars
 from penstock.spark.jars import connector_jars
 from penstock.spark.java import find_java
-from penstock.spark.jvm import FILE_SYSTEM_CLASS, JAR, LEAN_FILES
+from penstock.spark.jvm import FILE_SYSTEM_CLASS, LEAN_FILES
 from penstock.spark.run_settings import current_run
 from penstock.spark.session_defaults import defaults, local_cores, quiet_logging, site_defaults
 
@@ -31,12 +33,13 @@ CONNECTOR_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 MASTER: Final = re.compile(r"local(-cluster)?(\[.*\])?|yarn|(spark|k8s)://.+")
 
+DEFAULT_JAVA_OPTIONS: Final = "spark.driver.defaultJavaOptions"
 AT_LAUNCH: Final = (
     "spark.driver.memory",
     "spark.driver.extraClassPath",
     "spark.driver.extraLibraryPath",
     "spark.driver.extraJavaOptions",
-    "spark.driver.defaultJavaOptions",
+    DEFAULT_JAVA_OPTIONS,
 )
 """What a JVM is started with, and keeps until this process ends."""
 
@@ -140,7 +143,8 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
         settings["spark.app.name"] = name
     jars = _wished_jars(connector)
     if running is None:
-        _add_jars(settings, [str(JAR), *jars], local_cores(chosen_master) is not None)
+        _add_jars(settings, session_jars(jars), local_cores(chosen_master) is not None)
+        _use_archive(settings, own={**given, **wishes})
     else:
         _check_launched(wishes)
         if jars and connector and not _finds(running, CONNECTOR_CLASS):
@@ -239,10 +243,10 @@ def _given_settings(running: Any) -> dict[str, str]:
     return site_defaults(_find_spark_home())
 
 
-def _wished_jars(connector: bool | None) -> tuple[str, ...]:
+def _wished_jars(connector: bool | None) -> tuple[Path, ...]:
     if connector is False:
         return ()
-    jars = tuple(str(jar) for jar in connector_jars())
+    jars = connector_jars()
     if connector and not jars:
         raise ConnectorMissingError(
             "Spark's Kafka connector has not been fetched for this version of Spark: run `penstock spark jars` once"
@@ -255,6 +259,12 @@ def _add_jars(settings: dict[str, str], jars: Iterable[str], one_process: bool) 
     settings["spark.driver.extraClassPath"] = _joined(os.pathsep, jars, settings.get("spark.driver.extraClassPath"))
     if not one_process:
         settings["spark.jars"] = _joined(",", jars, settings.get("spark.jars"))
+
+
+def _use_archive(settings: dict[str, str], own: Mapping[str, str]) -> None:
+    """Begin with the archive of Spark's classes if there is one, unless somebody has said how Java is to begin."""
+    if DEFAULT_JAVA_OPTIONS not in own and (options := archive_options(settings)):
+        settings[DEFAULT_JAVA_OPTIONS] = _joined(" ", [options], settings.get(DEFAULT_JAVA_OPTIONS))
 
 
 def _joined(separator: str, ours: Iterable[str], theirs: str | None) -> str:

@@ -18,6 +18,7 @@ from penstock.spark.columns import RECORD
 from penstock.spark.source.origin import CLUSTER_FILE, LogFolder, Origin, Range
 from penstock.spark.source.task_reading import read_range
 from penstock.spark.source.topic_view import open_topic
+from tests.clients.raw_headers import LATIN, send_raw
 from tests.log import engine
 from tests.seeds import seed_of
 from tests.spark.source.reading import delete_before, rows_of, send_numbers
@@ -46,6 +47,17 @@ def read_both_ways(url: str, topic: str, start: int, end: int) -> Rows:
     from_files = read(files, 0, start, end)
     assert from_files == read(client, 0, start, end)
     return from_files
+
+
+def test_names_of_headers_that_are_no_utf8_are_the_same_both_ways(
+    connection: Connection, log_url: str, topic: str
+) -> None:
+    connection.create_topic(topic, 1)
+    send_raw(connection.bootstrap, topic, [(b"v", [(b"a", None), (LATIN, b"x")])] * 20)
+    rows = read_both_ways(log_url, topic, 0, 20)
+    assert [row["headers"] for row in rows] == [
+        [{"key": "a", "value": None}, {"key": r"gr\xf6\xdfe", "value": b"x"}]
+    ] * 20
 
 
 def test_every_column_is_what_was_sent(connection: Connection, log_url: str, topic: str) -> None:
