@@ -66,15 +66,13 @@ def main() -> int:
         for program in PROGRAMS:
             settle(program.part, functools.partial(install_program, program))
         with ThreadPoolExecutor() as pool:
-            steps = (
-                ("kafka", fetch_kafka),
-                ("spark-connector", fetch_spark_connector),
-                ("kafkajs", fetch_kafkajs),
-                ("quixstreams", fetch_quixstreams),
-            )
-            list(pool.map(lambda step: settle(*step), steps))
-        settle("spark-archive", make_spark_archive)  # it counts for the connector that is there
+            list(pool.map(settle_in_turn, FETCHED))
     return 0
+
+
+def settle_in_turn(steps: Mapping[str, Callable[[], str]]) -> None:
+    for part, step in steps.items():
+        settle(part, step)
 
 
 @contextmanager
@@ -299,6 +297,15 @@ def reason_in(output: str, telling: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     line = next((line for line in lines if re.search(telling, line)), lines[-1] if lines else "")
     return re.sub(r"//[^/@\s]+@", "//", line)[:REASON_LENGTH]
+
+
+FETCHED: Final[Sequence[Mapping[str, Callable[[], str]]]] = (
+    {"spark-connector": fetch_spark_connector, "spark-archive": make_spark_archive},  # which counts for the connector
+    {"kafka": fetch_kafka},
+    {"kafkajs": fetch_kafkajs},
+    {"quixstreams": fetch_quixstreams},
+)
+"""What is got beside each other; the steps of one line in turn."""
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def archive(
 ) -> None:
     """Keep Spark's classes as Java has them in memory, once, so that sessions start in about half the time.
 
-    It takes half a minute and some 200 MB in $PENSTOCK_CACHE. It counts for the Java, the Spark and the Kafka connector
+    It takes about a minute and some 200 MB in $PENSTOCK_CACHE. It counts for the Java, the Spark and the Kafka connector
     that are there now: make it again when one of them changes. The path of the archive goes to the output.
     """
     from penstock.errors import ConfigError, PipelineError

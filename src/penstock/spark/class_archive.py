@@ -84,7 +84,7 @@ def archive_options(settings: Mapping[str, str]) -> str:
 def make(*, force: bool = False, tell: Callable[[str], None] | None = None) -> Path:
     """Make the archive for sessions as they are now, unless it is there; `force` makes it anew. Gives its path.
 
-    A pipeline runs for it in a process of its own, for half a minute, and the JVM keeps the classes that were loaded.
+    A pipeline runs for it in a process of its own, and the JVM keeps the classes that were loaded.
     The archive is there whole or not at all, and of two processes that make it one waits for the other. Raises
     PipelineError if there is none in the end, and JavaMissingError when there is no Java.
     """

@@ -31,6 +31,7 @@ from penstock.spark.types import Carried, carried_by
 from penstock.spark.undecodable import Letters, Reader, put_undecodable, record_of
 from penstock.streams.options import ConnectOptions
 from penstock.streams.url import LogUrl, MemoryUrl, parse_url
+from penstock.streams.url_settings import client_with, resolved
 
 __all__ = ["Decoder", "decode_expression", "decode_stream"]
 
@@ -66,11 +67,11 @@ class Decoder(SentByValue):
         if dead_letters is True:
             dead_letters = f"{topic.name}.dlq"
         self.topic = topic
-        self.url = _absolute_url(url)
+        self.url = resolved(_absolute_url(url), {})[0]
         self.dead_letters = _checked_letters(dead_letters or None, topic, url)
         self.group = group
         self.version = version
-        self.client: ConnectOptions = client or {}
+        self.client: ConnectOptions = client_with(url, client)
         self._counter: tuple[Any, ...] | None = None
         self._carried: Carried | None = None
         self._schema: StructType | None = None

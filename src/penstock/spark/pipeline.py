@@ -37,6 +37,8 @@ from penstock.spark.triggers import RealTime, Trigger
 from penstock.spark.versions import checkpoint_name, current_topic, version_to_run, versioned
 from penstock.streams import Connection, connect
 from penstock.streams.options import ConnectOptions
+from penstock.streams.url import without_password
+from penstock.streams.url_settings import client_with
 
 DRAIN_S: Final = 30.0
 
@@ -81,14 +83,15 @@ class Pipeline:
             raise ConfigError(f"pipeline {name!r}: engine={engine!r} is not allowed: use {', '.join(ENGINES)}")
         settings = current_run()
         self.name = name
-        self.url = url
+        self.url = without_password(url)
+        """Fit to be shown; what is left out of it is in `client`."""
         self._settings = settings
         self.engine: Engine = settings.engine or engine
         self._checkpoints = checkpoints if checkpoints is not None else default_checkpoints(url)
         self._restart = restart or Restart()
         self._spark = spark
         self._shipped = False
-        self._client: ConnectOptions = client or {}
+        self._client = client_with(url, client)
         self._connection: Connection | None = None
         self._planned: dict[str, PlannedQuery] = {}
         self._gates: list[tuple[OnTimeGate, Target]] = []

@@ -168,7 +168,7 @@ def _place(
     if more.get("mode") != "table":
         texts["tasks"] = str(spark.sparkContext.defaultParallelism)
     options = parse_options(texts, streaming=streaming)
-    texts["url"] = options.url
+    texts |= {"url": options.url, **client_texts(options.client)}
     where = parse_url(options.url)
     bootstrap = where.bootstrap if isinstance(where, KafkaUrl) else ""
     if isinstance(where, LogUrl):

@@ -36,6 +36,7 @@ from penstock.spark.source.native import connector_options
 from penstock.spark.triggers import RealTime
 from penstock.streams.options import ConnectOptions, options_of
 from penstock.streams.url import KafkaUrl, LogUrl, parse_url
+from penstock.streams.url_settings import client_with
 
 Start = Callable[[str, str], StreamingQuery]
 """Starts a query in real-time mode: of its name and its checkpoint."""
@@ -111,7 +112,8 @@ def sink_options(bootstrap: str, client: ConnectOptions) -> dict[str, str]:
 
 
 def _start(frame: DataFrame, target: TopicTarget, batch: str, name: str, checkpoint: str) -> StreamingQuery:
-    spark, client = frame.sparkSession, target.client or {}
+    spark = frame.sparkSession
+    client = client_with(target.url, target.client)
     rows = _rows_of(frame, target)
     _check_checkpoint(frame, checkpoint, name)
     needed = planned(rows)

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -47,7 +47,7 @@ class Letters:
     url: str
     spec: str
     """What `open_dead_letters` takes."""
-    client: ConnectOptions
+    client: ConnectOptions = field(repr=False)
 
 
 def put_undecodable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -37,7 +37,7 @@ class DirectWriter:
     """
 
     bootstrap: str
-    client: ConnectOptions
+    client: ConnectOptions = field(repr=False)
     topic: str | None
     partitions: int | None = None
     compact: bool = False

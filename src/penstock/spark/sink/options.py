@@ -12,6 +12,7 @@ from penstock.model import Guarantee
 from penstock.spark.sink.publishing import TRANSACTION_TIMEOUT_S
 from penstock.spark.source.options import CLIENT_PREFIX, client_options
 from penstock.streams.url import LogUrl, MemoryUrl, parse_url
+from penstock.streams.url_settings import resolved
 
 NAMES: Final = {
     "url": "which stream: log:./data, kafka://host:9092",
@@ -39,7 +40,7 @@ class SinkOptions:
     compact: bool = False
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
     staging: str | None = None
-    client: Mapping[str, Any] = field(default_factory=dict)
+    client: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -61,15 +62,16 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     guarantee = options.get("guarantee", Guarantee.EXACTLY_ONCE)
     if guarantee not in _GUARANTEES:
         raise GuaranteeError(f"the option 'guarantee' is {guarantee!r}; it may be {' or '.join(_GUARANTEES)}")
+    url, client = resolved(_absolute(options["url"]), client_options(settings))
     return SinkOptions(
-        url=_absolute(options["url"]),
+        url=url,
         topic=options.get("topic"),
         guarantee=Guarantee(guarantee),
         partitions=_partitions(options),
         compact=_truth(options, "compact"),
         transaction_timeout_s=_timeout_s(options),
         staging=_staging(options, given),
-        client=client_options(settings),
+        client=client,
     )
 
 

@@ -51,7 +51,7 @@ class TopicTarget:
     idempotency_key: str | None = field(default=None, kw_only=True)
     compact: bool = field(default=False, kw_only=True)
     partitions: int | None = field(default=None, kw_only=True)
-    client: ConnectOptions | None = field(default=None, kw_only=True)
+    client: ConnectOptions | None = field(default=None, kw_only=True, repr=False)
     transaction_timeout_s: float = field(default=TRANSACTION_TIMEOUT_S, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -104,9 +104,8 @@ class DirectDelivery:
 
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
         target = self._target
-        writer = DirectWriter(
-            self._connection.bootstrap, target.client or {}, target.name, target.partitions, target.compact
-        )
+        client: ConnectOptions = {**(target.client or {}), "librdkafka": self._connection.options.librdkafka}
+        writer = DirectWriter(self._connection.bootstrap, client, target.name, target.partitions, target.compact)
         told = target.encoded(frame).mapInArrow(writer, WRITTEN_ROWS).toArrow()
         return Delivered(sum(told.column("rows").to_pylist()))
 

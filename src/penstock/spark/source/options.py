@@ -20,6 +20,7 @@ from penstock.spark.columns import RECORD
 from penstock.spark.source.positions import parse_position
 from penstock.streams.options import ConnectOptions, options_of
 from penstock.streams.url import LogUrl, MemoryUrl, parse_url
+from penstock.streams.url_settings import resolved
 
 Mode = Literal["records", "table"]
 MODES: Final = ("records", "table")
@@ -62,7 +63,8 @@ class SourceOptions:
     """What is read, and how. Made by `parse_options`; it is pickled and goes to all tasks."""
 
     url: str
-    """With the folder of a log: URL made absolute, so that it means the same in every process."""
+    """With the folder of a log: URL made absolute, so that it means the same in every process, and a kafka: URL without
+    its settings, which are in `client`."""
     topic: str
     mode: Mode = "records"
     start: str = "earliest"
@@ -73,7 +75,7 @@ class SourceOptions:
     tasks: int = 1
     columns: tuple[str, ...] = tuple(RECORD.names)
     decoder: bytes | None = None
-    client: Mapping[str, Any] = field(default_factory=dict)
+    client: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Options of `connect`."""
 
     def new_decoder(self) -> Decoder | None:
@@ -111,8 +113,9 @@ def parse_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions
     on_expired = options.get("onExpired", "fail")
     if on_expired != "fail":
         parse_position(on_expired, "onExpired", pointers=False, besides="fail")
+    url, client = resolved(_checked_url(options["url"]), client)
     return SourceOptions(
-        url=_checked_url(options["url"]),
+        url=url,
         topic=options["topic"],
         mode="table" if mode == "table" else "records",
         start=options.get("startingPosition", "earliest"),

@@ -44,7 +44,7 @@ class Origin:
     url: str
     """For the client. For an embedded log it is the address of its broker."""
     topic: str
-    client: Mapping[str, Any] = field(default_factory=dict)
+    client: Mapping[str, Any] = field(default_factory=dict, repr=False)
     folder: LogFolder | None = None
 
     @property

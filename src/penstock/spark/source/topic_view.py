@@ -20,7 +20,7 @@ from penstock.spark.source.positions import Pointers
 from penstock.streams.connecting import open_streams
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.topics import ANSWER_TIMEOUT_S, TopicAdministration, look_up
-from penstock.streams.url import LogUrl, parse_url
+from penstock.streams.url import CONFIG, LogUrl, parse_url
 
 LOOK_FOR_PARTITIONS_S: Final = 1.0
 """New partitions are noticed within this time."""
@@ -97,7 +97,9 @@ class _KafkaTopic:
         if not isinstance(where, LogUrl):
             return self._asked
         client = {name: value for name, value in self._asked.client.items() if name != "exit_when_idle_s"}
-        return Origin(f"kafka://{self._connection.bootstrap}", self._topic, client, _log_folder(where.folder))
+        # The settings of the environment are for brokers elsewhere.
+        url = f"kafka://{self._connection.bootstrap}?{CONFIG}="
+        return Origin(url, self._topic, client, _log_folder(where.folder))
 
     def close(self) -> None:
         self._connection.close()
