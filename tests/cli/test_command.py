@@ -22,7 +22,16 @@ from tests.cli.running import COMMAND, Command
 from tests.streams.embedded import stop_broker
 
 NOUNS = ["demo", "init", "doctor", "serve", "console", "topics", "produce", "consume", "groups", "lag", "dlq", "alerts"]
-OF_NO_STREAM = {("demo",), ("init",), ("serve",), ("run",), ("plan",), ("spark", "jars"), ("prove", "outage")}
+OF_NO_STREAM = {
+    ("demo",),
+    ("init",),
+    ("serve",),
+    ("run",),
+    ("plan",),
+    ("spark", "jars"),
+    ("spark", "archive"),
+    ("prove", "outage"),
+}
 
 
 def verbs_of(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -46,6 +55,15 @@ def test_every_command_explains_itself_with_examples(words: tuple[str, ...]) -> 
     assert done.output.startswith(f"Usage: penstock {' '.join(words)}")
     assert f"penstock {' '.join(words)}" in done.output.partition("\n  Examples:\n")[2]
     assert ("--url URL" in done.output) is (words not in OF_NO_STREAM)
+
+
+def test_every_argument_and_option_says_what_it_is() -> None:
+    def speechless(command: Any, words: str) -> Iterator[str]:
+        for name, below in getattr(command, "commands", {}).items():
+            yield from speechless(below, f"{words} {name}")
+        yield from (f"{words} {each.name}" for each in command.params if not getattr(each, "help", None))
+
+    assert list(speechless(typer.main.get_command(app), "penstock")) == []
 
 
 def test_the_help_loads_nothing_that_it_does_not_need() -> None:

@@ -30,6 +30,7 @@ def run(
     """Until it is interrupted, or `for_s` has passed."""
     from penstock.observe.alerts import Alerting
     from penstock.observe.watching import Watch
+    from penstock.streams.url import without_password
 
     hush()
     alerting = Alerting(path, stream=url)
@@ -37,7 +38,7 @@ def run(
     try:
         reporter = Reporter(alerting, as_json)
         watch.listen(reporter.heard)
-        say(f"Watching {url} by {len(alerting.rules())} rules of {path}. Ctrl-C ends it.")
+        say(f"Watching {without_password(url)} by {len(alerting.rules())} rules of {path}. Ctrl-C ends it.")
         watch.start()
         threading.Event().wait(for_s)
     finally:

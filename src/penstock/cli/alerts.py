@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(notifiers.app, name="notifiers")
 
-RuleName = Annotated[str, typer.Argument(metavar="RULE")]
+RuleName = Annotated[str, typer.Argument(metavar="RULE", help="The name of the rule; `penstock alerts list` has them.")]
 
 
 @app.command("list", epilog=examples("penstock alerts", "penstock alerts list --json"))
@@ -183,7 +183,9 @@ def mute(
 
 @app.command("test", epilog=examples("penstock alerts test oncall"))
 def try_notifier(
-    notifier: Annotated[str, typer.Argument(metavar="NOTIFIER")],
+    notifier: Annotated[
+        str, typer.Argument(metavar="NOTIFIER", help="The notifier to try; `penstock alerts notifiers list` has them.")
+    ],
     rules: RulesFile = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -191,10 +193,11 @@ def try_notifier(
     """Have a notifier send a test message, and say whether it arrived."""
     from penstock.observe.alerts.messages import trial_message
     from penstock.observe.alerts.notifying import make_notifier
+    from penstock.streams.url import without_password
 
     hush()
     settings = book_file(rules, url).read().notifier(notifier)
-    message = trial_message(notifier, url, time.time_ns() // 1_000_000)
+    message = trial_message(notifier, without_password(url), time.time_ns() // 1_000_000)
     remark = make_notifier(settings).send(message)
     if as_json:
         print_json({"notifier": notifier, "target": settings.target, "remark": remark})

@@ -90,7 +90,7 @@ def console(
 
     def announce(address: str) -> None:
         how = ", sign in with your password or token" if access.needs_login else ""
-        typer.echo(f"penstock: the console is at {address} ({url}{', read-only' if read_only else ''}{how})")
+        typer.echo(f"penstock: the console is at {address} ({service.url}{', read-only' if read_only else ''}{how})")
         if open_browser:
             typer.launch(address)
 

@@ -34,7 +34,7 @@ class OutputFormat(StrEnum):
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
     url: Url = DEFAULT_URL,
     start: Annotated[
         str,

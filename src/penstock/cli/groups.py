@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=ListByDefault, rich_markup_mode=None, help="List, describe, reset and delete groups.")
 
-Group = Annotated[str, typer.Argument(metavar="GROUP")]
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group; `penstock groups list` has them.")]
 
 
 def administration(stream: Connection) -> GroupAdministration:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 an error (one sentence on standard error says what to do),
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -123,4 +124,13 @@ def root(
 
 
 def main() -> None:
-    app()
+    _only(sys.argv[1:2])()
+
+
+def _only(words: list[str]) -> typer.Typer:
+    """The command with the one noun that is asked for: to make all of them ready takes longer than to start a broker.
+    All of them, if none has this name: help, and what is said to who mistypes, needs every name."""
+    narrow = copy.copy(app)
+    narrow.registered_commands = [command for command in app.registered_commands if [command.name] == words]
+    narrow.registered_groups = [group for group in app.registered_groups if [group.name] == words]
+    return narrow if narrow.registered_commands or narrow.registered_groups else app

@@ -16,7 +16,7 @@ app = typer.Typer(
     cls=ListByDefault, rich_markup_mode=None, help="List, add and remove those who are told: a log, a webhook, mail."
 )
 
-Name = Annotated[str, typer.Argument(metavar="NOTIFIER")]
+Name = Annotated[str, typer.Argument(metavar="NOTIFIER", help="The name that rules know it by.")]
 
 
 @app.command("list", epilog=examples("penstock alerts notifiers", "penstock alerts notifiers list --json"))

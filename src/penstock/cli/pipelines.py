@@ -21,8 +21,10 @@ app = typer.Typer(
     no_args_is_help=False,
 )
 
-Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE")]
-OneVersion = Annotated[str, typer.Argument(metavar="VERSION")]
+Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline, by the name its program gives it.")]
+OneVersion = Annotated[
+    str, typer.Argument(metavar="VERSION", help="One of its versions; `penstock pipelines list` has them.")
+]
 Master = Annotated[str | None, typer.Option(metavar="MASTER", help="Where Spark runs, as for penstock run.")]
 
 

@@ -47,7 +47,7 @@ class Compression(StrEnum):
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to write to.")],
     url: Url = DEFAULT_URL,
     file: Annotated[
         Path | None,

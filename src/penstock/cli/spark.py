@@ -58,8 +58,8 @@ def archive(
 ) -> None:
     """Keep Spark's classes as Java has them in memory, once, so that sessions start in about half the time.
 
-    It takes about a minute and some 200 MB in $PENSTOCK_CACHE. It counts for the Java, the Spark and the Kafka connector
-    that are there now: make it again when one of them changes. The path of the archive goes to the output.
+    It takes about a minute, and some 200 MB in $PENSTOCK_CACHE. It counts for the Java, the Spark and the Kafka
+    connector that are there now: make it again when one of them changes. Its path goes to the output.
     """
     from penstock.errors import ConfigError, PipelineError
     from penstock.spark.class_archive import current_archive, make

@@ -25,7 +25,8 @@ Url = Annotated[
     typer.Option(
         envvar="PENSTOCK_URL",
         metavar="URL",
-        help="The stream: kafka://HOST:PORT for a running broker, log:FOLDER to have the folder's broker started.",
+        help="The stream: kafka://HOST:PORT for a running broker, with ?config=FILE for its settings of TLS and login; "
+        "log:FOLDER to have the folder's broker started.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

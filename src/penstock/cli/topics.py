@@ -23,8 +23,9 @@ app = typer.Typer(
     no_args_is_help=False,
 )
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC")]
-Names = Annotated[list[str], typer.Argument(metavar="TOPIC...")]
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; `penstock topics list` has them.")]
+Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", help="One topic or several.")]
+Sizes = dict[tuple[str, int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,8 @@ def list_topics(
     """List the topics, with how much is in them."""
     with open_stream(url) as stream:
         topics = [topic for topic in stream.administration.all() if everything or not topic.internal]
-        rows = _summaries(stream, topics)
+        sizes, problem = _sizes(stream)
+        rows = _summaries(stream, topics, sizes)
     if as_json:
         print_json(rows)
     elif not rows:
@@ -72,11 +74,23 @@ def list_topics(
             [(row.topic, row.partitions, row.records, size_text(row.size_bytes)) for row in rows],
             numbers=["partitions", "records", "size"],
         )
+        if problem is not None:
+            say(problem)
 
 
-def _summaries(stream: Connection, topics: list[TopicSummary]) -> list[TopicLine]:
+def _sizes(stream: Connection) -> tuple[Sizes | None, str | None]:
+    """The size of each partition, or why it is not known."""
+    from penstock.errors import StreamError
+
+    try:
+        return stream.administration.sizes(), None
+    except StreamError as error:
+        text = str(error)
+        return None, f"{text[:1].upper()}{text[1:]}"
+
+
+def _summaries(stream: Connection, topics: list[TopicSummary], sizes: Sizes | None) -> list[TopicLine]:
     spans = stream.administration.spans((topic.name, number) for topic in topics for number in topic.partitions)
-    sizes = stream.administration.sizes()
     lines = []
     for topic in topics:
         places = [(topic.name, number) for number in topic.partitions]
@@ -140,7 +154,7 @@ def describe(
     with open_stream(url) as stream:
         topic = stream.administration.require(name)
         spans = stream.administration.spans((name, number) for number in topic.partitions)
-        sizes = stream.administration.sizes()
+        sizes, problem = _sizes(stream)
         settings = [each for each in stream.administration.config(name) if all_config or not each.is_default]
     partitions = [
         PartitionLine(
@@ -160,6 +174,8 @@ def describe(
     columns = ["partition", "start", "end", "records", "size"]
     rows = [(row.partition, row.start, row.end, row.records, size_text(row.size_bytes)) for row in partitions]
     print_table(columns, rows, numbers=columns)
+    if problem is not None:
+        say(problem)
     typer.echo("")
     if settings:
         print_table(["setting", "value"], [(each.name, each.value) for each in settings])
@@ -177,7 +193,7 @@ def delete(
     with open_stream(url) as stream:
         topics = [stream.administration.require(name) for name in dict.fromkeys(names)]
         if not yes:
-            for row in _summaries(stream, topics):
+            for row in _summaries(stream, topics, None):
                 say(f"{row.topic}: {count_text(row.records, 'record')}")
             _ask(f"Delete {count_text(len(topics), 'topic')} for good?")
         for topic in topics:

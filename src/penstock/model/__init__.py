@@ -21,7 +21,7 @@ from penstock.model.choices import Guarantee, Order
 from penstock.model.letter import DeadLetter, LetterFilter, LetterState
 from penstock.model.position import POSITION_FORMS, Position, PositionKind
 from penstock.model.receipt import Receipt
-from penstock.model.record import Batch, Headers, NewRecord, Place, Pointer, Record
+from penstock.model.record import Batch, Headers, NewRecord, Place, Pointer, Record, header_name
 from penstock.model.times import EPOCH, milliseconds
 
 __all__ = [
@@ -51,5 +51,6 @@ __all__ = [
     "Record",
     "Runs",
     "Status",
+    "header_name",
     "milliseconds",
 ]

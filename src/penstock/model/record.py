@@ -10,7 +10,20 @@ from typing import overload
 from penstock.model.times import EPOCH
 
 Headers = tuple[tuple[str, bytes | None], ...]
-"""The headers of a record, in their order; a name may stand there more than once."""
+"""The headers of a record, in their order; a name may stand there more than once. What `header_name` makes of a name
+that is no UTF-8 stands there, too: Kafka lets names be any bytes."""
+
+
+def header_name(raw: bytes) -> str:
+    r"""The name of a header as text that can be shown, stored and sent.
+
+    A name that is UTF-8 is itself. In any other one, what is no UTF-8 stands as `\xNN`, and a backslash as two, so that
+    its bytes can be had back: `gr\xf6\xdfe` are the five bytes of größe in Latin-1.
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.replace(b"\\", b"\\\\").decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)

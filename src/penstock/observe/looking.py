@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.abc import CheckpointStore, Clock
-from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError
+from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError, StreamError
 from penstock.model.clock import SystemClock
 from penstock.observe.facts import GroupFacts, LetterFacts, PipelineFacts, Snapshot, TopicFacts
 from penstock.observe.groups import GroupSight
@@ -142,10 +142,13 @@ class Looker:
             return {}
 
     def _sizes(self) -> dict[Place, int] | None:
-        """They are asked for over a plain connection, which brokers that want security do not take."""
+        """None where they cannot be known: not everybody may ask for them."""
         assert self._connection is not None
-        security = str(self._connection.options.librdkafka.get("security.protocol", "plaintext")).lower()
-        return self._connection.administration.sizes() if security == "plaintext" else None
+        try:
+            return self._connection.administration.sizes()
+        except StreamError as error:
+            logger.info("%s", error)
+            return None
 
     def _look_at_pipelines(self) -> dict[str, PipelineFacts]:
         folder = self._pipelines

@@ -24,6 +24,7 @@ from penstock.streams.connecting import open_streams
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.options import Options
 from penstock.streams.url import KafkaUrl, parse_url
+from penstock.streams.url_settings import with_settings
 
 SPOOL_PREFIX: Final = "spool:"
 _ANY_TOPIC: Final = "any"
@@ -43,7 +44,7 @@ def open_for_producing(url: str, *, durable: bool) -> Streams:
     """The streams at a URL. With a spool, brokers that are away are no reason not to begin: they are waited for."""
     where = parse_url(url)
     if durable and isinstance(where, KafkaUrl):
-        return Connection(url, where.bootstrap, Options())
+        return Connection(url, where.bootstrap, with_settings(where, Options()))
     return open_streams(url)
 
 

@@ -23,6 +23,10 @@ def connect(
     """Connect to a stream: `log:./data` for the log in a folder, `kafka://host:9092` for brokers that are running,
     `memory:name` for records in this process that are gone when it ends.
 
+    Brokers that want TLS or a login are told so with the URL, by librdkafka's names: in a file that it names,
+    `kafka://host:9093?config=FILE`, or else in the one that PENSTOCK_KAFKA_CONFIG names; in the URL itself,
+    `?security.protocol=SSL&ssl.ca.location=ca.pem`; or here, `librdkafka={...}`. Of these, a later one wins.
+
     With `spool`, a folder, a record is durable when `send` returns: it survives this process, with spool_flush="fsync"
     a power cut as well, and is delivered once, by this connection or the next one with this spool. A spool has one
     owner at a time. What it costs stands in the docs of producing.

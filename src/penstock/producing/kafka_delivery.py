@@ -18,6 +18,7 @@ from penstock.producing.partitioners import BatchPartitioner
 from penstock.producing.settings import ProducerSettings
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.failures import reason_of
+from penstock.streams.kafka.header_names import sendable
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +55,15 @@ class Handover:
                         heard,
                         None,
                         record.timestamp_ms or 0,
-                        list(record.headers) if record.headers else None,
+                        sendable(record.headers) if record.headers else None,
                     )
                     return
                 except BufferError:
                     producer.poll(_ROOM_S)
         except ConfigError as error:
             self.report(held, DeliveryError(f"a record for topic {record.topic!r} was not delivered: {error}"))
+        except DeliveryError as error:
+            self.report(held, error)
         except KafkaException as error:
             reason = reason_of(error)
             self.report(held, undelivered(record.topic, reason) if reason else DeliveryError(str(error)))

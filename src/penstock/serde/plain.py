@@ -60,5 +60,10 @@ def encode_headers(headers: NewHeaders) -> Headers:
             raise ConfigError(f"the header name {name!r} is not text")
         if not isinstance(value, str | bytes | None):
             raise ConfigError(f"the header {name!r} has a value of type {type(value).__name__}: give bytes or text")
-        encoded.append((name, value.encode() if isinstance(value, str) else value))
+        try:
+            if not name.isascii():
+                name.encode()
+            encoded.append((name, value.encode() if isinstance(value, str) else value))
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"the header {name!r} cannot be sent: {error}") from error
     return tuple(encoded)

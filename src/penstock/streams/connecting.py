@@ -11,10 +11,11 @@ from penstock.errors import ConfigError
 from penstock.streams.embedded.lifeline import Lifeline
 from penstock.streams.embedded.starting import find_or_start
 from penstock.streams.kafka.connection import Connection
-from penstock.streams.kafka.plain import check_reachable
+from penstock.streams.kafka.reaching import check_reachable
 from penstock.streams.memory.connection import MemoryConnection
 from penstock.streams.options import ConnectOptions, Options, options_of
 from penstock.streams.url import Host, LogUrl, MemoryUrl, parse_url
+from penstock.streams.url_settings import with_settings
 
 _DEFAULTS = Options()
 
@@ -22,6 +23,8 @@ _DEFAULTS = Options()
 def connect(url: str, **given: Unpack[ConnectOptions]) -> Connection:
     """Connect to a stream: `log:./data` for the log in a folder, `kafka://host:9092` for brokers that are running,
     `memory:name` for records in this process that are gone when it ends.
+
+    How brokers are told that want TLS or a login stands at `penstock.streams.url_settings`.
 
     For a `log:` URL the broker of the folder is found, or started if there is none; it ends by itself once no client
     has been connected for `exit_when_idle_s`, and is started again if it dies while this connection is open. What the
@@ -46,7 +49,10 @@ def connect(url: str, **given: Unpack[ConnectOptions]) -> Connection:
         bootstrap = str(Host(found.address.host, found.address.port))
         return Connection(url, bootstrap, options, lifeline)
     if exit_when_idle_s is not None:
-        raise ConfigError(f"exit_when_idle_s is for log: URLs; the brokers of {url} are started and stopped elsewhere")
+        raise ConfigError(
+            f"exit_when_idle_s is for log: URLs; the brokers of {where.bootstrap} are started and stopped elsewhere"
+        )
+    options = with_settings(where, options)
     check_reachable(where, options)
     return Connection(url, where.bootstrap, options)
 

@@ -9,7 +9,22 @@ from typing import Final, Literal, TypedDict
 from penstock.errors import ConfigError
 
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-FROM_THE_URL: Final = frozenset({"bootstrap.servers", "metadata.broker.list"})
+_FROM_THE_URL: Final = "comes from the URL: write it there"
+_COMMITS: Final = "is Penstock's own: it commits what was handled, and nothing else"
+_STARTS: Final = "is Penstock's own: say where to begin with start="
+OWN: Final = {
+    "bootstrap.servers": _FROM_THE_URL,
+    "metadata.broker.list": _FROM_THE_URL,
+    "enable.auto.commit": _COMMITS,
+    "auto.commit.enable": _COMMITS,
+    "enable.auto.offset.store": _COMMITS,
+    "auto.offset.reset": _STARTS,
+    "enable.partition.eof": "is Penstock's own: it must hear of the end of a partition",
+    "group.id": "is Penstock's own: say group=",
+    "transactional.id": "is Penstock's own: say transactional_id=",
+    "plugin.library.paths": "cannot be used: librdkafka's plugins would come between it and Penstock",
+}
+"""Settings of librdkafka that nobody else may set, and why."""
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -51,8 +66,9 @@ class Options:
     exit_when_idle_s: float = 10.0
     """For log: URLs: a broker that is started for this connection ends after so long without any client."""
 
-    librdkafka: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    """Settings of librdkafka by its own names, such as "security.protocol"; they win over everything above."""
+    librdkafka: Mapping[str, str | int | float | bool] = field(default_factory=dict, repr=False)
+    """Settings of librdkafka by its own names, such as "security.protocol"; they win over everything above, and over
+    those that the URL, or a file of settings, has for it."""
 
     def __post_init__(self) -> None:
         if self.acks not in ("all", 0, 1) or isinstance(self.acks, bool):
@@ -69,8 +85,9 @@ class Options:
                 raise ConfigError(f"{name} {getattr(self, name)!r} is less than {least}")
         if self.delivery_timeout_s * 1000 <= self.linger_ms:
             raise ConfigError("delivery_timeout_s is no longer than linger_ms: no record would ever be sent")
-        for name in FROM_THE_URL & set(self.librdkafka):
-            raise ConfigError(f"{name} comes from the URL: write it there")
+        for name in self.librdkafka:
+            if name in OWN:
+                raise ConfigError(f"the librdkafka setting {name} {OWN[name]}")
 
 
 def options_of(given: ConnectOptions) -> Options:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 from penstock.errors import UrlError
 
 SUPPORTED: Final = "log:FOLDER (such as log:./data), kafka://HOST:PORT[,HOST:PORT] and memory:NAME"
 KAFKA_PORT: Final = 9092
+CONFIG: Final = "config"
+"""The parameter of a kafka: URL that names a file of settings."""
 _SCHEME: Final = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s\"'<>{}]+")
+_SECRET: Final = re.compile(r"password|passphrase|secret|token|credential|jaas|\.pem$", re.IGNORECASE)
+"""Names of parameters that are not shown."""
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\s:@/?#\[\]]+))(?::(?P<port>\d{1,5}))?")
 
 
@@ -36,9 +41,17 @@ class LogUrl:
 
 @dataclass(frozen=True, slots=True)
 class KafkaUrl:
-    """`kafka://HOST:PORT,...`: brokers that are running already. Any of them tells about the others."""
+    """`kafka://HOST:PORT,...?SETTING=VALUE&...`: brokers that are running already. Any of them tells about the others.
+
+    Behind the question mark stand settings of librdkafka, by its names. `%` and two digits is a byte, as in any URL:
+    `%26` is the `&`, and `%25` the `%`, of a password.
+    """
 
     hosts: tuple[Host, ...]
+    settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Settings of librdkafka."""
+    config: str | None = None
+    """The file with more of them; empty: none, also if the environment names one."""
 
     @property
     def bootstrap(self) -> str:
@@ -60,12 +73,18 @@ def parse_url(url: str) -> LogUrl | KafkaUrl | MemoryUrl:
     if scheme == "log":
         return LogUrl(_folder(url, rest))
     if scheme == "kafka":
-        return KafkaUrl(_hosts(url, rest))
+        hosts, _, parameters = rest.partition("?")
+        settings = _settings(url, parameters)
+        return KafkaUrl(
+            _hosts(url, hosts),
+            tuple((name, settings[name]) for name in settings if name != CONFIG),
+            settings.get(CONFIG),
+        )
     if scheme == "memory":
         return MemoryUrl(_name(url, rest))
     if not url.strip():
         raise UrlError(f"the URL is empty; supported now: {SUPPORTED}")
-    raise UrlError(f"{url!r} is no URL of a stream{_guess(url.strip())}; supported now: {SUPPORTED}")
+    raise UrlError(f"{without_password(url)!r} is no URL of a stream{_guess(url.strip())}; supported now: {SUPPORTED}")
 
 
 def _guess(url: str) -> str:
@@ -92,16 +111,17 @@ def _name(url: str, rest: str) -> str:
 
 
 def _hosts(url: str, rest: str) -> tuple[Host, ...]:
+    shown = without_password(url)
     if not rest.startswith("//"):
-        raise UrlError(f"{url!r} lacks the slashes: write kafka://{rest or f'127.0.0.1:{KAFKA_PORT}'}")
+        raise UrlError(f"{shown!r} lacks the slashes: write kafka://{rest or f'127.0.0.1:{KAFKA_PORT}'}")
     hosts = rest.removeprefix("//").removesuffix("/")
     if "@" in hosts:
         raise UrlError(
-            "a kafka:// URL carries no user and password: give them as "
-            'librdkafka={"security.protocol": "SASL_SSL", "sasl.username": ..., "sasl.password": ...}'
+            "a kafka:// URL carries no user and password before its hosts: write sasl.username=... and "
+            "sasl.password=... into a file, beside security.protocol=SASL_SSL, and name it: kafka://HOST:PORT?config=FILE"
         )
-    if "/" in hosts or "?" in hosts:
-        raise UrlError(f"{url!r} has more than hosts in it: name the topic where you send and read, not in the URL")
+    if "/" in hosts:
+        raise UrlError(f"{shown!r} has more than hosts in it: name the topic where you send and read, not in the URL")
     return tuple(_host(url, part) for part in hosts.split(","))
 
 
@@ -109,17 +129,35 @@ def _host(url: str, text: str) -> Host:
     match = _HOST.fullmatch(text.strip())
     port = int(match["port"] or KAFKA_PORT) if match else 0
     if match is None or not 1 <= port <= 65535:
-        raise UrlError(f"{text!r} in {url!r} is not HOST:PORT, such as 127.0.0.1:{KAFKA_PORT}")
+        raise UrlError(f"{text!r} in {without_password(url)!r} is not HOST:PORT, such as 127.0.0.1:{KAFKA_PORT}")
     return Host(match["v6"] or match["name"], port)
+
+
+def _settings(url: str, parameters: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for parameter in parameters.split("&") if parameters else ():
+        written, equals, value = parameter.partition("=")
+        name = unquote(written).strip()
+        if not name or not equals:
+            raise UrlError(
+                f"{without_password(url)!r} has a parameter that is not NAME=VALUE: write settings of librdkafka as "
+                "?security.protocol=SASL_SSL&sasl.mechanism=PLAIN, and %26 for an & inside of a value"
+            )
+        if name in found:
+            raise UrlError(f"{without_password(url)!r} has {name} twice")
+        found[name] = unquote(value)
+    return found
 
 
 def without_password(url: str) -> str:
     """A URL, of a stream or of any other place, fit to be shown: postgresql://me:secret@host/db is
-    postgresql://me@host/db."""
-    if _URL.fullmatch(url) is None:
+    postgresql://me@host/db, and parameters that are a secret by their names are left out."""
+    if _URL.fullmatch(url) is None and not url.lstrip().lower().startswith("kafka:"):
         return url
-    scheme, _, rest = url.partition("://")
-    rest, _, parameters = rest.partition("?")
+    place, _, parameters = url.partition("?")
+    scheme, slashes, rest = place.partition("://")
     who, at, where = rest.rpartition("@")
-    kept = [each for each in parameters.split("&") if each and not each.lower().startswith("password=")]
-    return f"{scheme}://{who.partition(':')[0]}{at}{where}" + (f"?{'&'.join(kept)}" if kept else "")
+    kept = [
+        each for each in parameters.split("&") if "=" in each and not _SECRET.search(unquote(each.partition("=")[0]))
+    ]
+    return f"{scheme}{slashes}{who.partition(':')[0]}{at}{where}" + (f"?{'&'.join(kept)}" if kept else "")

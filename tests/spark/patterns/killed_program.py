@@ -2,7 +2,6 @@
 
     python -m tests.spark.patterns.killed_program URL
 
-
 It processes what is there, in small batches, and ends. What it writes is told apart by topic.
 """
 
@@ -17,7 +16,7 @@ from penstock.spark import Pipeline, TopicTarget, session
 from penstock.spark.patterns import in_order, route, summary, without_duplicates
 
 GRACE = "10 seconds"
-PER_BATCH = 80
+PER_BATCH = 140
 
 
 @dataclasses.dataclass

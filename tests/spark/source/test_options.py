@@ -9,6 +9,11 @@ import pytest
 
 from penstock.errors import ConfigError, UrlError
 from penstock.model import Position
+from penstock.serde import Topic
+from penstock.spark.decoding import Decoder
+from penstock.spark.pipeline import Pipeline
+from penstock.spark.sink.options import parse_sink_options
+from penstock.spark.source.native import connector_options
 from penstock.spark.source.options import client_options, client_texts, parse_options
 from penstock.spark.source.positions import parse_position, position_text
 
@@ -88,6 +93,34 @@ def test_options_of_the_client_come_back_as_they_were_given() -> None:
             "fetch.min.bytes": "7",
         },
     }
+
+
+SECURED = "kafka://a:1?security.protocol=SASL_SSL&sasl.mechanism=PLAIN&sasl.username=me&sasl.password=secret"
+LOGIN = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "me",
+    "sasl.password": "secret",
+}
+
+
+def test_settings_of_a_url_go_to_tasks_and_to_the_connector_as_options_of_the_client() -> None:
+    given = {"url": SECURED, "topic": "orders", "client.librdkafka.sasl.username": "you"}
+    expected = {"librdkafka": {**LOGIN, "sasl.username": "you"}}
+    source, sink = parse_options(given, streaming=True), parse_sink_options(given)
+    assert (source.url, source.client) == (sink.url, sink.client) == ("kafka://a:1?config=", expected)
+    assert "secret" not in f"{source!r} {sink!r}"
+    told = connector_options("a:1", "orders", source.client)
+    assert told["kafka.security.protocol"] == "SASL_SSL"
+    assert told["kafka.sasl.jaas.config"].endswith('required username="you" password="secret";')
+
+
+def test_a_pipeline_and_its_dead_letters_have_the_settings_of_its_url() -> None:
+    pipeline = Pipeline("secured", SECURED)
+    assert pipeline.client == {"librdkafka": LOGIN}
+    assert "secret" not in f"{pipeline!r} {pipeline.url}"
+    decoder = Decoder(Topic("orders", dict[str, int]), url=pipeline.url, group="g", client=pipeline.client)
+    assert (decoder.url, decoder.client) == ("kafka://a:1?config=", pipeline.client)
 
 
 def test_chosen_columns_are_the_schema() -> None:

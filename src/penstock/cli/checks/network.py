@@ -6,10 +6,14 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.checks.finding import Finding, fail, ok, warn
-from penstock.errors import PenstockError, UrlError
+from penstock.errors import ConfigError, PenstockError, UrlError
+
+if TYPE_CHECKING:
+    from penstock.streams.options import Options
+    from penstock.streams.url import Host, KafkaUrl
 
 LOG_PORT: Final = 9092
 CONSOLE_PORT: Final = 8080
@@ -79,7 +83,6 @@ def holder(port: int, proc: Path = Path("/proc")) -> str:
 def check_url(url: str, timeout_s: float) -> list[Finding]:
     """Whether it answers. A log's broker is not started for that."""
     from penstock.streams.embedded.finding import find
-    from penstock.streams.kafka.plain import NotKafkaError, PlainConnection
     from penstock.streams.url import LogUrl, MemoryUrl, parse_url
 
     try:
@@ -94,34 +97,66 @@ def check_url(url: str, timeout_s: float) -> list[Finding]:
             return [ok("stream", f"no broker runs for {where.folder}; the first that connects starts it")]
         found.connection.close()
         return [ok("stream", f"{url} is served by process {found.address.pid} at {found.address.bootstrap}")]
-    findings = []
-    for host in where.hosts:
-        began_s = time.monotonic()
-        try:
-            with PlainConnection(host, timeout_s) as connection:
-                cluster = connection.cluster_id()
-        except socket.gaierror as error:
-            findings.append(fail("stream", f"{host.name} is not known: {error.strerror}", "see the name, and DNS"))
-        except OSError as error:
-            fix = "see that the broker runs, that this is its port, and that no firewall is between"
-            findings.append(fail("stream", f"{host} does not answer: {error.strerror or error}", fix))
-        except NotKafkaError as error:
-            fix = "see the port; a listener with TLS or SASL does not answer plain requests"
-            findings.append(fail("stream", str(error), fix))
-        else:
-            took_ms = (time.monotonic() - began_s) * 1000
-            findings.append(ok("stream", f"{host} answers in {took_ms:.1f} ms (cluster {cluster or 'without a name'})"))
+    return _check_brokers(where, timeout_s)
+
+
+def _check_brokers(where: KafkaUrl, timeout_s: float) -> list[Finding]:
+    from penstock.streams.kafka.security import Security
+    from penstock.streams.options import Options
+    from penstock.streams.url_settings import with_settings
+
+    try:
+        options = with_settings(where, Options(connect_timeout_s=timeout_s))
+    except ConfigError as error:
+        return [fail("stream", str(error), "see the settings that go with the URL")]
+    is_plain = Security(options.librdkafka).is_plain
+    findings = [_answer_of(host, timeout_s) for host in where.hosts] if is_plain else [_let_in(where, options)]
     if any(finding.level == "ok" for finding in findings):
-        findings += _advertised(where.bootstrap, timeout_s)
+        findings += _advertised(where.bootstrap, options, timeout_s)
     return findings
 
 
-def _advertised(bootstrap: str, timeout_s: float) -> list[Finding]:
+def _let_in(where: KafkaUrl, options: Options) -> Finding:
+    from penstock.streams.kafka.reaching import check_reachable
+    from penstock.streams.kafka.security import Security
+
+    began_s = time.monotonic()
+    try:
+        check_reachable(where, options)
+    except PenstockError as error:
+        return fail("stream", str(error), "see the broker, and the settings that go with the URL")
+    took_ms = (time.monotonic() - began_s) * 1000
+    return ok(
+        "stream", f"{where.bootstrap} lets us in, over {Security(options.librdkafka).protocol}, in {took_ms:.0f} ms"
+    )
+
+
+def _answer_of(host: Host, timeout_s: float) -> Finding:
+    from penstock.streams.kafka.plain import NotKafkaError, PlainConnection
+
+    began_s = time.monotonic()
+    try:
+        with PlainConnection(host, timeout_s) as connection:
+            cluster = connection.cluster_id()
+    except socket.gaierror as error:
+        return fail("stream", f"{host.name} is not known: {error.strerror}", "see the name, and DNS")
+    except OSError as error:
+        fix = "see that the broker runs, that this is its port, and that no firewall is between"
+        return fail("stream", f"{host} does not answer: {error.strerror or error}", fix)
+    except NotKafkaError as error:
+        fix = "see the port; for a listener with TLS or SASL, say security.protocol in kafka://HOST:PORT?config=FILE"
+        return fail("stream", str(error), fix)
+    took_ms = (time.monotonic() - began_s) * 1000
+    return ok("stream", f"{host} answers in {took_ms:.1f} ms (cluster {cluster or 'without a name'})")
+
+
+def _advertised(bootstrap: str, options: Options, timeout_s: float) -> list[Finding]:
     """Brokers tell clients where to go; a wrong `advertised.listeners` is met only then."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}, logger=_quiet())
+    settings = {**options.librdkafka, "bootstrap.servers": bootstrap, "log_level": 0}
+    client = AdminClient(settings, logger=_quiet())
     try:
         brokers = client.list_topics(timeout=timeout_s).brokers.values()
     except KafkaException as error:

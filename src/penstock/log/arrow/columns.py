@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.log.arrow.spans import Bytes, Engine, Headers, Ints, Longs, Records
+from penstock.model import header_name
 
 Unit = Literal["ms", "us", "ns"]
 
@@ -75,13 +76,13 @@ class _Columns:
         return column if self._views else column.cast(pa.binary())
 
     def text(self, at: Longs, size: Ints) -> pa.Array:
-        """Header names. Bytes that are not UTF-8 become replacement characters, as they do in the Java client."""
+        """Header names, as `penstock.model.header_name` has those that are not UTF-8."""
         column = self._viewed(pa.string_view(), at, size)
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
             names = self._viewed(pa.binary_view(), at, size).to_pylist()
-            column = pa.array([name.decode(errors="replace") for name in names], pa.string_view())
+            column = pa.array([header_name(name) for name in names], pa.string_view())
         return column if self._views else column.cast(pa.string())
 
     def headers(self, records: Records) -> pa.Array:

@@ -23,6 +23,7 @@ from penstock.observe.alerts.rules import Rule
 from penstock.observe.alerts.settings import NotifierSettings
 from penstock.observe.alerts.states import AlertState, NotifierState
 from penstock.observe.facts import Snapshot
+from penstock.streams.url import without_password
 
 REMEMBER_EVERY_S: Final = 30.0
 """How often the memory is written when no alert has changed. What is forgotten by a kill is for how long something
@@ -56,7 +57,7 @@ class Alerting:
         file for what must survive, by default `alerts.state.json` beside `alerts.json`. `log_to` is where a log without
         a file goes, by default standard error. ConfigError for a file of rules that cannot be used."""
         self._clock = clock or SystemClock()
-        self._stream = stream
+        self._stream = without_password(stream)
         self._notify = notify
         self._log_to = log_to
         self._lock = threading.RLock()

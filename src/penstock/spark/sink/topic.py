@@ -21,7 +21,7 @@ from penstock.streams.connecting import connect, open_streams
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.stream import FEATURES
 from penstock.streams.options import ConnectOptions, options_of
-from penstock.streams.url import MemoryUrl, parse_url
+from penstock.streams.url import MemoryUrl, parse_url, without_password
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class TopicTarget:
     readers are held up by a driver that died inside a transaction and is not started again.
     """
 
-    url: str
+    url: str = field(repr=False)
     topic: Topic[Any] | str | None
     key: str | Sequence[str] | Column | None = field(default=None, kw_only=True)
     guarantee: Guarantee = field(default=Guarantee.EXACTLY_ONCE, kw_only=True)
@@ -81,7 +81,7 @@ class TopicTarget:
 
     @property
     def label(self) -> str:
-        return f"topic {self.name}" if self.name is not None else f"topics of {self.url}"
+        return f"topic {self.name}" if self.name is not None else f"topics of {without_password(self.url)}"
 
     def check(self, schema: StructType, mode: OutputMode) -> None:
         """Any mode will do: update and complete send what changed, and all, again."""

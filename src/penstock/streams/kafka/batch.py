@@ -8,6 +8,7 @@ from typing import cast, overload
 from confluent_kafka import Message
 
 from penstock.model import Batch, Pointer, Record
+from penstock.streams.kafka.header_names import all_headers
 from penstock.streams.kafka.reading import record_from
 
 
@@ -77,7 +78,7 @@ class KafkaBatch(Batch):
         return list(map(Message.timestamp, self._messages))
 
     def with_headers(self) -> Sequence[int]:
-        headers = list(map(Message.headers, self._messages))
+        headers = all_headers(self._messages)
         return [index for index, each in enumerate(headers) if each] if any(headers) else ()
 
     def starting_at(self, start: Pointer) -> KafkaBatch:

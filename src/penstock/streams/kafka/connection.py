@@ -14,20 +14,21 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from confluent_kafka.admin import AdminClient
-
 from penstock.abc import Features
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, DeliveryError
 from penstock.model import NewRecord, Receipt
 from penstock.model.observing import OBSERVED, send_traced
 from penstock.serde import Topic, new_record
 from penstock.streams.forks import FORKS
+from penstock.streams.kafka.reaching import new_admin
 from penstock.streams.kafka.reading import Reader, Start
+from penstock.streams.kafka.security import Security
 from penstock.streams.kafka.sending import Sender, Sending
-from penstock.streams.kafka.settings import admin_configuration, producer_configuration
+from penstock.streams.kafka.settings import producer_configuration
 from penstock.streams.kafka.stream import Closeable, KafkaStream, features_with
 from penstock.streams.kafka.topics import TopicAdministration
 from penstock.streams.options import Options
+from penstock.streams.url import without_password
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Connection:
     """
 
     def __init__(self, url: str, bootstrap: str, options: Options, attendant: Attendant | None = None) -> None:
-        self.url = url
+        self.url = without_password(url)
         self.bootstrap = bootstrap
         """The address that other Kafka clients may be given."""
         self.options = options
@@ -92,7 +93,7 @@ class Connection:
         self._forks = FORKS.count
         self._lock = threading.Lock()
         self._closed = False
-        self._forgotten = weakref.finalize(self, _let_go, self._parts, url, self._pid)
+        self._forgotten = weakref.finalize(self, _let_go, self._parts, self.url, self._pid)
 
     def send(
         self,
@@ -203,8 +204,8 @@ class Connection:
         with self._lock:
             self._check_usable()
             if self._parts.administration is None:
-                configuration = admin_configuration(self.bootstrap, self.options)
-                self._parts.administration = TopicAdministration(AdminClient(configuration))
+                admin = new_admin(self.bootstrap, self.options)
+                self._parts.administration = TopicAdministration(admin, security=Security(self.options.librdkafka))
             return self._parts.administration
 
     def keep(self, part: Closeable) -> None:

@@ -1,25 +1,24 @@
 """A plain connection that speaks just enough of the protocol to ask who is there, and how large its topics are.
 
 librdkafka tries again and again to reach a broker, which is right for sending and reading; to learn at once that nobody
-is there, or somebody else, takes one socket and one request.
+is there, or somebody else, takes one socket and one request. The sizes of topics librdkafka cannot ask for at all.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
-from penstock.errors import BrokerUnavailableError, PenstockError
-from penstock.streams.url import Host, KafkaUrl
-
-if TYPE_CHECKING:
-    from penstock.streams.options import Options
+from penstock.errors import PenstockError, StreamError
+from penstock.streams.kafka.security import PLAIN, Login, Security
+from penstock.streams.url import Host
 
 METADATA: Final = 3
+SASL_HANDSHAKE: Final = 17
 DESCRIBE_LOG_DIRS: Final = 35
+SASL_AUTHENTICATE: Final = 36
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _CLIENT_ID: Final = b"penstock-plain"
 _HEADER: Final = struct.Struct(">ihhih")
@@ -32,10 +31,19 @@ class NotKafkaError(PenstockError):
 class PlainConnection:
     """One socket to one broker, one request at a time. OSError and NotKafkaError are for the caller to explain."""
 
-    def __init__(self, host: Host, timeout_s: float) -> None:
+    def __init__(self, host: Host, timeout_s: float, security: Security = PLAIN) -> None:
+        """StreamError when the broker does not let us in, ConfigError when `security` is more than is known here."""
         self.host = host
         self._correlation_id = 0
+        login = security.login()
         self.socket = socket.create_connection((host.name, host.port), timeout=timeout_s)
+        try:
+            self.socket = security.wrapped(self.socket, host.name)
+            if login is not None:
+                self._log_in(login)
+        except BaseException:
+            self.close()
+            raise
 
     def cluster_id(self) -> str | None:
         """The name of the cluster that the broker belongs to."""
@@ -74,6 +82,17 @@ class PlainConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _log_in(self, login: Login) -> None:
+        mechanism = b"PLAIN"
+        answer = self._ask(SASL_HANDSHAKE, version=1, body=struct.pack(">h", len(mechanism)) + mechanism)
+        if answer.number(">h"):
+            offered = ", ".join(answer.text() or "" for _ in range(answer.count()))
+            raise StreamError(f"{self.host} does not take the SASL mechanism PLAIN, but {offered}")
+        proof = f"\0{login.user}\0{login.password}".encode()
+        answer = self._ask(SASL_AUTHENTICATE, version=0, body=struct.pack(">i", len(proof)) + proof)
+        if answer.number(">h"):
+            raise StreamError(f"{self.host} does not let the user {login.user!r} in: {answer.text()}")
 
     def _ask(self, api_key: int, version: int, body: bytes) -> Answer:
         self._correlation_id += 1
@@ -132,31 +151,3 @@ class Answer:
         piece = self._body[self._at : self._at + length]
         self._at += length
         return piece.decode(errors="replace")
-
-
-def check_reachable(url: KafkaUrl, options: Options) -> None:
-    """Return once one of the brokers has answered; BrokerUnavailableError says what was tried and what to do."""
-    deadline_s = time.monotonic() + options.connect_timeout_s
-    problems = []
-    for host in url.hosts:
-        try:
-            with PlainConnection(host, max(0.1, deadline_s - time.monotonic())) as connection:
-                if str(options.librdkafka.get("security.protocol", "plaintext")).lower() == "plaintext":
-                    connection.cluster_id()
-                return
-        except (OSError, NotKafkaError) as error:
-            problems.append(_explain(host, error))
-    raise BrokerUnavailableError(
-        f"{'; '.join(problems)}. Start a broker there with: penstock serve --listen {url.hosts[0]}; "
-        "or use log:./data, which starts its own"
-    )
-
-
-def _explain(host: Host, error: OSError | NotKafkaError) -> str:
-    if isinstance(error, socket.gaierror):
-        return f"the name of {host} is not known"
-    if isinstance(error, TimeoutError):
-        return f"{host} does not answer"
-    if isinstance(error, OSError):
-        return f"nothing answers at {host} ({error.strerror or error})"
-    return f"{error}: no plaintext Kafka broker is behind it"

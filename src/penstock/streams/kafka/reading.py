@@ -21,6 +21,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.model import Position, PositionKind, Record
+from penstock.streams.kafka.header_names import UNREADABLE, mend
 from penstock.streams.kafka.settings import reader_configuration
 from penstock.streams.kafka.topics import Offsets, TopicAdministration
 from penstock.streams.options import Options
@@ -252,22 +253,26 @@ def position_of(start: Start) -> Position:
 
 
 def record_from(message: Message) -> Record:
-    """librdkafka's message as a record."""
+    """librdkafka's message as a record. For names of headers that are no UTF-8, see `penstock.model.header_name`."""
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None
     assert partition is not None
     assert offset is not None
-    headers = message.headers()
-    _, timestamp_ms = message.timestamp()
-    return Record(
-        topic,
-        partition,
-        offset,
-        message.key(),
-        message.value(),
-        tuple(headers) if headers else (),  # type: ignore[arg-type]  # librdkafka gives the values as bytes
-        timestamp_ms if timestamp_ms >= 0 else None,
-    )
+    try:
+        headers = message.headers()
+        _, timestamp_ms = message.timestamp()
+        return Record(
+            topic,
+            partition,
+            offset,
+            message.key(),
+            message.value(),
+            tuple(headers) if headers else (),  # type: ignore[arg-type]  # librdkafka gives the values as bytes
+            timestamp_ms if timestamp_ms >= 0 else None,
+        )
+    except UNREADABLE as error:
+        mend(message, error)
+    return record_from(message)
 
 
 def _chosen_partitions(

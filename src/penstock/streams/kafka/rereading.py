@@ -101,5 +101,5 @@ class _Place:
                 self._feed.close()
 
 
-_SLICE_S: Final = 0.2
+_SLICE_S: Final = 0.02
 """A wait is looked at again so often, to see whether the end has come into sight."""

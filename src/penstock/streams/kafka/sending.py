@@ -14,6 +14,7 @@ from penstock.errors import ConfigError, ConnectionClosedError, DeliveryError
 from penstock.model import Headers, Receipt
 from penstock.model.observing import OBSERVED
 from penstock.streams.kafka.failures import not_delivered, reason_of
+from penstock.streams.kafka.header_names import sendable
 from penstock.streams.kafka.settings import Configuration
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Sender:
         receipt = Receipt(topic, self._hurrying)
         more: dict[str, Any] = {}
         if headers:
-            more["headers"] = list(headers)
+            more["headers"] = sendable(headers)
         if partition is not None:
             more["partition"] = partition
         if timestamp_ms is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,13 +22,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from penstock.errors import TopicExistsError, UnknownTopicError
+from penstock.errors import PenstockError, StreamError, TopicExistsError, UnknownTopicError
 from penstock.model import Position, PositionKind
 from penstock.streams.kafka.failures import is_missing, is_passing, refused
-from penstock.streams.kafka.plain import NotKafkaError, PlainConnection
+from penstock.streams.kafka.plain import PlainConnection
+from penstock.streams.kafka.security import PLAIN, Security
 from penstock.streams.url import Host
-
-logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S: Final = 30.0
 SIZES_TIMEOUT_S: Final = 5.0
@@ -68,9 +66,11 @@ class ConfigValue:
 class TopicAdministration:
     """Requests about topics. Each waits for its answer; what changes nothing is asked again, up to `timeout_s`."""
 
-    def __init__(self, admin: AdminClient, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(self, admin: AdminClient, timeout_s: float = ANSWER_TIMEOUT_S, *, security: Security = PLAIN) -> None:
+        """`security` is for the sizes, which are not asked for through `admin`."""
         self.admin = admin
         self._timeout_s = timeout_s
+        self._security = security
 
     def all(self) -> list[TopicSummary]:
         """All topics, the broker's own among them, in the order of their names."""
@@ -168,18 +168,20 @@ class TopicAdministration:
 
         return look_up("offsets could not be looked up", ask, self._timeout_s)
 
-    def sizes(self) -> dict[tuple[str, int], int] | None:
-        """How many bytes each partition takes, copies not counted. None where that cannot be asked without security."""
+    def sizes(self) -> dict[tuple[str, int], int]:
+        """How many bytes each partition takes, copies not counted.
+
+        StreamError says why that cannot be known: a broker is away or forbids it, or wants a login other than PLAIN.
+        """
         sizes: dict[tuple[str, int], int] = {}
         try:
-            brokers = self.admin.list_topics(timeout=ANSWER_TIMEOUT_S).brokers.values()
-            for broker in brokers:
-                with PlainConnection(Host(str(broker.host), int(broker.port)), SIZES_TIMEOUT_S) as connection:
+            for broker in self.admin.list_topics(timeout=ANSWER_TIMEOUT_S).brokers.values():
+                host = Host(str(broker.host), int(broker.port))
+                with PlainConnection(host, SIZES_TIMEOUT_S, self._security) as connection:
                     for place, size_bytes in connection.partition_sizes().items():
                         sizes[place] = max(size_bytes, sizes.get(place, 0))
-        except (KafkaException, OSError, NotKafkaError) as error:
-            logger.info("the sizes of the topics are not known: %s", error)
-            return None
+        except (KafkaException, OSError, PenstockError) as error:
+            raise StreamError(f"the sizes of topics are not known: {error}") from error
         return sizes
 
     def create(self, topic: str, partitions: int | None, config: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from penstock.errors import ConfigError, PenstockError
 from penstock.model import NewRecord
 from penstock.streams.kafka.failures import reason_of
+from penstock.streams.kafka.header_names import sendable
 from penstock.streams.kafka.settings import transactional_configuration
 from penstock.streams.options import Options
 
@@ -131,7 +132,7 @@ class TransactionalProducer:
         for record in records:
             more: dict[str, Any] = {}
             if record.headers:
-                more["headers"] = list(record.headers)
+                more["headers"] = sendable(record.headers)
             if record.timestamp_ms is not None:
                 more["timestamp"] = record.timestamp_ms
             partition = -1 if record.partition is None else record.partition
