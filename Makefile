@@ -18,6 +18,9 @@ TYPED := $(foreach root,src tests tools benchmarks examples,$(if $(wildcard $(ro
 CHECKS := "ruff check" "ruff format --check" "mypy $(TYPED)" "python -m pytest --quiet tests/test_tidy.py" \
 	"mkdocs build --strict --quiet"
 
+# Where the environment says that no compiled Python is to be kept, each of the hundreds of processes that the tests and
+# the demo start would compile all of Penstock again: a third of its start. Empty is as good as unset.
+export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 

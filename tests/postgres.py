@@ -6,11 +6,13 @@ The server refuses to run as root; then it runs as the user that its package mad
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -62,13 +64,21 @@ class PostgresServer:
         wait_for_start(self._process, self._answers)
 
     def kill(self) -> None:
-        """SIGKILL to all its processes: what a crash of the machine is, but for the disk."""
+        """SIGKILL to all its processes: what a crash of the machine is, but for the disk.
+
+        Those that serve clients are in sessions of their own. By themselves they end soon after the first one, but may
+        answer once more before.
+        """
         assert self._process is not None, "PostgreSQL has not been started"
+        serving = children_of(self._process.pid)
         self._process.kill()
+        for pid in serving:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        if self._process is not None and self._process.is_alive():
+            self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -111,6 +121,11 @@ def shared_postgres() -> PostgresServer:
     atexit.register(server.stop)
     server.start()
     return server
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has started and that still run."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
 
 
 def as_who_may() -> list[str]:

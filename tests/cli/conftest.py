@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
+from tests.cli.forked import ForkedCommand
 from tests.cli.running import Command
 from tests.clients.names import fresh
 from tests.servers import Penstock
@@ -26,7 +27,7 @@ def stream(server: Penstock) -> Iterator[penstock.Connection]:
 
 @pytest.fixture
 def run(server: Penstock) -> Command:
-    return Command(f"kafka://{server.bootstrap}")
+    return ForkedCommand(f"kafka://{server.bootstrap}")
 
 
 @pytest.fixture

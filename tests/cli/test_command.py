@@ -19,6 +19,7 @@ from penstock import __version__
 from penstock.cli.main import app
 from penstock.streams.embedded.finding import is_owned
 from tests.cli.running import COMMAND, Command
+from tests.servers import Penstock
 from tests.streams.embedded import stop_broker
 
 NOUNS = ["demo", "init", "doctor", "serve", "console", "topics", "produce", "consume", "groups", "lag", "dlq", "alerts"]
@@ -32,6 +33,12 @@ OF_NO_STREAM = {
     ("spark", "archive"),
     ("prove", "outage"),
 }
+
+
+@pytest.fixture
+def run(server: Penstock) -> Command:
+    """Started as its users start it: what the other tests of this folder need not do each time."""
+    return Command(f"kafka://{server.bootstrap}")
 
 
 def verbs_of(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

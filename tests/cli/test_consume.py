@@ -11,6 +11,7 @@ import penstock
 from tests.cli.running import Command
 from tests.clients import confluent
 from tests.clients.names import fresh
+from tests.clients.raw_headers import LATIN, send_raw
 from tests.clients.waiting import eventually
 from tests.servers import Penstock
 
@@ -43,6 +44,13 @@ def test_text_tells_where_when_key_and_value(run: Command, stream: penstock.Conn
 def test_text_cannot_play_with_the_terminal(run: Command, stream: penstock.Connection, topic: str) -> None:
     stream.send(topic, b"\x1b[2Jline\nbreak\xff\tcaf\xc3\xa9").result(20)
     assert run.well("consume", topic).out.rstrip().endswith(r"\x1b[2Jline\nbreak\xff\tcafé")
+
+
+def test_names_of_headers_that_are_no_utf8_are_text(run: Command, stream: penstock.Connection, topic: str) -> None:
+    send_raw(stream.bootstrap, topic, [(b"v", [(LATIN, b"x")])])
+    stream.send(topic, "w").result(20)
+    first, second = run.well("consume", topic, "--group", fresh("group"), "--format", "json").json_lines
+    assert (first["headers"], second["value"]) == ([[r"gr\xf6\xdfe", "x"]], "w")
 
 
 def test_json_is_an_object_a_line(run: Command, stream: penstock.Connection, topic: str) -> None:

@@ -8,7 +8,10 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,6 +25,8 @@ from tests.cli.running import COMMAND
 
 TIMEOUT_S = 240.0
 SHORT = ("--seconds", "4", "--rate", "300", "--no-spark", "--no-console")
+in_one_worker = pytest.mark.xdist_group("demo")
+"""Those that look at the same runs stay together, or each worker would run them."""
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -68,18 +73,38 @@ def alive(said: str) -> list[int]:
     return [pid for pid in processes_of(said) if is_running(pid, b"penstock")]
 
 
+class Runs(NamedTuple):
+    """Demos that run side by side: most of the time they wait for a group to notice who is dead."""
+
+    plain: Path
+    """The folder of the one that comes to its end."""
+    said: str
+    faulty: Path
+    faulty_process: subprocess.Popen[str]
+    staying: Path
+    staying_process: subprocess.Popen[str]
+
+
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A short run that came to its end, and what it said."""
-    folder = tmp_path_factory.mktemp("demo")
-    process = start(folder, "--since", str(time.time() - 100))
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, err) == (0, ""), out
-    return folder, out
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    plain, faulty, staying = (tmp_path_factory.mktemp(name) for name in ("plain", "faulty", "staying"))
+    with ExitStack() as stack:
+        processes = [
+            start(plain, "--since", str(time.time() - 100)),
+            start(faulty, "--fault", "transaction", "--keep"),
+            start(staying, "--stay", "--seconds", "1"),
+        ]
+        for process in processes:
+            stack.callback(process.wait, TIMEOUT_S)
+            stack.callback(process.kill)
+        out, err = processes[0].communicate(timeout=TIMEOUT_S)
+        assert (processes[0].returncode, err) == (0, ""), out
+        yield Runs(plain, out, faulty, processes[1], staying, processes[2])
 
 
-def test_it_kills_a_consumer_and_the_broker_and_loses_nothing(done: tuple[Path, str]) -> None:
-    _, out = done
+@in_one_worker
+def test_it_kills_a_consumer_and_the_broker_and_loses_nothing(runs: Runs) -> None:
+    out = runs.said
     assert re.search(r"consumer 2 \(process \d+\) was killed with SIGKILL", out)
     assert re.search(r"partitions were taken over by consumer 1 after [\d.]+ s", out)
     assert re.search(r"The broker \(process \d+\) was killed with SIGKILL", out)
@@ -91,21 +116,23 @@ def test_it_kills_a_consumer_and_the_broker_and_loses_nothing(done: tuple[Path, 
     assert "WRONG" not in out
 
 
-def test_it_tells_how_long_the_first_result_took(done: tuple[Path, str]) -> None:
-    told = re.search(r"time to the first result +([\d.]+) s +from the start of the demo; ([\d.]+) s from", done[1])
+@in_one_worker
+def test_it_tells_how_long_the_first_result_took(runs: Runs) -> None:
+    told = re.search(r"time to the first result +([\d.]+) s +from the start of the demo; ([\d.]+) s from", runs.said)
     assert told is not None
     assert float(told.group(2)) > 100 > float(told.group(1))
 
 
-def test_it_leaves_no_process_and_no_folder(done: tuple[Path, str]) -> None:
-    folder, out = done
-    assert len(processes_of(out)) >= 4
-    assert not alive(out)
-    assert list((folder / "tmp").iterdir()) == []
+@in_one_worker
+def test_it_leaves_no_process_and_no_folder(runs: Runs) -> None:
+    assert len(processes_of(runs.said)) >= 4
+    assert not alive(runs.said)
+    assert list((runs.plain / "tmp").iterdir()) == []
 
 
-def test_the_report_stands_alone_and_tells_the_same(done: tuple[Path, str]) -> None:
-    page = (done[0] / "report" / "report.html").read_text("utf-8")
+@in_one_worker
+def test_the_report_stands_alone_and_tells_the_same(runs: Runs) -> None:
+    page = (runs.plain / "report" / "report.html").read_text("utf-8")
     assert "nothing lost, every total right" in page
     assert "1,200" in page
     assert page.count("<svg") == 4
@@ -114,20 +141,21 @@ def test_the_report_stands_alone_and_tells_the_same(done: tuple[Path, str]) -> N
         assert outside not in page
 
 
-def test_the_report_has_a_picture(done: tuple[Path, str]) -> None:
+@in_one_worker
+def test_the_report_has_a_picture(runs: Runs) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib, which draws the picture, is not installed")
-    assert (done[0] / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert (runs.plain / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_fails_when_a_record_is_lost(tmp_path: Path) -> None:
-    process = start(tmp_path, "--fault", "transaction", "--keep")
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1
+@in_one_worker
+def test_it_fails_when_a_record_is_lost(runs: Runs) -> None:
+    out, err = runs.faulty_process.communicate(timeout=TIMEOUT_S)
+    assert runs.faulty_process.returncode == 1
     assert re.search(r"^lost +1 +WRONG", out, re.MULTILINE)
     assert err.startswith("penstock: the demo found something wrong with seed 1: lost: 1")
-    assert "not as promised" in (tmp_path / "report" / "report.html").read_text("utf-8")
+    assert "not as promised" in (runs.faulty / "report" / "report.html").read_text("utf-8")
     assert not alive(out)
-    (kept,) = (tmp_path / "tmp").iterdir()
+    (kept,) = (runs.faulty / "tmp").iterdir()
     assert str(kept) in out
     assert (kept / "data" / "transactions-0").is_dir()
 
@@ -147,14 +175,15 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signa
     assert not alive(said + rest)
 
 
-def test_with_stay_it_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
-    process = start(tmp_path, "--stay", "--seconds", "1")
+@in_one_worker
+def test_with_stay_it_goes_on_until_it_is_interrupted(runs: Runs) -> None:
+    process = runs.staying_process
     said = read_until(process, "It goes on")
     assert "Nothing was lost" in said
     process.send_signal(signal.SIGINT)
     rest, complaints = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, complaints) == (130, "")
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((runs.staying / "tmp").iterdir()) == []
     assert not alive(said + rest)
 
 

@@ -14,6 +14,7 @@ import penstock
 from penstock.abc import DeadLetters
 from penstock.consuming.dead_letters import open_dead_letters, redrive_of
 from penstock.model import DeadLetter, LetterFilter, LetterState, Record
+from tests.cli.forked import ForkedCommand
 from tests.cli.running import Command
 from tests.clients.names import fresh
 from tests.clients.waiting import eventually
@@ -231,7 +232,7 @@ def test_letters_elsewhere_need_no_stream(tmp_path: Path, records: list[Record])
     letters = open_dead_letters(place)
     letters.put([given_up(record) for record in records])
     letters.close()
-    nowhere = Command("kafka://127.0.0.1:1")
+    nowhere = ForkedCommand("kafka://127.0.0.1:1")
     assert nowhere.well("dlq", "count", place).out == "10\n"
     assert nowhere.well("dlq", "discard", place, "--all", "--yes").err == "Discarded 10 letters.\n"
 

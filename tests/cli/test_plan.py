@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from penstock.cli.quantities import rate_per_s, seconds, size_bytes
+from tests.cli.forked import ForkedCommand
 from tests.cli.running import Command
 
 GIVEN = ("plan", "--rate", "5000/s", "--size", "1KB", "--retention", "7d")
@@ -16,7 +17,7 @@ GIVEN = ("plan", "--rate", "5000/s", "--size", "1KB", "--retention", "7d")
 @pytest.fixture(scope="module")
 def alone() -> Command:
     """The command, without a broker."""
-    return Command("kafka://127.0.0.1:1")
+    return ForkedCommand("kafka://127.0.0.1:1")
 
 
 def test_the_plan_shows_its_arithmetic_and_its_figures(alone: Command) -> None:

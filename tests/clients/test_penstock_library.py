@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 import penstock
+from tests.cli.forked import ForkedCommand
 from tests.cli.running import Command
 from tests.clients.names import fresh
 from tests.servers import Server
@@ -25,7 +26,7 @@ def stream(server: Server) -> Iterator[penstock.Connection]:
 
 @pytest.fixture
 def run(server: Server) -> Command:
-    return Command(f"kafka://{server.bootstrap}")
+    return ForkedCommand(f"kafka://{server.bootstrap}")
 
 
 def test_records_come_back_whole_from_every_position(stream: penstock.Connection) -> None:

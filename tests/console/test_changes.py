@@ -34,9 +34,11 @@ def test_a_message_is_produced_where_it_was_wanted(service: Service, ann: Person
     assert (row.key.text, row.value.text) == ("k", '{\n  "a": 1\n}')
     assert [(name, shown.text) for name, shown in row.headers] == [("h", "x"), ("h", "ü")]
     service.produce(ann, topic, None, None, partition=2)
-    assert service.raw(topic, 2, 1) == (None, None)
+    tombstone = service.record(topic, 2, 1)
+    assert (tombstone.key, tombstone.value) == (None, None)
     service.produce(ann, topic, "//8=", "00 ff", partition=2, encoding="hex", key_encoding="base64")
-    assert service.raw(topic, 2, 2) == (b"\xff\xff", b"\x00\xff")
+    binary = service.record(topic, 2, 2)
+    assert (binary.key, binary.value) == (b"\xff\xff", b"\x00\xff")
     line = service.audit(1)[0]
     assert (line.who, line.action, line.outcome, line.text) == ("ann", "produce", "done", "[2,2]")
     assert line.parameters["value"] == "00 ff"

@@ -76,13 +76,18 @@ def test_what_was_known_stays_and_all_else_is_refused_soon(
     snapshot = console.look_now()
     assert snapshot.problem is not None
     assert snapshot.topics["orders"].records == 1
+    outage = console.outage()
+    assert outage is not None
+    assert outage.known_ms is not None
+    assert outage.known_ms < outage.since_ms
     detail = console.topic("orders")
     assert detail.problem is not None
     assert detail.facts.records == 1
     assert detail.config
     assert len(console.letters(spec, LetterFilter()).rows) == 3
     with pytest.raises(PenstockError):
-        console.topic("never-seen")
+        console.topic("never-seen")  # which looks once more
+    assert console.outage() == outage, "it does not begin anew with every look"
 
 
 def test_a_broker_that_hangs_is_no_worse(console: Service, mortal: Penstock, ann: Person, spec: str) -> None:
@@ -110,6 +115,8 @@ def test_it_goes_on_when_the_broker_is_back(console: Service, mortal: Penstock, 
         except BrokerUnavailableError:
             assert time.monotonic() < until_s
     assert [row.value.text for row in rows] == ["x"]
+    console.look_now()
+    assert console.outage() is None
     assert console.produce(ann, "orders", None, "y", partition=1) == (1, 0)
 
 
@@ -118,5 +125,12 @@ def test_a_console_may_be_there_before_its_broker(tmp_path: Path) -> None:
         assert service.look_now().problem is not None
         assert service.pipelines() == []
         assert service.letter_places() == []
+        outage = service.outage()
+        assert outage is not None
+        assert outage.known_ms is None
+        assert not service.is_known
+        for ask in (lambda: service.letters("orders.dlq", LetterFilter()), lambda: service.consumer("billing")):
+            with pytest.raises(BrokerUnavailableError, match="is not known: "):
+                ask()
         with pytest.raises(BrokerUnavailableError):
             service.messages(MessageQuery("orders"))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.console import patterns
 from penstock.console.filter_tokens import KEYWORDS, LONGEST_FILTER
 from penstock.console.filters import Filter
 from penstock.errors import FilterError
@@ -157,6 +158,23 @@ def test_length_nesting_and_number_of_comparisons_have_limits() -> None:
     ):
         with pytest.raises(FilterError, match=says):
             Filter(expression, NOW)
+
+
+def test_a_pattern_that_takes_too_long_is_told_with_the_record_it_was_given_up_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patterns, "MOST_WORK", 1_000)
+    record = Record("orders", 2, 17, None, b"ab" * 10_000)
+    with pytest.raises(FilterError, match=r"too long: it was given up at orders-2, 17\..* contains"):
+        holds('value matches "(a.{100}|b.{90}a){8}c"', record)
+
+
+def test_what_a_pattern_has_not_looked_at_is_noted() -> None:
+    filter = Filter('value matches "z" or key == "k"', NOW)
+    for value, note in ((b"short", ""), (b"x" * 70_000, "first 65,536 characters")):
+        assert not filter.holds(Record("t", 0, 0, None, value), 1, msgspec.json.decode)
+        assert note in filter.note
+        assert bool(filter.note) == bool(note)
 
 
 WORDS = st.sampled_from(

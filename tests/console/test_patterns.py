@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.console.patterns import LONGEST_PATTERN, LONGEST_TEXT, Pattern, PatternError
+from penstock.console import patterns
+from penstock.console.patterns import LONGEST_PATTERN, LONGEST_TEXT, Pattern, PatternError, TooMuchWork
+from tests.seeds import seed_of
 
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", "^", "$", "(?:a|b)", "(a)", "(b|)", "x", "[a-c]"])
 REPEATS = st.sampled_from(["", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,1}", "{1,}"])
@@ -54,6 +57,29 @@ def test_single_patterns(pattern: str, text: str, is_in: bool) -> None:
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(a|aa)+$b", "a*a*a*a*a*a*a*a*b", "(.*)(.*)(.*)(.*)[^a]$x"])
 def test_patterns_that_never_end_elsewhere_end_here(pattern: str) -> None:
     assert not Pattern(pattern).is_in("a" * 20_000)
+
+
+@pytest.mark.parametrize("pattern", ["a.{150}$", "(a.{100}|b.{90}a){8}c", "(.*a.{60}){15}c"])
+def test_a_pattern_that_would_take_long_is_given_up_and_holds_little_memory(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each character leads to other states than the ones before, nothing that was remembered helps."""
+    monkeypatch.setattr(patterns, "MOST_WORK", 200_000)
+    monkeypatch.setattr(patterns, "_MOST_REMEMBERED", 10_000)
+    chance = random.Random(seed_of())
+    machine = Pattern(pattern)
+    with pytest.raises(TooMuchWork):
+        machine.is_in("".join(chance.choice("ab") for _ in range(LONGEST_TEXT)))
+    assert sum(map(len, machine._remembered.values())) <= 2 * 10_000
+    assert machine.is_in("x") is False, "it can be used on"
+
+
+def test_it_is_known_that_only_the_beginning_of_a_text_was_looked_at() -> None:
+    pattern = Pattern("b")
+    assert not pattern.is_in("a" * LONGEST_TEXT)
+    assert not pattern.has_cut
+    assert not pattern.is_in("a" * LONGEST_TEXT + "b")
+    assert pattern.has_cut
 
 
 @pytest.mark.parametrize(

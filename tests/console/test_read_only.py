@@ -30,6 +30,7 @@ CHANGES: dict[str, Callable[[Service, str, str], object]] = {
     "redrive": lambda service, topic, spec: service.redrive(ANN, spec, LetterFilter()),
     "cancel": lambda service, topic, spec: service.cancel(ANN, "job"),
     "discard": lambda service, topic, spec: service.discard(ANN, spec, [letter(topic, 0).id], "not needed"),
+    "discard_matching": lambda service, topic, spec: service.discard_matching(ANN, spec, LetterFilter(), "not needed"),
     "add_rule": lambda service, topic, spec: service.add_rule(ANN, Rule(name="new", kind=Kind.LAG, threshold=5)),
     "remove_rule": lambda service, topic, spec: service.remove_rule(ANN, "stalled"),
     "mute": lambda service, topic, spec: service.mute(ANN, "stalled", 9_999_999_999_999),
@@ -77,9 +78,11 @@ def test_methods_that_take_no_person_change_nothing_by_their_names() -> None:
             "letter",
             "letter_errors",
             "letter_places",
+            "letter_record",
             "letters",
         ),
-        *("look_now", "message", "messages", "mutes", "notifiers", "pipeline", "pipelines", "plan_reset", "raw"),
+        *("look_now", "message", "messages", "mutes", "notifiers", "outage", "pipeline", "pipelines", "plan_reset"),
+        "record",
         *("rules", "series", "snapshot", "start", "tail", "topic"),
     }
 

@@ -1,18 +1,16 @@
 """A member of a sharing group in a process of its own, to be killed.
 
-    python -m tests.consuming.share_worker DATABASE EFFECTS NAME VISIBILITY_S PARTITIONS COUNT [STEP NTH WHEN]
-
-For each record it adds a line to the file EFFECTS, `name attempt value`, and settles it. It ends when nothing is left,
-or on SIGTERM; or it kills itself at the NTH time that it comes to a STEP of the store, `before` or `after` it.
+For each record it adds a line to a file of effects, `name attempt value`, and settles it. It ends when nothing is left,
+or kills itself at the nth time that it comes to a step of the store, before or after it.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from penstock.abc import CheckpointStore, Outcome
 from penstock.checkpoints.sqlite import SqliteCheckpoints
@@ -20,8 +18,10 @@ from penstock.consuming.sharing import StreamQueue
 from penstock.errors import StaleDeliveryError
 from penstock.model import CheckpointKey
 from penstock.model.clock import SystemClock
+from penstock.prove.deaths import Death
 from penstock.testing import CrashingStore
 from tests.consuming.counting_stream import CountingStream
+from tests.forking import FORKING
 
 GROUP = "workers"
 TOPIC = "jobs"
@@ -32,6 +32,20 @@ def is_all_finished(store: CheckpointStore, partitions: int, count: int) -> bool
     return all(checkpoint is not None and checkpoint.start >= count for checkpoint in found)
 
 
+def allow(effects: Path, most_bytes: int) -> None:
+    """Let workers add to the effects up to here, and wait then: so they cannot be done before they are killed."""
+    fresh = effects.with_suffix(".fresh")
+    fresh.write_text(str(most_bytes))
+    fresh.replace(effects.with_suffix(".allowed"))
+
+
+def allowed_bytes(effects: str) -> int:
+    try:
+        return int(Path(effects).with_suffix(".allowed").read_text())
+    except FileNotFoundError:
+        return sys.maxsize
+
+
 def work(
     store: CheckpointStore,
     effects: str,
@@ -39,14 +53,15 @@ def work(
     visibility_s: float,
     partitions: int,
     count: int,
-    is_ended: Callable[[], bool] = lambda: False,
 ) -> None:
     """Until nothing is left."""
     stream = CountingStream(TOPIC, partitions, count)
     queue = StreamQueue(stream, store, GROUP, member=name, visibility_s=visibility_s, batch=5, clock=SystemClock())
     file = os.open(effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    while not is_ended() and not is_all_finished(store, partitions, count):
+    while not is_all_finished(store, partitions, count):
         for delivery in queue.receive(5, 0.1):
+            while os.fstat(file).st_size >= allowed_bytes(effects):
+                time.sleep(0.001)
             os.write(file, b"%b %d %b\n" % (name.encode(), delivery.attempt, delivery.record.value or b""))
             try:
                 queue.settle(delivery, Outcome.DONE)
@@ -56,11 +71,19 @@ def work(
     queue.close()
 
 
-if __name__ == "__main__":
-    database, effects, name, visibility_s, partitions, count, *crash = sys.argv[1:]
+def start(
+    database: Path, effects: Path, name: str, visibility_s: float, partitions: int, count: int, death: Death | None
+) -> BaseProcess:
+    """A process that works until nothing is left, or until its death."""
+    process = FORKING.Process(target=_run, args=(database, effects, name, visibility_s, partitions, count, death))
+    process.start()
+    return process
+
+
+def _run(
+    database: Path, effects: Path, name: str, visibility_s: float, partitions: int, count: int, death: Death | None
+) -> None:
     store: CheckpointStore = SqliteCheckpoints(database)
-    if crash:
-        store = CrashingStore(store, crash[0], int(crash[1]), after=crash[2] == "after")
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda signum, frame: ended.set())
-    work(store, effects, name, float(visibility_s), int(partitions), int(count), ended.is_set)
+    if death is not None:
+        store = CrashingStore(store, death.at, death.nth, after=death.after)
+    work(store, str(effects), name, visibility_s, partitions, count)

@@ -119,6 +119,7 @@ def test_partitions_of_a_killed_and_of_a_stopped_process_are_taken_over_and_neve
         wait_until(lambda: len(left.holds()) == PARTITIONS)
         before = len(stopped.lines)
         stopped.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: "lost" in [line.word for line in stopped.lines[before:]])
         wait_until(lambda: {len(stopped.holds()), len(left.holds())} == {2})
         words = [line.word for line in stopped.lines[before:]]
         # It may have been stopped between a save and saying so.

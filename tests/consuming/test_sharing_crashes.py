@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import sys
 from collections import Counter
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from penstock.checkpoints.sqlite import SqliteCheckpoints
 from penstock.model import CheckpointKey
+from penstock.prove.deaths import Death
 from tests.consuming.eventually import wait_until
-from tests.consuming.share_worker import GROUP, TOPIC, is_all_finished, work
+from tests.consuming.share_worker import GROUP, TOPIC, allow, is_all_finished, start, work
 from tests.seeds import seed_of
-from tests.tidy.source import ROOT
 
 VISIBILITY_S = 0.5
+AT_WORK_BYTES = 1000
+"""So much is still to be done when one is killed."""
 
 
 class Workers:
@@ -29,15 +31,13 @@ class Workers:
         self.effects = folder / "effects"
         self.partitions = partitions
         self.count = count
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, BaseProcess] = {}
         self._started = 0
 
-    def start(self, *crash: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.consuming.share_worker", str(self.database), str(self.effects)]
+    def start(self, death: Death | None = None) -> BaseProcess:
         name = f"w{self._started}"
-        arguments = [name, str(VISIBILITY_S), str(self.partitions), str(self.count), *crash]
         self._started += 1
-        process = subprocess.Popen([*command, *arguments], cwd=ROOT)
+        process = start(self.database, self.effects, name, VISIBILITY_S, self.partitions, self.count, death)
         self.running[name] = process
         return process
 
@@ -48,7 +48,8 @@ class Workers:
     def kill(self, name: str) -> None:
         process = self.running.pop(name)
         process.kill()
-        assert process.wait(20) == -signal.SIGKILL
+        process.join(20)
+        assert process.exitcode == -signal.SIGKILL
 
     def progress_bytes(self) -> int:
         return self.effects.stat().st_size if self.effects.exists() else 0
@@ -61,9 +62,8 @@ class Workers:
 
     def end(self) -> None:
         for process in self.running.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            process.kill()
+            process.join()
 
 
 def check_effects(workers: Workers) -> int:
@@ -80,17 +80,21 @@ def test_nothing_is_lost_when_workers_are_killed_at_random(tmp_path: Path) -> No
     chance = random.Random(seed_of())
     workers = Workers(tmp_path, partitions=2, count=1500)
     kills = 5
+    goal_bytes = 0
+    allow(workers.effects, goal_bytes)
     try:
         for _ in range(4):
             workers.start()
         for number in range(kills):
-            goal_bytes = workers.progress_bytes() + chance.randrange(500, 5000)
+            goal_bytes += chance.randrange(500, 5000)
+            allow(workers.effects, goal_bytes + AT_WORK_BYTES)
             wait_until(lambda goal_bytes=goal_bytes: workers.progress_bytes() >= goal_bytes)  # type: ignore[misc]
             wait_until(workers.at_work)
             workers.kill(chance.choice(workers.at_work()))
             workers.start()
             print(f"kill {number}: {len(workers.lines())} effects so far")
-        wait_until(lambda: all(process.poll() == 0 for process in workers.running.values()), timeout_s=60)
+        allow(workers.effects, sys.maxsize)
+        wait_until(lambda: all(process.exitcode == 0 for process in workers.running.values()), timeout_s=60)
         repeated = check_effects(workers)
         print(f"{kills} kills, 3000 records, {repeated} repeated")
         assert len({name for name, _, _ in workers.lines()}) > kills, "others have taken over"
@@ -104,13 +108,14 @@ def test_nothing_is_lost_when_workers_are_killed_at_random(tmp_path: Path) -> No
     store.close()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("step", "nth"), [("claim", 1), ("save", 1), ("save", 2), ("save", 8)])
-def test_nothing_is_lost_when_a_worker_dies_at_a_step(tmp_path: Path, step: str, nth: int, when: str) -> None:
+def test_nothing_is_lost_when_a_worker_dies_at_a_step(tmp_path: Path, step: str, nth: int, after: bool) -> None:
     workers = Workers(tmp_path, partitions=1, count=12)
     try:
-        dying = workers.start(step, str(nth), when)
-        assert dying.wait(20) == -signal.SIGKILL, f"it did not come to {step} number {nth}"
+        dying = workers.start(Death(step, nth, after))
+        dying.join(20)
+        assert dying.exitcode == -signal.SIGKILL, f"it did not come to {step} number {nth}"
         store = SqliteCheckpoints(workers.database)
         work(store, str(workers.effects), "heir", VISIBILITY_S, 1, 12)
         assert is_all_finished(store, 1, 12)

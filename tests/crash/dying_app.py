@@ -5,7 +5,6 @@ It copies numbers from one topic to another, exactly once, and notes in a file, 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,14 +12,13 @@ from typing import Any, Final
 
 from penstock.app import App
 from penstock.consuming import Retry
+from tests.forking import FORKING
 
-_FORKING: Final = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["tests.crash.dying_app"])
 SESSION_S: Final = 6.0
 
 
 def start(url: str, seen: Path) -> BaseProcess:
-    process = _FORKING.Process(target=_run, args=(url, seen))
+    process = FORKING.Process(target=_run, args=(url, seen))
     process.start()
     return process
 

@@ -6,12 +6,13 @@ survive is what the consumer itself keeps: checkpoints, dead letters, effects.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sqlite3
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from penstock.testing.crashing import CrashPoint, die
 from penstock.testing.intercepted_letters import InterceptedLetters
 from penstock.testing.intercepted_store import InterceptedStore
 from penstock.testing.intercepted_stream import InterceptedStreams
+from tests.forking import FORKING
 
 RECORDS: Final = 60
 PARTITIONS: Final = 2
@@ -40,10 +42,6 @@ GOOD: Final = frozenset(range(RECORDS)) - POISONED
 MOODY: Final = frozenset({5, 20, 41})
 """Fail at their first attempt in a process."""
 GROUP: Final = "group"
-
-_FORKING: Final = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["tests.crash.dying_consumer"])
-
 
 FEW: Final = (1, 2)
 MORE: Final = (1, 2, 5)
@@ -84,6 +82,8 @@ class Run:
     workers: int
     postgres: str | None = None
     """Where checkpoints and effects are kept, if not in SQLite."""
+    work_s: float = 0.0
+    """How long a handler takes. With some time, kills at random moments find it at work more often than not."""
 
     @property
     def database(self) -> Path:
@@ -107,8 +107,8 @@ class Run:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER)")
 
-    def start(self, death: Death | None = None) -> multiprocessing.process.BaseProcess:
-        process = _FORKING.Process(target=_consume, args=(self, death))
+    def start(self, death: Death | None = None) -> BaseProcess:
+        process = FORKING.Process(target=_consume, args=(self, death))
         process.start()
         return process
 
@@ -188,6 +188,7 @@ def _consume(run: Run, death: Death | None) -> None:
             die()
         if number in POISONED or (number in MOODY and attempts[number] == 1):
             raise ValueError(f"{number} does not like it")
+        time.sleep(run.work_s)
         os.write(calls, f"{number}\n".encode())
         if run.guarantee == "exactly-once":
             with ctx.transaction() as db:

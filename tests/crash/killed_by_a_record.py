@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,9 @@ from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
 from penstock.model import DeadLetter, LetterFilter, NewRecord, Record
 from penstock.streams.memory import MemoryStreams
 from penstock.testing.crashing import die
+from tests.forking import FORKING
 
 KILLER: Final = 11
-_FORKING: Final = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["tests.crash.dying_consumer", "tests.crash.killed_by_a_record"])
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Run:
     """Whether each odd number has the same idempotency key as the one behind it."""
 
     def finish(self) -> int:
-        process = _FORKING.Process(target=_consume, args=(self.folder, self.in_pairs))
+        process = FORKING.Process(target=_consume, args=(self.folder, self.in_pairs))
         process.start()
         process.join(60)
         assert process.exitcode is not None

@@ -18,6 +18,10 @@ from tests.seeds import seed_of
 GUARANTEES: Final = ("at-least-once", "exactly-once", "at-most-once")
 RANDOM_KILLS: Final = 40
 POSTGRES_KILLS: Final = 25
+WORK_S: Final = 0.003
+LATEST_S: Final = 0.4
+"""With so much work, in each of its workers, a consumer that has to wait for the lease of the one before takes so long
+for everything, about."""
 
 
 def live_and_die(run: Run, kills: deque[Kill]) -> list[Kill]:
@@ -55,8 +59,9 @@ def test_killed_at_random_moments_it_goes_on_as_promised(
     killed: list[Kill] = []
     for number in itertools.count():
         left = range(RANDOM_KILLS - len(killed))
-        moments: deque[Kill] = deque(Moment(chance.uniform(0.005, 0.5)) for _ in left)
-        killed += live_and_die(Run(tmp_path / str(number), guarantee, order, workers), moments)
+        moments: deque[Kill] = deque(Moment(chance.uniform(0.005, LATEST_S)) for _ in left)
+        run = Run(tmp_path / str(number), guarantee, order, workers, work_s=WORK_S * workers)
+        killed += live_and_die(run, moments)
         if len(killed) == RANDOM_KILLS:
             break
 
@@ -73,8 +78,9 @@ def test_effects_in_postgresql_happen_exactly_once_whenever_it_is_killed(
     left: deque[Kill] = deque(deaths)
     killed: list[Kill] = []
     for number in itertools.count():
-        left.extend(Moment(chance.uniform(0.02, 0.7)) for _ in range(POSTGRES_KILLS - len(killed) - len(left)))
-        run = Run(tmp_path / str(number), "exactly-once", order, workers, postgres=server.fresh_database())
+        left.extend(Moment(chance.uniform(0.02, LATEST_S)) for _ in range(POSTGRES_KILLS - len(killed) - len(left)))
+        database = server.fresh_database()
+        run = Run(tmp_path / str(number), "exactly-once", order, workers, postgres=database, work_s=WORK_S * workers)
         killed += live_and_die(run, left)
         if len(killed) == POSTGRES_KILLS:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from tests.docs.servers import servers_of
 
 PAGES: Final = {page.name: page for page in pages()}
 RUN_HERE: Final = [page for page in PAGES.values() if page.is_run and not page.needs_spark]
+SAYS: Final = {"docs/consuming.md": {"billed": 100, "audited": 100, "booked": 100, "succeeded attempt 1": 1}}
+"""How often the programs of a page say what, where that they come to their end says too little."""
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=[page.name for page in RUN_HERE])
@@ -30,6 +33,8 @@ def test_what_a_page_shows_works(page: Page, tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "tests.docs.run_page", page.name, str(folder), json.dumps(replace)],
             cwd=ROOT,
+            # Threads that print into one pipe can spoil each other's text in older Pythons, unless it is unbuffered.
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
             capture_output=True,
             text=True,
             errors="replace",  # librdkafka logs whatever bytes it has in hand
@@ -37,6 +42,12 @@ def test_what_a_page_shows_works(page: Page, tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, f"{done.stderr}\nIt had said:\n{done.stdout}"
+    expected = SAYS.get(page.name, {})
+    assert {words: done.stdout.count(words) for words in expected} == expected, done.stdout
+
+
+def test_pages_of_which_more_is_known_are_run() -> None:
+    assert SAYS.keys() <= {page.name for page in RUN_HERE}
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=list(PAGES))

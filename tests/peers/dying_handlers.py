@@ -6,7 +6,6 @@ in a file, written before they return.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,17 +18,16 @@ from penstock.consuming import Consumer
 from penstock.model import NewRecord, Record
 from penstock.streams.memory import MemoryStreams
 from penstock.testing.crashing import CrashingStore, die
+from tests.forking import FORKING
 
 GROUP: Final = "group"
 DIES: Final = -9
 _SESSION_S: Final = 0.15
-_FORKING: Final = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["tests.peers.dying_handlers"])
 
 
 def in_a_process(work: Callable[..., None], *arguments: object) -> int:
     """Its exit code: 0, or -9 when it was killed."""
-    process = _FORKING.Process(target=work, args=arguments)
+    process = FORKING.Process(target=work, args=arguments)
     process.start()
     process.join(30)
     if process.exitcode is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from typing import Final
 
 from penstock.prove.deaths import Death
 from penstock.testing.crashing import die
+from tests.forking import FORKING
 
-_FORKING: Final = multiprocessing.get_context("forkserver")
 STEPS: Final = ("wake up", "work")
 
 
@@ -32,7 +31,7 @@ def start_failing(death: Death | None) -> BaseProcess:
 
 
 def _started(what: Callable[[Death | None], None], death: Death | None) -> BaseProcess:
-    process = _FORKING.Process(target=what, args=(death,))
+    process = FORKING.Process(target=what, args=(death,))
     process.start()
     return process
 

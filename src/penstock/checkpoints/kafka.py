@@ -252,7 +252,6 @@ class KafkaCheckpoints:
             since_ms=opened_checkpoint(checkpoint, key).history_since_ms,
             pointer=pointer,
             limit=limit,
-            timeout_s=self._timeout_s,
         )
 
     def close(self) -> None:

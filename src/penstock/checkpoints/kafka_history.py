@@ -15,7 +15,6 @@ from penstock.model import CheckpointKey, Happening, Lease, Pointer
 from penstock.streams.kafka.connection import Connection
 
 _AT_ONCE: Final = 2_000
-_WAIT_S: Final = 0.2
 _EPOCH: Final = struct.Struct(">I")
 
 
@@ -42,7 +41,6 @@ class KafkaHistory:
         since_ms: int,
         pointer: Pointer | None,
         limit: int,
-        timeout_s: float,
     ) -> Sequence[Happening]:
         """Lines written under later epochs, that ended at a time or later, oldest first, the newest `limit`."""
         found: collections.deque[Happening] = collections.deque(maxlen=limit)
@@ -50,7 +48,7 @@ class KafkaHistory:
         try:
             at, end = stream.span(partition)
             while at < end:
-                batch = stream.read(partition, at, _AT_ONCE, min(_WAIT_S, timeout_s))
+                batch = stream.read(partition, at, _AT_ONCE, wait_s=0.0)  # comes back when it has seen the end
                 if batch.next == at:
                     raise StoreUnavailableError(f"{self._topic}-{partition} could not be read to its end")
                 at = batch.next

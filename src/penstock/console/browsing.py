@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from penstock.console.lens import Lens
-from penstock.console.scanning import Budget, records_of, size_of
+from penstock.console.scanning import Budget, size_of
 from penstock.console.views import MessageRow
 from penstock.errors import OffsetOutOfRangeError
 from penstock.model import Pointer, Record
@@ -147,7 +147,7 @@ class _Newer:
             partition = batch.partition
             if self._read.get(partition, 0) >= self._ends[partition]:
                 continue
-            for record in records_of(batch):
+            for record in batch:
                 if self._budget.is_spent:
                     return  # what is left of it is read again by who goes on from here
                 if record.offset >= self._ends[partition]:
@@ -293,7 +293,7 @@ class _Chunks:
             try:
                 for batch in self._feed.poll(_POLL_RECORDS, min(_POLL_S, self._budget.left_s)):
                     if batch.partition in self._open:
-                        self._take(batch.partition, records_of(batch), batch.next)
+                        self._take(batch.partition, batch, batch.next)
             except OffsetOutOfRangeError as error:
                 seeks += 1
                 if seeks > _MOST_SEEKS:

@@ -1,4 +1,7 @@
-"""What distinguishes two dead letters: field by field, and inside of their values where they are JSON."""
+"""What distinguishes two dead letters: field by field, and inside of their values where they are JSON.
+
+What is compared is all of it. What is shown of a long text is cut, to where it begins to differ, and says so.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,83 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.console.showing import UNDECODABLE, Showing
+from penstock.console.showing import UNDECODABLE
 from penstock.console.views import Difference
+from penstock.console.visible import utf8_beginning
 from penstock.model import DeadLetter
 
-_MOST: Final = 500
+MOST: Final = 500
 _DEEPEST: Final = 20
 _LONGEST_TEXT: Final = 2_000
+_BEFORE: Final = 60
+"""So many characters are shown before the first one that differs."""
+_DUMPED_BYTES: Final = 64
 
 
 def differences(left: DeadLetter, right: DeadLetter) -> list[Difference]:
-    """Where the two differ, in the order in which people look. No more than some hundreds are given."""
+    """Where the two differ, in the order in which people look. No more than `MOST` are given."""
     ours, theirs = _fields(left), _fields(right)
     paths = [*ours, *(path for path in theirs if path not in ours)]
-    found = [Difference(path, ours.get(path), theirs.get(path)) for path in paths if ours.get(path) != theirs.get(path)]
-    return found[:_MOST]
+    differing = [path for path in paths if path not in ours or path not in theirs or ours[path] != theirs[path]]
+    return [_difference(path, ours.get(path), theirs.get(path)) for path in differing[:MOST]]
 
 
-def _fields(letter: DeadLetter) -> dict[str, str]:
+def _difference(path: str, left: str | bytes | None, right: str | bytes | None) -> Difference:
+    """Texts as they are, and bytes that are no text as hex: both from a little before where they begin to differ."""
+    if left is None or right is None:
+        return Difference(path, _shown(left), _shown(right))
+    if isinstance(left, bytes) or isinstance(right, bytes):
+        left, right = _as_bytes(left), _as_bytes(right)
+        at = _first_difference(left, right) if max(len(left), len(right)) > _DUMPED_BYTES else 0
+        return Difference(path, _dumped(left, at), _dumped(right, at))
+    at = 0
+    if max(len(left), len(right)) > _LONGEST_TEXT:
+        at = max(0, _first_difference(left, right) - _BEFORE)
+    return Difference(path, _cut(left, at), _cut(right, at))
+
+
+def _first_difference(left: str | bytes, right: str | bytes) -> int:
+    """How much both have in common at their beginning, found by halving: values may have millions of bytes."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _shown(content: str | bytes | None) -> str | None:
+    if content is None:
+        return None
+    return _dumped(content, 0) if isinstance(content, bytes) else _cut(content, 0)
+
+
+def _cut(text: str, at: int) -> str:
+    piece = text[at : at + _LONGEST_TEXT]
+    if len(piece) == len(text):
+        return text
+    begun = f"… (from character {at + 1:,}) " if at else ""
+    ended = f" … ({len(text):,} characters in all)" if at + _LONGEST_TEXT < len(text) else ""
+    return f"{begun}{piece}{ended}"
+
+
+def _dumped(data: bytes, at: int) -> str:
+    piece = data[at : at + _DUMPED_BYTES]
+    if len(piece) == len(data):
+        return piece.hex(" ")
+    begun = f"… (from byte {at:,}) " if at else ""
+    return f"{begun}{piece.hex(' ')} … ({len(data):,} bytes in all)"
+
+
+def _as_bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _fields(letter: DeadLetter) -> dict[str, str | bytes]:
     record = letter.record
-    fields = {
+    fields: dict[str, str | bytes] = {
         "error": letter.error,
         "error kind": letter.error_kind,
         "attempts": str(letter.attempts),
@@ -42,12 +102,22 @@ def _fields(letter: DeadLetter) -> dict[str, str]:
     }
     _add_data(fields, "key", record.key)
     for name, content in record.headers:
-        fields[f"header.{name}"] = Showing().show(content).text
+        path = f"header.{name}"
+        while path in fields:  # a name may stand twice
+            path += "'"
+        fields[path] = _content(content)
     _add_data(fields, "value", record.value)
-    return {name: text[:_LONGEST_TEXT] for name, text in fields.items()}
+    return fields
 
 
-def _add_data(fields: dict[str, str], name: str, data: bytes | None) -> None:
+def _content(data: bytes | None) -> str | bytes:
+    if data is None:
+        return "null"
+    text = utf8_beginning(data, len(data))
+    return data if text is None else text
+
+
+def _add_data(fields: dict[str, str | bytes], name: str, data: bytes | None) -> None:
     if data is not None:
         try:
             decoded = msgspec.json.decode(data)
@@ -56,22 +126,21 @@ def _add_data(fields: dict[str, str], name: str, data: bytes | None) -> None:
         if isinstance(decoded, dict | list):
             _add_parts(fields, name, decoded, _DEEPEST)
             return
-    fields[name] = Showing().show(data).text
+    fields[name] = _content(data)
 
 
-def _add_parts(fields: dict[str, str], path: str, value: Any, depth: int) -> None:
-    """Each leaf with the path to it, as filters write paths."""
-    if len(fields) > 10 * _MOST:
-        return
-    if isinstance(value, dict) and value and depth:
+def _add_parts(fields: dict[str, str | bytes], path: str, value: Any, depth: int) -> None:
+    """Each leaf with the path to it, as filters write paths; what is deeper, or too much, as one text."""
+    is_room = depth > 0 and len(fields) <= 10 * MOST
+    if isinstance(value, dict) and value and is_room:
         for name, part in value.items():
             step = f".{name}" if name.replace("-", "_").isidentifier() else f"[{json.dumps(name)}]"
             _add_parts(fields, path + step, part, depth - 1)
-    elif isinstance(value, list) and value and depth:
+    elif isinstance(value, list) and value and is_room:
         for place, part in enumerate(value):
             _add_parts(fields, f"{path}[{place}]", part, depth - 1)
     else:
         try:
-            fields[path] = json.dumps(value, ensure_ascii=False)[:_LONGEST_TEXT]
+            fields[path] = json.dumps(value, ensure_ascii=False)
         except RecursionError:
             fields[path] = "nested too deeply to be shown"

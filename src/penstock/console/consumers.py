@@ -11,7 +11,7 @@ from penstock.checkpoints.opening import open_store
 from penstock.console.link import ANSWER_S, Link
 from penstock.console.views import ConsumerDetail, ConsumerFacts, ConsumerPartition
 from penstock.consuming.defaults import LOG_CHECKPOINTS
-from penstock.errors import GroupError, PenstockError, StoreUnavailableError
+from penstock.errors import BrokerUnavailableError, GroupError, PenstockError, StoreUnavailableError
 from penstock.model import Checkpoint, CheckpointKey, Happening, Pointer
 from penstock.observe.facts import Snapshot
 from penstock.observe.library_groups import KAFKA_TOPICS
@@ -24,10 +24,13 @@ _KAFKA: Final = "kafka:"
 class Consumers:
     """The groups of the checkpoint stores that go with a stream. Any thread may use it."""
 
-    def __init__(self, link: Link, given: str | None, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, link: Link, given: str | None, snapshot: Callable[[], Snapshot], look_now: Callable[[], Snapshot]
+    ) -> None:
         self._link = link
         self._given = given
         self._snapshot = snapshot
+        self._look_now = look_now
         self._lock = threading.Lock()
         self._stores: dict[str, tuple[CheckpointStore, Connection | None]] = {}
 
@@ -75,12 +78,20 @@ class Consumers:
             store.close()
 
     def _store_of(self, group: str) -> tuple[str, CheckpointStore]:
-        for name, store in self._opened().items():
-            if group in store.groups():
-                return name, store
+        found = self._found(group)
+        if found is None and self._snapshot().problem is not None:
+            snapshot = self._look_now()  # nobody has looked yet which stores there are, or in vain
+            found = self._found(group)
+            if found is None and snapshot.problem is not None:
+                raise BrokerUnavailableError(f"whether there is a consumer {group!r} is not known: {snapshot.problem}")
+        if found is not None:
+            return found
         raise GroupError(
             f"no checkpoint store knows a group {group!r}: it is none of the library's, or has saved nothing"
         )
+
+    def _found(self, group: str) -> tuple[str, CheckpointStore] | None:
+        return next(((name, store) for name, store in self._opened().items() if group in store.groups()), None)
 
     def _opened(self) -> dict[str, CheckpointStore]:
         with self._lock:

@@ -10,7 +10,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock.console.filter_tokens import Step
-from penstock.console.patterns import Pattern
+from penstock.console.patterns import Pattern, TooMuchWork
+from penstock.errors import FilterError
 from penstock.model import Record
 
 Literal = str | int | float | bool | None
@@ -168,10 +169,20 @@ class Comparison:
 class Matches:
     field: Field
     pattern: Pattern
+    position: int = 0
+    """Where the pattern stands in the filter."""
 
     def holds(self, subject: Subject) -> bool:
         texts = [_as_text(each) for each in self.field.found(subject) if each is not _MISSING]
-        return any(self.pattern.is_in(text) for text in texts if text is not None)
+        try:
+            return any(self.pattern.is_in(text) for text in texts if text is not None)
+        except TooMuchWork:
+            record = subject.record
+            raise FilterError(
+                f"this pattern takes too long: it was given up at {record.topic}-{record.partition}, {record.offset}. "
+                "Write smaller numbers in its braces, or look for a part of it with contains",
+                self.position,
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from penstock.console.filter_terms import All, Any_, Comparison, Field, Literal, Matches, Not, Present, Subject, Term
 from penstock.console.filter_tokens import Token, tokens_of
-from penstock.console.patterns import Pattern, PatternError
+from penstock.console.patterns import LONGEST_TEXT, Pattern, PatternError
 from penstock.errors import ConfigError, FilterError
 from penstock.model import Position, PositionKind, Record
 
@@ -46,7 +46,16 @@ class Filter:
 
     def __init__(self, text: str, now: datetime.datetime) -> None:
         self.text = text
-        self._term = _Parser(tokens_of(text), now).parse()
+        parser = _Parser(tokens_of(text), now)
+        self._term = parser.parse()
+        self._patterns = tuple(parser.patterns)
+
+    @property
+    def note(self) -> str:
+        """What is to be known about what it has found; empty: nothing."""
+        if any(pattern.has_cut for pattern in self._patterns):
+            return f"patterns have looked at the first {LONGEST_TEXT:,} characters of longer texts only"
+        return ""
 
     def holds(self, record: Record, size_bytes: int, decode: Callable[[bytes], Any]) -> bool:
         """Whether it holds for this record. `decode` makes values of bytes, for paths into them."""
@@ -62,6 +71,7 @@ class _Parser:
         self._now = now
         self._depth = 0
         self._terms = 0
+        self.patterns: list[Pattern] = []
 
     def parse(self) -> Term:
         term = self._either()
@@ -138,7 +148,10 @@ class _Parser:
         if token.text == "in":
             return Comparison(field, "in", self._list(field))
         if token.text == "matches":
-            return Matches(field, self._pattern())
+            position = self._next.position
+            pattern = self._pattern()
+            self.patterns.append(pattern)
+            return Matches(field, pattern, position)
         operand_token = self._next
         operand = self._literal(field)
         if token.text in _ORDERING and (operand is None or isinstance(operand, bool)):

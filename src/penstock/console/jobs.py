@@ -1,4 +1,4 @@
-"""Jobs: redrives that run on while people do something else. One at a time for each place of dead letters."""
+"""Jobs: what is done with many dead letters, and runs on while people do something else. One at a time for a place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
+from typing import Final, Literal
 
 from penstock.abc import Clock
 from penstock.console.views import Person
@@ -19,25 +20,37 @@ KEPT_JOBS: Final = 50
 _CLOSING_S: Final = 20.0
 
 Work = Callable[["Job"], RedriveReport]
+Kind = Literal["redrive", "discard"]
+DONE: Final[dict[Kind, str]] = {"redrive": "redriven", "discard": "discarded"}
 
 
 class Job:
-    """One redrive: how far it has come, and how to end it."""
+    """One redrive, or one discarding of many letters: how far it has come, and how to end it."""
 
     def __init__(
-        self, spec: str, by: Person, begun_ms: int, *, to: str | None, rate_per_s: float | None, limit: int | None
+        self,
+        spec: str,
+        by: Person,
+        begun_ms: int,
+        *,
+        kind: Kind = "redrive",
+        to: str | None = None,
+        rate_per_s: float | None = None,
+        limit: int | None = None,
     ) -> None:
         self.id = secrets.token_hex(6)
         self.spec = spec
         self.by = by
+        self.kind: Kind = kind
         self.begun_ms = begun_ms
         self.ended_ms: int | None = None
         self.to = to
         self.rate_per_s = rate_per_s
         self.limit = limit
         self.total: int | None = None
-        """How many letters there were to redrive; None until they are counted."""
+        """How many letters there were when it began; None until they are counted."""
         self.report = RedriveReport()
+        self.discarded = 0
         self.error: str | None = None
         """Why it ended before its end, if it did."""
         self.is_done = False
@@ -45,6 +58,16 @@ class Job:
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Job], object]] = []
         self._ended = threading.Event()
+
+    @property
+    def done(self) -> int:
+        """How many letters were redriven, or discarded."""
+        return self.report.redriven if self.kind == "redrive" else self.discarded
+
+    @property
+    def seen(self) -> int:
+        """How many letters it is past, whatever became of them."""
+        return self.done + self.report.failed + self.report.gone
 
     @property
     def is_cancelled(self) -> bool:
@@ -80,7 +103,7 @@ class Job:
         """How it stands, in a sentence."""
         report = self.report
         of = "" if self.total is None else f" of {self.total:,}"
-        parts = [f"{report.redriven:,}{of} redriven"]
+        parts = [f"{self.done:,}{of} {DONE[self.kind]}"]
         if report.failed:
             parts.append(f"{report.failed:,} failed")
         if report.gone:
@@ -132,23 +155,36 @@ class Jobs:
         self._threads: dict[str, threading.Thread] = {}
         self._is_closed = False
 
-    def start(self, job: Job, place: str, work: Work) -> None:
-        """Run it in a thread of its own. RedriveRunningError when there is one at this place."""
-        thread = threading.Thread(target=self._run, args=(job, place, work), name=f"redrive-{job.id}", daemon=True)
+    def start(self, job: Job, place: str, begin: Callable[[Job], Work]) -> None:
+        """Run it in a thread of its own. RedriveRunningError when there is one at this place.
+
+        `begin` gives what is to be done, and is called here: what it raises, whoever begins the job is told at once.
+        """
         with self._lock:
             if self._is_closed:
-                raise RedriveRunningError("the console is closing: redrive when it is back")
+                raise RedriveRunningError("the console is closing: begin again when it is back")
             running = self._running.get(place)
             if running is not None:
+                what = "redriving" if running.kind == "redrive" else "discarding letters of"
                 raise RedriveRunningError(
-                    f"{running.by.name} ({running.by.address}) is redriving {job.spec} already: {running.outcome()}. "
+                    f"{running.by.name} ({running.by.address}) is {what} {job.spec} already: {running.outcome()}. "
                     "Wait until it has ended, or cancel it"
                 )
             self._running[place] = job
+        try:
+            work = begin(job)
+        except BaseException:
+            with self._lock:
+                del self._running[place]
+            raise
+        thread = threading.Thread(target=self._run, args=(job, place, work), name=f"{job.kind}-{job.id}", daemon=True)
+        with self._lock:
             self._threads[job.id] = thread
             running_longest = [each for each in self._jobs[KEPT_JOBS:] if not each.is_done]
             self._jobs = [job, *self._jobs[:KEPT_JOBS], *running_longest]
-        thread.start()
+            if self._is_closed:
+                job.cancel()
+            thread.start()
 
     def all(self) -> list[Job]:
         """Newest first: those that run, and the last that have ended."""
@@ -175,11 +211,11 @@ class Jobs:
             if job.report.gave_up:
                 error = "it stopped, as nothing came through: see that the stream takes records, and redrive again"
         except KeyboardInterrupt:
-            pass  # cancelled before it had taken anything
+            job.report = replace(job.report, interrupted=True)
         except PenstockError as failure:
             error = str(failure)
         except Exception as failure:
-            logger.exception("redriving %s failed", job.spec)
+            logger.exception("the %s of %s failed", job.kind, job.spec)
             error = f"{type(failure).__name__}: {failure}"
         finally:
             with self._lock:

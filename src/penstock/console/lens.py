@@ -18,6 +18,8 @@ from penstock.model import Record
 LONGEST_SEARCH: Final = 1_000
 _MOST_HEADERS: Final = 100
 """Headers of a row that are shown."""
+WHOLE_HEADERS: Final = 1_000
+"""Those that are shown of a record on its own."""
 
 
 class Lens:
@@ -33,6 +35,11 @@ class Lens:
         self._search = _Search(query.search) if query.search else None
         self.is_choosy = self._filter is not None or self._search is not None
         """Whether not every record is wanted."""
+
+    @property
+    def note(self) -> str:
+        """What is to be known about what was found through it; empty: nothing."""
+        return "" if self._filter is None else self._filter.note
 
     def wants(self, record: Record, size_bytes: int) -> bool:
         """Whether the record matches."""
@@ -57,7 +64,7 @@ class Lens:
             return value
 
 
-def row_of(record: Record, size_bytes: int, showing: Showing) -> MessageRow:
+def row_of(record: Record, size_bytes: int, showing: Showing, most_headers: int = _MOST_HEADERS) -> MessageRow:
     return MessageRow(
         record.topic,
         record.partition,
@@ -65,8 +72,9 @@ def row_of(record: Record, size_bytes: int, showing: Showing) -> MessageRow:
         record.timestamp_ms,
         showing.show(record.key),
         showing.show(record.value),
-        tuple((visible(name), showing.show(content)) for name, content in record.headers[:_MOST_HEADERS]),
+        tuple((visible(name), showing.show(content)) for name, content in record.headers[:most_headers]),
         size_bytes,
+        len(record.headers),
     )
 
 

@@ -6,6 +6,9 @@ comes from the address of a web page, and must not open any file of the machine.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -15,13 +18,14 @@ from typing import Final
 
 from penstock.abc import Clock, DeadLetters
 from penstock.console.comparing import differences
-from penstock.console.jobs import Job, JobClock
+from penstock.console.jobs import Job, JobClock, Work
 from penstock.console.link import Link
 from penstock.console.showing import WHOLE_CHARACTERS, Showing
 from penstock.console.views import Difference, LetterDetail, LetterErrors, LetterPage, LetterRow
+from penstock.consuming.dead_letters.holding import hold_of
 from penstock.consuming.dead_letters.opening import names_a_topic, open_dead_letters, path_of
 from penstock.consuming.dead_letters.redriving import RedriveReport, redrive
-from penstock.errors import ConfigError, PenstockError, StoreUnavailableError
+from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError, StoreUnavailableError
 from penstock.model import DeadLetter, Happening, LetterFilter, LetterState
 from penstock.observe.facts import LetterFacts, Snapshot
 from penstock.streams import Connection
@@ -40,10 +44,18 @@ _OPEN: Final = frozenset({LetterState.WAITING, LetterState.TAKEN})
 class Letters:
     """What the console does with dead letters. Any thread may use it."""
 
-    def __init__(self, link: Link, specs: Sequence[str], snapshot: Callable[[], Snapshot], clock: Clock) -> None:
+    def __init__(
+        self,
+        link: Link,
+        specs: Sequence[str],
+        snapshot: Callable[[], Snapshot],
+        look_now: Callable[[], Snapshot],
+        clock: Clock,
+    ) -> None:
         self._link = link
         self._specs = tuple(specs)
         self._snapshot = snapshot
+        self._look_now = look_now
         self._clock = clock
         self._lock = threading.Lock()
         self._places: dict[str, _Place] = {}
@@ -100,42 +112,67 @@ class Letters:
     def compare(self, spec: str, left: str, right: str) -> list[Difference]:
         return differences(self.letter(spec, left), self.letter(spec, right))
 
-    def redriving(self, spec: str, which: LetterFilter, to: str | None) -> Callable[[Job], RedriveReport]:
-        """The work of a job that redrives these. Refused here, and not in the job, what can be refused at once."""
+    def redriving(self, job: Job, which: LetterFilter) -> Work:
+        """The work of a job that redrives these, which holds their place, so that nobody else's redrive runs there.
+
+        Refused here, and not in the job, is what can be refused at once."""
         redrivable = _redrivable(which)
         if not redrivable.states:
             raise ConfigError("only letters that are waiting, or were taken by a redrive that died, can be redriven")
-        letters = self._opened(spec)
+        letters = self._opened(job.spec)
         connection = self._link.connection()
-        if to is not None:
-            self._link.topics().partitions_of(to)  # there is such a topic
+        if job.to is not None:
+            self._link.topics().partitions_of(job.to)  # there is such a topic
+        clock = JobClock(self._clock, job)
+        holder = f"{job.by.name} ({job.by.address}) in the console on {socket.gethostname()}, process {os.getpid()}"
+        hold = hold_of(letters, holder, 0.0, clock)
+
+        def progress(report: RedriveReport) -> None:
+            job.report = report
+            job.check()
 
         def work(job: Job) -> RedriveReport:
-            job.check()
-            total = letters.count(redrivable)
-            job.total = total if job.limit is None else min(total, job.limit)
-
-            def progress(report: RedriveReport) -> None:
-                job.report = report
+            with contextlib.ExitStack() as stack:
+                stack.callback(hold.release)
                 job.check()
+                total = letters.count(redrivable)
+                job.total = total if job.limit is None else min(total, job.limit)
+                return redrive(
+                    letters,
+                    connection,
+                    redrivable,
+                    clock=clock,
+                    to=job.to,
+                    rate_per_s=job.rate_per_s,
+                    limit=job.limit,
+                    taker=f"console:{job.by.name}:{job.id}",
+                    on_progress=progress,
+                    hold=hold,
+                )
 
-            return redrive(
-                letters,
-                connection,
-                redrivable,
-                clock=JobClock(self._clock, job),
-                to=job.to,
-                rate_per_s=job.rate_per_s,
-                limit=job.limit,
-                taker=f"console:{job.by.name}:{job.id}",
-                on_progress=progress,
-            )
+        return work
+
+    def discarding(self, job: Job, which: LetterFilter, reason: str) -> Work:
+        """The work of a job that marks all of these as not needed."""
+        _check_reason(reason)
+        open_ones = _redrivable(which)
+        if not open_ones.states:
+            raise ConfigError("only letters that are waiting can be discarded all at once: the others were dealt with")
+        letters = self._opened(job.spec)
+
+        def work(job: Job) -> RedriveReport:
+            job.total = letters.count(open_ones)
+            after: str | None = None
+            while page := letters.browse(open_ones, MOST_ROWS, after):
+                job.check()
+                after = page[-1].id
+                job.discarded += letters.discard([letter.id for letter in page])
+            return job.report
 
         return work
 
     def discard(self, spec: str, ids: Collection[str], reason: str) -> int:
-        if not reason.strip():
-            raise ConfigError("say why these letters are not needed: the reason is kept in the audit log")
+        _check_reason(reason)
         if not ids or len(ids) > MOST_DISCARDED:
             raise ConfigError(f"choose 1 to {MOST_DISCARDED:,} letters to discard, not {len(ids):,}")
         return self._opened(spec).discard(ids)
@@ -154,8 +191,7 @@ class Letters:
     def _opened(self, spec: str) -> DeadLetters:
         """The letters of a known place; those in a topic over the connection that is in use."""
         if spec not in self._specs and spec not in self._snapshot().letters:
-            known = ", ".join(each.spec for each in self.places()) or "none"
-            raise ConfigError(f"{spec!r} is no place of dead letters that this console knows; there are: {known}")
+            self._refuse_unknown(spec)
         connection = None
         if names_a_topic(spec):
             connection = self._link.connection()
@@ -169,6 +205,18 @@ class Letters:
                 place = self._places[spec] = _Place(spec, open_dead_letters(spec, connection), connection)
         place.wait_until_read(FIRST_READ_S)
         return place.letters
+
+    def _refuse_unknown(self, spec: str) -> None:
+        """Say that there is no such place, unless there is one after all: nobody has looked yet, or in vain."""
+        snapshot = self._snapshot()
+        if names_a_topic(spec) and snapshot.problem is not None:
+            snapshot = self._look_now()
+            if spec in snapshot.letters:
+                return
+            if snapshot.problem is not None:
+                raise BrokerUnavailableError(f"whether {spec!r} is a topic of letters is not known: {snapshot.problem}")
+        known = ", ".join(each.spec for each in self.places()) or "none"
+        raise ConfigError(f"{spec!r} is no place of dead letters that this console knows; there are: {known}")
 
 
 class _Place:
@@ -209,6 +257,11 @@ class _Place:
             self._error = error
         finally:
             self._is_read.set()
+
+
+def _check_reason(reason: str) -> None:
+    if not reason.strip():
+        raise ConfigError("say why these letters are not needed: the reason is kept in the audit log")
 
 
 def _redrivable(which: LetterFilter) -> LetterFilter:

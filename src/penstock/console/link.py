@@ -13,10 +13,11 @@ from typing import Final
 from penstock.errors import BrokerUnavailableError, ConfigError, DeliveryError, PenstockError
 from penstock.streams import Connection, connect
 from penstock.streams.kafka.groups import GroupAdministration
-from penstock.streams.kafka.plain import check_reachable
+from penstock.streams.kafka.reaching import check_there
+from penstock.streams.kafka.security import Security
 from penstock.streams.kafka.topics import TopicAdministration
-from penstock.streams.options import Options
-from penstock.streams.url import KafkaUrl, LogUrl, MemoryUrl, parse_url
+from penstock.streams.url import KafkaUrl, LogUrl, MemoryUrl, parse_url, without_password
+from penstock.streams.url_settings import settings_with
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ ANSWER_S: Final = 5.0
 """How long the broker may take over a question."""
 DELIVERY_S: Final = 10.0
 _REACHED_S: Final = 2.0
+_LET_IN_S: Final = 10.0
+"""TLS and a login go to and fro several times before anything is answered."""
 _STARTED_S: Final = 30.0
 """The broker of a log: folder may have to be started, and to recover the folder first."""
 _THERE_S: Final = 0.05
@@ -39,8 +42,12 @@ class Link:
     def __init__(self, url: str) -> None:
         where = parse_url(url)
         if isinstance(where, MemoryUrl):
-            raise ConfigError(f"the console cannot look into {url}: give it log:FOLDER or kafka://HOST:PORT")
-        self.url = url
+            raise ConfigError(
+                f"the console cannot look into {without_password(url)}: give it log:FOLDER or kafka://HOST:PORT"
+            )
+        self.url = without_password(url)
+        """Fit to be shown."""
+        self._given = url
         self._where = where
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -88,21 +95,25 @@ class Link:
     def _reached(self) -> Connection:
         if self._connection is not None:
             try:
-                check_reachable(_brokers(self._connection), Options(connect_timeout_s=_REACHED_S))
+                _check_there(self._connection)
                 self._connection.stream("").close()  # raises when its broker is back elsewhere
                 return self._connection
             except BrokerUnavailableError:
                 if isinstance(self._where, KafkaUrl):
                     raise  # it is still the right connection once the broker is back
                 self._let_go()
-        started_s = _STARTED_S if isinstance(self._where, LogUrl) else _REACHED_S
         return connect(
-            self.url,
+            self._given,
             client_id=CLIENT_ID,
-            connect_timeout_s=started_s,
+            connect_timeout_s=self._connect_timeout_s(),
             delivery_timeout_s=DELIVERY_S,
             librdkafka={"socket.timeout.ms": round(1000 * DELIVERY_S)},
         )
+
+    def _connect_timeout_s(self) -> float:
+        if isinstance(self._where, LogUrl):
+            return _STARTED_S
+        return _REACHED_S if Security(settings_with(self._where)).is_plain else _LET_IN_S
 
     def _let_go(self) -> None:
         connection, self._connection = self._connection, None
@@ -114,7 +125,8 @@ class Link:
             logger.warning("the connection to %s was closed with something under way: %s", self.url, error)
 
 
-def _brokers(connection: Connection) -> KafkaUrl:
-    found = parse_url(f"kafka://{connection.bootstrap}")
-    assert isinstance(found, KafkaUrl)
-    return found
+def _check_there(connection: Connection) -> None:
+    """BrokerUnavailableError unless somebody answers; who wants a login has let the connection in before."""
+    brokers = parse_url(f"kafka://{connection.bootstrap}")
+    assert isinstance(brokers, KafkaUrl)
+    check_there(brokers.hosts, _REACHED_S, is_plain=Security(connection.options.librdkafka).is_plain)

@@ -12,9 +12,9 @@ from typing import Final, Literal
 
 from penstock.console import browsing
 from penstock.console.cursors import Cursor
-from penstock.console.lens import Lens, row_of, whole
+from penstock.console.lens import WHOLE_HEADERS, Lens, row_of, whole
 from penstock.console.link import Link
-from penstock.console.scanning import BoundedFeed, Budget, ends_of, records_of, size_of
+from penstock.console.scanning import BoundedFeed, Budget, ends_of, size_of
 from penstock.console.schemas import Schemas
 from penstock.console.views import Decode, Isolation, MessageDetail, MessagePage, MessageQuery
 from penstock.errors import BrokerUnavailableError, ConfigError, OffsetOutOfRangeError, StreamError, UnknownTopicError
@@ -85,7 +85,7 @@ class Messages:
             before=_cursor(query.topic, "older", low, any(low[each] > spans.starts[each] for each in low)),
             scanned=budget.scanned,
             is_complete=found.is_complete,
-            note=None if found.is_complete else budget.note(),
+            note="; ".join(filter(None, ("" if found.is_complete else budget.note(), lens.note))) or None,
         )
 
     def detail(
@@ -93,7 +93,7 @@ class Messages:
     ) -> MessageDetail:
         record = self.record(topic, partition, pointer, isolation)
         spans = self._spans(topic, partition, isolation)
-        row = row_of(record, size_of(record), whole(decode, self._schemas, topic))
+        row = row_of(record, size_of(record), whole(decode, self._schemas, topic), WHOLE_HEADERS)
         return MessageDetail(row, spans.starts[partition], spans.ends[partition])
 
     def record(self, topic: str, partition: int, pointer: Pointer, isolation: Isolation) -> Record:
@@ -108,7 +108,7 @@ class Messages:
             while (left_s := deadline_s - time.monotonic()) > 0:
                 for batch in feed.poll(1, left_s):
                     if batch and batch.pointer(0) == pointer:
-                        return next(records_of(batch))
+                        return batch[0]
                     if batch.next > pointer:
                         raise StreamError(
                             f"there is no record at {topic}-{partition}, {pointer}: it was compacted away, is the mark "

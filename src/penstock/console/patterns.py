@@ -5,6 +5,9 @@ pattern could stop the console. Here a pattern becomes a machine that is in all 
 once over the text (Thompson's construction, as in RE2). What such a machine cannot do, references to what a group has
 matched and looking ahead or behind, is refused when the pattern is made.
 
+Where a pattern has many counts, the machine can be in so many states that even one walk takes long: a pattern that is
+too much work for a text is given up there, and says so.
+
 What can be written: characters, `.`, `[a-z]`, `[^a-z]`, `\\d \\w \\s` and `\\D \\W \\S`, `^`, `$`, `(...)`, `(?:...)`,
 `|`, `*`, `+`, `?`, `{2}`, `{2,}`, `{2,5}`, and `(?i)` at the very beginning for any case.
 """
@@ -21,7 +24,11 @@ LONGEST_TEXT: Final = 65_536
 _MOST_STATES: Final = 2_000
 _MOST_REPEATS: Final = 200
 _DEEPEST: Final = 20
-_MOST_REMEMBERED: Final = 20_000
+_MOST_REMEMBERED: Final = 500_000
+"""How many states, of all steps that are remembered. A set of states takes some 50 bytes for each."""
+MOST_WORK: Final = 2_000_000
+"""How many states may be looked at for one text: half a second's work. A pattern that people would write needs a few
+for each character."""
 
 Test = Callable[[str], bool]
 _CLASSES: Final[dict[str, Test]] = {
@@ -33,6 +40,10 @@ _CLASSES: Final[dict[str, Test]] = {
     "S": lambda c: not c.isspace(),
 }
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
+
+
+class TooMuchWork(ValueError):
+    """The pattern would take too long for this text."""
 
 
 class PatternError(ValueError):
@@ -77,11 +88,17 @@ class Pattern:
         self._accept = self._add(_State())
         self._start = self._build(part, self._accept)
         self._remembered: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        self._remembered_states = 0
+        self._work = 0
+        self.has_cut = False
+        """Whether it has looked at the beginning of a text only, as that was longer than `LONGEST_TEXT`."""
         self._first = self._closure({self._start}, at_start=True, at_end=False)
         self._anywhere = self._closure({self._start}, at_start=False, at_end=False)
 
     def is_in(self, text: str) -> bool:
-        """Whether the pattern matches somewhere in the text."""
+        """Whether the pattern matches somewhere in the text. Raises TooMuchWork."""
+        self.has_cut = self.has_cut or len(text) > LONGEST_TEXT
+        self._work = 0
         text = text[:LONGEST_TEXT]
         states = self._first
         for character in text.lower() if self._is_any_case else text:
@@ -101,8 +118,13 @@ class Pattern:
             for next in self._states[state].nexts
         }
         found = self._closure(reached, at_start=False, at_end=False) | self._anywhere
-        if len(self._remembered) >= _MOST_REMEMBERED:
+        self._work += len(states) + len(found)
+        if self._work > MOST_WORK:
+            raise TooMuchWork
+        self._remembered_states += len(found)
+        if self._remembered_states > _MOST_REMEMBERED:
             self._remembered.clear()
+            self._remembered_states = len(found)
         self._remembered[states, character] = found
         return found
 

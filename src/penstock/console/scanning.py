@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.console.link import Link
 from penstock.console.views import Isolation
 from penstock.errors import ConfigError
-from penstock.model import Batch, Record
-from penstock.streams.kafka.batch import KafkaBatch
+from penstock.model import Record
 from penstock.streams.kafka.feed import KafkaFeed
 from penstock.streams.kafka.topics import Offsets, TopicAdministration
 
-UNREADABLE_HEADERS: Final = "(headers whose names are no UTF-8)"
 _AHEAD_RECORDS: Final = 2_000
 _AHEAD_KB: Final = 4 * 1024
 _FETCH_BYTES: Final = 8 * 1024 * 1024
@@ -62,31 +60,6 @@ class Budget:
         took_s = time.monotonic() - self.begun_s
         size = f"{self.scanned_bytes / 1e6:,.0f} MB" if self.scanned_bytes >= 1e6 else f"{self.scanned_bytes:,} bytes"
         return f"looked at {self.scanned:,} records ({size}) in {took_s:.1f} s, and stopped there: go on from here?"
-
-
-def records_of(batch: Batch) -> Iterator[Record]:
-    """The records of a batch, also those of which the headers cannot be read.
-
-    Kafka lets the names of headers be any bytes. The client raises SystemError for names that are no UTF-8, and leaves
-    no way to get at them: such a record is given with a header that says so instead.
-    """
-    timestamps: Sequence[tuple[int, int]] = ()
-    for index in range(len(batch)):
-        try:
-            yield batch[index]
-        except (SystemError, UnicodeDecodeError):
-            assert isinstance(batch, KafkaBatch)
-            timestamps = timestamps or batch.timestamps()
-            timestamp_ms = timestamps[index][1]
-            yield Record(
-                batch.topic,
-                batch.partition,
-                batch.pointer(index),
-                batch.keys()[index],
-                batch.values()[index],
-                ((UNREADABLE_HEADERS, None),),
-                timestamp_ms if timestamp_ms >= 0 else None,
-            )
 
 
 def size_of(record: Record) -> int:

@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 from penstock.console.link import DELIVERY_S, Link
-from penstock.console.scanning import UNREADABLE_HEADERS
 from penstock.console.showing import UNDECODABLE
 from penstock.console.views import Encoding
 from penstock.errors import BrokerUnavailableError, ConfigError, StreamError, UnknownTopicError
 from penstock.model import Headers, NewRecord, Pointer, Record
+from penstock.streams.kafka.header_names import UNKNOWN_NAME
 
 REPLAYED_HEADER: Final = "penstock-replayed-from"
 """Where a message that was sent once more stood before: orders-0@42."""
@@ -83,11 +83,12 @@ def new_record(
 def replayed(record: Record, to: str | None) -> NewRecord:
     """The record once more: with its key, value and headers, and one that says where it comes from.
 
-    In its own topic it goes to its own partition. Its time is now, or it might expire before anybody reads it.
+    In its own topic it goes to its own partition. Its time is now, or it might expire before anybody reads it. The name
+    of a header that was no UTF-8 is sent as it is shown.
     """
-    if any(name == UNREADABLE_HEADERS for name, _ in record.headers):
+    if any(name == UNKNOWN_NAME for name, _ in record.headers):
         raise StreamError(
-            f"{record.place} cannot be replayed: the names of its headers are no UTF-8, and would be lost"
+            f"{record.place} cannot be replayed: several names of its headers are no UTF-8, and would be lost"
         )
     origin = f"{record.topic}-{record.partition}@{record.offset}".encode()
     headers: Headers = tuple((name, content) for name, content in record.headers if name != REPLAYED_HEADER)

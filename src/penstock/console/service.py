@@ -28,6 +28,7 @@ from penstock.console.lens import Lens
 from penstock.console.letters import Letters
 from penstock.console.link import Link
 from penstock.console.messages import Messages
+from penstock.console.outages import Outage, Outages
 from penstock.console.schemas import Schemas
 from penstock.console.sending import new_record, replayed, send
 from penstock.console.tailing import Tail
@@ -52,7 +53,7 @@ from penstock.console.views import (
     TopicDetail,
 )
 from penstock.errors import ConfigError, PenstockError, PipelineError
-from penstock.model import DeadLetter, Happening, LetterFilter, Pointer
+from penstock.model import DeadLetter, Happening, LetterFilter, Pointer, Record
 from penstock.model.clock import SystemClock
 from penstock.observe.alerts import Alerting, AlertState, Mute, NotifierState, Rule
 from penstock.observe.facts import LetterFacts, PipelineFacts, Snapshot
@@ -62,6 +63,7 @@ from penstock.observe.place import HISTORY_FILE, RULES_FILE, state_folder
 from penstock.observe.watching import Watch
 from penstock.streams import Connection, connect
 from penstock.streams.kafka.moves import Move
+from penstock.streams.url import without_password
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +95,9 @@ class Service:
         registry: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.url = url
+        self.url = without_password(url)
+        """Fit to be shown."""
+        self._given_url = url
         self.state = state or default_state(url)
         self._read_only = read_only
         self._clock = clock or SystemClock()
@@ -105,7 +109,7 @@ class Service:
             raise ConfigError(f"the console cannot keep its history in {self.state}: {error}") from error
         self._audit = AuditLog(self.state / "audit.jsonl", self._clock)
         self._history = History(self.state / HISTORY_FILE)
-        self._alerting = Alerting(rules or self.state / RULES_FILE, stream=url)
+        self._alerting = Alerting(rules or self.state / RULES_FILE, stream=self.url)
         self._watch = Watch(
             self._watching_connection,
             self._history,
@@ -114,12 +118,14 @@ class Service:
             dead_letters=dead_letters,
             pipelines=pipelines,
         )
+        self._outages = Outages()
+        self._watch.listen(self._outages.heard)
         self._watch.listen(self._alerting.heard)
         self._messages = Messages(self._link, self._schemas, self._now)
         self._topics = Topics(self._link, self.snapshot, self.look_now)
-        self._consumers = Consumers(self._link, checkpoints, self.snapshot)
+        self._consumers = Consumers(self._link, checkpoints, self.snapshot, self.look_now)
         self._groups = Groups(self._link, self.snapshot, self.look_now, self._now, self._consumers.store_of)
-        self._letters = Letters(self._link, dead_letters, self.snapshot, self._clock)
+        self._letters = Letters(self._link, dead_letters, self.snapshot, self.look_now, self._clock)
         self._jobs = Jobs(self._clock)
         self._tails: list[Tail] = []
         self._tails_lock = threading.Lock()
@@ -167,6 +173,15 @@ class Service:
         """What is so now; after some seconds without an answer, what was last seen."""
         return self._watch.look_now()
 
+    def outage(self) -> Outage | None:
+        """Since when the stream is away; None: it answers, or has not been asked yet."""
+        return self._outages.now
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the stream has answered since the console was started. What is not known is not nothing."""
+        return self._outages.is_known
+
     def series(self, kind: str, name: str, metric: str, since_ms: int, points: int = 300) -> list[tuple[int, float]]:
         """The past of a number: see `observe.history.METRICS`."""
         return self._history.series(kind, name, metric, since_ms, points)
@@ -189,12 +204,9 @@ class Service:
         """One message, whole, as far as a page can show it."""
         return self._messages.detail(topic, partition, pointer, decode, isolation)
 
-    def raw(
-        self, topic: str, partition: int, pointer: Pointer, isolation: Isolation = "committed"
-    ) -> tuple[bytes | None, bytes | None]:
-        """The key and the value of one message, for saving them to a file."""
-        record = self._messages.record(topic, partition, pointer, isolation)
-        return record.key, record.value
+    def record(self, topic: str, partition: int, pointer: Pointer, isolation: Isolation = "committed") -> Record:
+        """One message as it is, for saving it to a file, or writing another one like it."""
+        return self._messages.record(topic, partition, pointer, isolation)
 
     def tail(self, query: MessageQuery) -> Tail:
         """What comes to a topic from now on. Who opened it closes it; one that nobody polls is closed in the end."""
@@ -240,6 +252,10 @@ class Service:
     def letter(self, spec: str, id: str) -> LetterDetail:
         return self._letters.detail(spec, id, self._happenings_of)
 
+    def letter_record(self, spec: str, id: str) -> Record:
+        """The record of a letter as it is, for saving it to a file."""
+        return self._letters.letter(spec, id).record
+
     def letter_errors(self, spec: str) -> LetterErrors:
         return self._letters.errors(spec)
 
@@ -284,7 +300,7 @@ class Service:
         return self._audit.lines(limit)
 
     def jobs(self) -> list[Job]:
-        """Redrives: those that run, and the last that have ended, newest first."""
+        """Redrives and discardings: those that run, and the last that have ended, newest first."""
         return self._jobs.all()
 
     def plan_reset(self, group: str, to: str, topics: Sequence[str] = (), partitions: Sequence[int] = ()) -> list[Move]:
@@ -357,18 +373,19 @@ class Service:
         rate_per_s: float | None = None,
         limit: int | None = None,
     ) -> Job:
-        """Send letters again, in a thread. RedriveRunningError while somebody else does so at this place."""
+        """Send letters again, in a thread. RedriveRunningError while somebody else does so at this place, here or in
+        another process."""
         if rate_per_s is not None and not 0 < rate_per_s < float("inf"):
             raise ConfigError(f"a rate is more than 0 in a second, and {rate_per_s} is not; leave it away for no limit")
         if limit is not None and limit < 1:
             raise ConfigError(f"a limit is a number of letters, and {limit} is not")
         job = Job(spec, by, self._clock.wall_ms(), to=to, rate_per_s=rate_per_s, limit=limit)
-        self._jobs.start(job, self._letters.place_of(spec), self._letters.redriving(spec, which, to))
+        self._jobs.start(job, self._letters.place_of(spec), lambda job: self._letters.redriving(job, which))
         return job
 
     @changing
     def cancel(self, by: Person, job_id: str) -> None:
-        """End a redrive in good order. What was not sent stays waiting."""
+        """End a redrive or a discarding in good order. What it has not come to stays waiting."""
         job = self._jobs.find(job_id)
         if job is None:
             raise ConfigError(f"there is no redrive {job_id!r} any more")
@@ -378,6 +395,13 @@ class Service:
     def discard(self, by: Person, spec: str, ids: Collection[str], reason: str) -> int:
         """Mark letters as not needed, and give how many were not before. The reason is kept in the audit log."""
         return self._letters.discard(spec, ids, reason)
+
+    @changing
+    def discard_matching(self, by: Person, spec: str, which: LetterFilter, reason: str) -> Job:
+        """Mark all letters that match and wait as not needed, in a thread, however many they are."""
+        job = Job(spec, by, self._clock.wall_ms(), kind="discard")
+        self._jobs.start(job, self._letters.place_of(spec), lambda job: self._letters.discarding(job, which, reason))
+        return job
 
     @changing
     def add_rule(self, by: Person, rule: Rule, replace: bool = False) -> None:
@@ -408,7 +432,7 @@ class Service:
 
     def _watching_connection(self) -> Connection:
         """A connection for the watching thread alone, so that nobody who asks something waits for it."""
-        return connect(self.url, client_id="penstock-watch", connect_timeout_s=5.0)
+        return connect(self._given_url, client_id="penstock-watch", connect_timeout_s=5.0)
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._clock.wall_ms() / 1000, datetime.UTC)
@@ -419,4 +443,4 @@ def default_state(url: str) -> Path:
     folder = state_folder(url)
     if folder is not None:
         return folder
-    raise ConfigError(f"the console cannot look into {url}: give it log:FOLDER or kafka://HOST:PORT")
+    raise ConfigError(f"the console cannot look into {without_password(url)}: give it log:FOLDER or kafka://HOST:PORT")

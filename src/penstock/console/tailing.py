@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from penstock.console.lens import Lens
 from penstock.console.link import Link
-from penstock.console.scanning import BoundedFeed, ends_of, records_of, size_of
+from penstock.console.scanning import BoundedFeed, ends_of, size_of
 from penstock.console.views import MessageQuery, MessageRow
 from penstock.errors import ClosedError, ConfigError, OffsetOutOfRangeError, UnknownTopicError
 from penstock.model import Pointer
@@ -88,7 +88,7 @@ class Tail:
             for batch in self._feed.poll(_POLL_RECORDS, wait_s):
                 self._next[batch.partition] = batch.next
                 came += len(batch)
-                for record in records_of(batch):
+                for record in batch:
                     size_bytes = size_of(record)
                     if self._lens.wants(record, size_bytes):
                         self.dropped += len(rows) == rows.maxlen

@@ -77,7 +77,10 @@ class MessageRow:
     key: Shown
     value: Shown
     headers: tuple[tuple[str, Shown], ...]
+    """The first hundred; of a message on its own, the first thousand."""
     size_bytes: int
+    header_count: int
+    """How many there are."""
 
 
 @dataclass(frozen=True, slots=True)

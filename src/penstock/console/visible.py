@@ -23,6 +23,11 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(_mark, text) if _HIDDEN.search(text) else text
 
 
+def is_hiding(text: str) -> bool:
+    """Whether something of a text cannot be seen."""
+    return _HIDDEN.search(text) is not None
+
+
 def hidden_share(text: str) -> float:
     """How much of a text cannot be seen, from 0 to 1."""
     return sum(1 for _ in _HIDDEN.finditer(text)) / len(text) if text else 0.0

@@ -23,7 +23,7 @@ from penstock.consuming.reading import Reading, cut
 from penstock.consuming.runners import Report
 from penstock.consuming.saving import Saving
 from penstock.consuming.settling import Settling
-from penstock.consuming.share import Share
+from penstock.consuming.share import Share, awaits_reports
 from penstock.consuming.stages import Stages
 from penstock.consuming.workers import Workers
 from penstock.errors import FencedError, OffsetOutOfRangeError, OutcomeUnknownError
@@ -91,6 +91,7 @@ class Loop:
         self._has_keys = options.order is Order.KEY
         self._stopping = threading.Event()
         self._waits_for_room = False
+        self._awaits_reports = False
         self._others_due_s = 0.0
         self._polled_s = 0.0
         self._progress = Progress(clock)
@@ -107,7 +108,10 @@ class Loop:
         self._workers.start()
         try:
             self._feed = self._open_feed(self)
-            while not self._stopping.is_set() and not self._has_ended():
+            while not self._stopping.is_set():
+                self._settle()
+                if self._has_ended():
+                    break
                 self._turn()
         finally:
             self._finish()
@@ -115,10 +119,7 @@ class Loop:
     def stop(self) -> None:
         """Stop reading, finish what handlers have in hand, save, and return from `run`. From any thread."""
         self._stopping.set()
-        self._reported.set()
-        feed = self._feed
-        if feed is not None:
-            feed.wake()
+        self._wake()
 
     @property
     def is_stopping(self) -> bool:
@@ -128,14 +129,17 @@ class Loop:
         """Save what is finished, with the next turn; wait for that, if there is a timeout. From any thread."""
         saved = threading.Event()
         self.commits.append(saved)
-        self._reported.set()
-        if self._feed is not None:
-            self._feed.wake()
+        self._wake()
         return saved.wait(timeout_s) if timeout_s is not None else True
 
     def seek(self, partition: int, pointer: Pointer) -> None:
         """Go on elsewhere, with the next turn. From any thread."""
         self.seeks.append((partition, pointer))
+        self._wake()
+
+    def _wake(self) -> None:
+        """Whatever the loop waits for, there is something to do. From any thread."""
+        self._reported.set()
         if self._feed is not None:
             self._feed.wake()
 
@@ -165,7 +169,6 @@ class Loop:
         return all(self._owning.is_finished_by_others(partition) for partition in others)
 
     def _turn(self) -> None:
-        self._settle()
         self._giving_up.gate()
         self._give_overdue_away()
         while self.seeks:
@@ -183,7 +186,8 @@ class Loop:
             self._reported.wait(_WAIT_S / 2)
             self._reported.clear()
             return
-        self._begin(self._poll(min(room, _MOST_AT_ONCE), 0.0 if self._settling.reports else _WAIT_S))
+        self._awaits_reports = awaits_reports(self.shares.values())
+        self._begin(self._poll(min(room, _MOST_AT_ONCE), 0.0 if self._settling.has_news else _WAIT_S))
 
     def _room(self) -> int:
         in_flight, in_flight_bytes = 0, 0.0
@@ -293,17 +297,16 @@ class Loop:
     def _hear(self, report: Report) -> None:
         """Called by workers."""
         self._settling.reports.append(report)
-        if report.error is not None and self._feed is not None:
-            self._reported.set()
-            self._feed.wake()
+        if report.error is not None or self._awaits_reports:
+            self._wake()
         elif self._waits_for_room and len(self._settling.reports) >= _REPORTS_AT_ONCE:
             self._reported.set()
 
     def tree_settled(self, task: Task, index: int, error: BaseException | None) -> None:
         """All tasks that a record forked into have ended, or one has failed. Called by whoever saw it."""
         self._settling.trees.append((task, index, error))
-        if self._waits_for_room or error is not None:
-            self._reported.set()
+        if self._waits_for_room or self._awaits_reports or error is not None:
+            self._wake()
 
     def _settle(self) -> None:
         """Take in what workers have reported."""

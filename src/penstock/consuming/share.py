@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from penstock.abc import Clock
@@ -68,6 +69,11 @@ class Share:
         return self.key.partition
 
     @property
+    def is_read(self) -> bool:
+        """Whether a run that ends by itself has nothing more to read here."""
+        return self.end is not None and self.tracker.position >= self.end
+
+    @property
     def is_at_end(self) -> bool:
         """Whether a run that ends by itself is done with this partition."""
         return self.end is not None and self.tracker.start >= self.end and not self.in_flight
@@ -89,3 +95,9 @@ class Share:
 
     def __repr__(self) -> str:
         return f"<Share {self.key} from {self.tracker.start}>"
+
+
+def awaits_reports(shares: Collection[Share]) -> bool:
+    """Whether nothing is to be read before a handler has ended: records stand behind one that is tried alone, or a run
+    that ends by itself has read all there is."""
+    return any(share.suspects for share in shares) or all(share.is_read for share in shares)

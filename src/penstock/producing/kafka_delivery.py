@@ -19,6 +19,7 @@ from penstock.producing.settings import ProducerSettings
 from penstock.streams.kafka.connection import Connection
 from penstock.streams.kafka.failures import reason_of
 from penstock.streams.kafka.header_names import sendable
+from penstock.streams.kafka.introduction import Introduction
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class KafkaDelivery:
         self._configuration = configuration(connection, settings, durable=durable)
         self._durable = durable
         self._producer: Producer | None = make_producer(self._configuration)
+        self._introduction: Introduction | None = None
         self._handover = Handover(partitioner)
         self._hurried = False
 
@@ -126,10 +128,13 @@ class KafkaDelivery:
         if self._handover.fatal is not None:
             self._handover.fatal = None
             self._producer = make_producer(self._configuration)
+            self._end_introduction()
         assert self._producer is not None
         self._handover.new_batch()
         for held in batch:
             self._handover.produce(self._producer, held)
+        if self._introduction is None and batch:
+            self._introduction = Introduction(self._producer, batch[0].record.topic)
 
     def outcomes(self, wait_s: float) -> Sequence[Outcome]:
         assert self._producer is not None
@@ -168,4 +173,10 @@ class KafkaDelivery:
             self._handover.note_fatal(error)
 
     def close(self) -> None:
+        self._end_introduction()
         self._producer = None  # with the last reference go librdkafka's threads and sockets
+
+    def _end_introduction(self) -> None:
+        introduction, self._introduction = self._introduction, None
+        if introduction is not None:
+            introduction.close()

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Dialog, Page, Response, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Dialog,
+    Page,
+    Response,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from penstock.streams import connect
 from penstock.streams.kafka.groups import GroupAdministration
@@ -25,6 +34,7 @@ __all__ = ["worked"]  # a fixture, too
 ORDERS: Final = 1_200
 EVIL: Final = "<img src=x onerror=\"document.body.dataset.evil='1'\"><script>document.body.dataset.evil='1'</script>"
 """What would leave a mark on a page, and open no dialog that could be missed, if it came through as HTML."""
+DESKTOP: Final[ViewportSize] = {"width": 1280, "height": 860}
 WAIT_MS: Final = 20_000
 """How long a page is given to show something; a machine that is busy takes its time."""
 
@@ -71,19 +81,31 @@ def browser() -> Iterator[Browser]:
             started.close()
 
 
-READY: Final = "() => !document.getElementById('app') || window.did_handshake"
+READY: Final = "() => document.readyState !== 'loading' && (!document.getElementById('app') || window.did_handshake)"
 """True for pages that NiceGUI has no part in, such as the login."""
 
 
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    fresh = browser.new_context(viewport={"width": 1280, "height": 860})
+@pytest.fixture(scope="module")
+def shared_context(browser: Browser) -> Iterator[BrowserContext]:
+    """One for a module: what pages load is fetched and compiled once. Who has asked for less motion waits for none."""
+    fresh = browser.new_context(viewport=DESKTOP, reduced_motion="reduce")
     fresh.set_default_timeout(WAIT_MS)
     expect.set_options(timeout=WAIT_MS)
     try:
         yield fresh
     finally:
         fresh.close()
+
+
+@pytest.fixture
+def context(shared_context: BrowserContext) -> Iterator[BrowserContext]:
+    """Without anything that another test has left in it."""
+    try:
+        yield shared_context
+    finally:
+        for page in shared_context.pages:
+            page.close()
+        shared_context.clear_cookies()
 
 
 @pytest.fixture
@@ -100,7 +122,7 @@ def page(context: BrowserContext) -> Iterator[Page]:
 
     def go_and_wait(url: str, **options: Any) -> Response | None:
         """What is clicked before the page has found the server is lost, as a person would see: nothing happens."""
-        answer = go(url, **options)
+        answer = go(url, wait_until="commit", **options)
         fresh.wait_for_function(READY)
         return answer
 

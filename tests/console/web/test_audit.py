@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from penstock.console.audit import AuditLog
 from penstock.console.views import Person
+from penstock.console.web.parts import READ_ONLY
 from penstock.model.clock import SystemClock
 from tests.console.web.console_process import ConsoleProcess
 from tests.console.web.worked_log import EVIL, Worked
@@ -50,6 +51,7 @@ def test_a_console_that_only_looks_offers_no_change_but_dry_runs(page: Page, wor
         page.locator(".q-virtual-scroll__content tr").first.locator(".q-checkbox").click()
         for name in ("Redrive 1", "Discard 1"):
             expect(page.get_by_role("button", name=name)).to_be_disabled()
+            expect(page.get_by_role("button", name=name)).to_have_attribute("title", READ_ONLY)
         page.goto(f"{console.address}/alerts")
         expect(page.get_by_role("button", name="Add rule")).to_be_disabled()
         page.goto(f"{console.address}/groups/report")

@@ -60,8 +60,15 @@ def test_with_a_password_nothing_is_seen_before_signing_in(page: Page, filled_lo
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
         expect(other_tab.get_by_role("heading", name="Sign in")).to_be_visible()
+        other_tab.get_by_label("Password").fill("correct horse")
+        other_tab.get_by_role("button", name="Sign in").click()
+        expect(other_tab.locator(".dot-good")).to_be_visible()
         assert console.process.terminate() == 143
         assert "Traceback" not in console.process.output()
+    # Sessions are gone with the console that had them. A page that finds the next one there is sent to the login.
+    again = ("--listen", urlsplit(console.address).netloc, "--password-file", str(password))
+    with ConsoleProcess(tmp_path / "console", filled_log, *again):
+        expect(other_tab.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
 def test_it_does_not_listen_for_everybody_without_a_login() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
@@ -73,11 +75,21 @@ def test_at_phone_width_the_navigation_is_at_the_bottom_and_nothing_overflows(
     expect(page).to_have_url(f"{console.address}/audit")
 
 
+def test_an_address_at_which_there_is_no_page_leads_back(console: ConsoleProcess) -> None:
+    for accepted, told in (("text/html", "There is no such page"), ("application/json", "Not Found")):
+        with pytest.raises(HTTPError) as missing:
+            urlopen(Request(f"{console.address}/nowhere/at/all", headers={"accept": accepted}), timeout=30)
+        assert missing.value.code == 404
+        assert told in missing.value.read().decode()
+
+
 def test_a_console_without_a_stream_says_so_and_goes_on(page: Page, tmp_path: Path) -> None:
     with ConsoleProcess(tmp_path, "kafka://127.0.0.1:1") as console:
         page.goto(console.address)
-        expect(page.get_by_role("alert")).to_be_visible()
+        expect(page.get_by_role("alert")).to_contain_text(re.compile("Away since .* Nothing was known before"))
         expect(page.locator(".dot-bad")).to_be_visible()
+        expect(page.locator(".stat", has_text="Topics, records")).to_contain_text("not known yet")
+        expect(page.locator(".panel", has_text="Busiest topics")).to_contain_text("Not known yet.")
         page.goto(f"{console.address}/topics/orders")
         expect(page.get_by_text("This topic cannot be shown.")).to_be_visible()
         assert "Traceback" not in console.process.output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import quote
 
 import pytest
@@ -20,7 +21,11 @@ def rows_of(page: Page) -> Locator:
 
 def in_bin(worked: Worked, *states: LetterState) -> int:
     """How many letters of the bin are in one of these states."""
-    letters = open_dead_letters(worked.bin)
+    return count(worked.bin, *states)
+
+
+def count(place: str, *states: LetterState) -> int:
+    letters = open_dead_letters(place)
     try:
         return letters.count(LetterFilter(states=frozenset(states)))
     finally:
@@ -29,7 +34,7 @@ def in_bin(worked: Worked, *states: LetterState) -> int:
 
 def test_places_are_listed_with_what_waits_in_them(page: Page, worked: Worked) -> None:
     page.goto(f"{worked.address}/letters")
-    expect(rows_of(page)).to_have_count(2)
+    expect(rows_of(page)).to_have_count(3)
     page.get_by_role("link", name="tea.dlq").click()
     expect(page.locator(".stat")).to_contain_text(str(CAKES))
 
@@ -47,6 +52,9 @@ def test_letters_are_filtered_by_their_error_and_looked_into(page: Page, worked:
     expect(drawer.locator("pre.form-json")).to_contain_text('"item": "cake"')
     expect(drawer).to_contain_text("no price for cake: <img src=x onerror=")
     expect(drawer.locator(".happening")).to_have_count(3)
+    with page.expect_download() as downloading:
+        drawer.get_by_text("Download value").click()
+    assert json.loads(downloading.value.path().read_bytes())["item"] == "cake"
     assert page.evaluate("document.body.dataset.evil") is None
 
 
@@ -73,10 +81,10 @@ def test_a_redrive_shows_its_progress_to_everybody_refuses_a_second_and_is_cance
     expect(dialog).to_contain_text("letters match, as of now.")
     dialog.get_by_label("At most, letters/s").fill("0.1")
     dialog.get_by_role("button", name="Redrive").click()
-    expect(page.locator(".redrive")).to_contain_text("local redrives")
+    expect(page.locator(".redrive")).to_contain_text("Redrive by local")
     other = context.new_page()
     other.goto(address)
-    expect(other.locator(".redrive")).to_contain_text("local redrives")
+    expect(other.locator(".redrive")).to_contain_text("Redrive by local")
     other.get_by_role("button", name="Redrive all that match").click()
     other.locator(".dialog").get_by_role("button", name="Redrive").click()
     expect(other.locator(".dialog").get_by_role("alert")).to_contain_text("is redriving")
@@ -105,6 +113,18 @@ def test_letters_are_discarded_with_a_reason_and_can_still_be_looked_at(page: Pa
     expect(rows_of(page)).to_have_count(before + 1)
     for name in ("Redrive all that match", "Discard all that match"):
         expect(page.get_by_role("button", name=name)).to_be_disabled()
+
+
+def test_all_letters_that_match_are_discarded_while_the_page_tells_how_far_it_came(page: Page, worked: Worked) -> None:
+    page.goto(f"{worked.address}/letters/{quote(worked.spare, safe='')}?error=KeyError")
+    expect(rows_of(page)).to_have_count(2)
+    page.get_by_role("button", name="Discard all that match").click()
+    expect(page.locator(".dialog")).to_contain_text("Discard 2 letters?")
+    page.get_by_label("Reason").fill("they are as they should be")
+    page.locator(".dialog").get_by_role("button", name="Discard").click()
+    expect(page.locator(".redrive", has_text="2 of 2 discarded")).to_be_visible()
+    expect(page.get_by_text("No letter matches.")).to_be_visible()
+    assert (count(worked.spare, LetterState.DISCARDED), count(worked.spare, LetterState.WAITING)) == (2, 4)
 
 
 def test_a_place_that_the_console_was_not_told_of_is_not_opened(page: Page, worked: Worked) -> None:

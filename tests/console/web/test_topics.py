@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from penstock.streams import connect
+from tests.console.web.conftest import READY
 from tests.console.web.console_process import ConsoleProcess
 
 pytestmark = pytest.mark.xdist_group("chromium")
@@ -54,7 +55,11 @@ def test_a_name_that_cannot_be_is_refused_in_words(page: Page, console: ConsoleP
     page.get_by_role("button", name="New topic").click()
     page.get_by_label("Name").fill("no spaces <b>please</b>")
     page.get_by_role("button", name="Create").click()
-    expect(page.locator(".notice")).to_contain_text("<b>please</b>")
+    notice = page.locator(".notice")
+    expect(notice).to_contain_text("<b>please</b>")
+    assert notice.evaluate("each => getComputedStyle(each).color") == page.evaluate(
+        "getComputedStyle(document.body).color"
+    ), "it can be read: the colour that notices have by themselves is white, on white"
 
 
 def test_a_topic_shows_its_partitions_and_who_reads_it(page: Page, console: ConsoleProcess) -> None:
@@ -64,9 +69,40 @@ def test_a_topic_shows_its_partitions_and_who_reads_it(page: Page, console: Cons
     expect(page.get_by_role("link", name="billing")).to_be_visible()
 
 
-def test_a_topic_that_is_not_there_is_said_to_be_so(page: Page, console: ConsoleProcess) -> None:
-    page.goto(f"{console.address}/topics/nowhere")
+def test_a_topic_that_is_not_there_is_said_to_be_so_and_shown_once_it_is(
+    page: Page, console: ConsoleProcess, filled_log: str
+) -> None:
+    page.goto(f"{console.address}/topics/made-later")
     expect(page.get_by_text("This topic cannot be shown.")).to_be_visible()
+    with connect(filled_log) as stream:
+        stream.create_topic("made-later", 1)
+    expect(page.get_by_text("No messages here.")).to_be_visible()
+
+
+def test_what_is_chosen_is_kept_in_the_address_for_going_back_and_for_others(
+    page: Page, console: ConsoleProcess
+) -> None:
+    page.goto(f"{console.address}/topics")
+    page.get_by_label("Filter").fill("orde")
+    expect(page).to_have_url(f"{console.address}/topics?filter=orde")
+    page.get_by_role("link", name="orders").click()
+    page.wait_for_url("**/topics/orders")
+    page.wait_for_function(READY)
+    page.get_by_label("Search in key, value and headers").fill("t-777")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("1 message found")).to_be_visible()
+    page.locator(".q-virtual-scroll__content tr:visible").first.click()
+    expect(page.locator(".drawer")).to_contain_text('"number": 777')
+    expect(page).to_have_url(re.compile(r"/topics/orders\?search=t-777&message=\d%3A\d+$"))
+    page.reload()
+    expect(page.locator(".drawer")).to_contain_text('"number": 777')
+    page.get_by_role("button", name="Close").click()
+    expect(page).to_have_url(f"{console.address}/topics/orders?search=t-777")
+    page.get_by_role("tab", name="Config").click()
+    expect(page).to_have_url(f"{console.address}/topics/orders?search=t-777&tab=config")
+    page.go_back()
+    expect(page.get_by_label("Filter")).to_have_value("orde")
+    expect(page.locator(".q-virtual-scroll__content tr")).to_have_count(1)
 
 
 def test_a_hidden_tab_asks_for_nothing_and_is_brought_up_to_date_when_it_is_shown(
@@ -78,6 +114,7 @@ def test_a_hidden_tab_asks_for_nothing_and_is_brought_up_to_date_when_it_is_show
     _set_hidden(page, True)
     with connect(filled_log) as stream:
         stream.create_topic("made-while-hidden", 1)
+    page.request.get(f"{console.address}/topics/made-while-hidden")  # which makes the console look at once
     page.wait_for_function(
         """async () => (await (await fetch("/api/names")).json()).some((each) => each.name === "made-while-hidden")"""
     )

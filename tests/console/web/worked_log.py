@@ -20,6 +20,7 @@ from penstock.model import Change, Checkpoint, CheckpointKey, Happening, Status
 from penstock.model.checkpoint import Failing
 from penstock.streams import connect
 from penstock.streams.kafka.groups import GroupAdministration
+from tests.console.letters_of_tests import put_letters
 from tests.console.web.console_process import ConsoleProcess
 
 EVIL: Final = "<img src=x onerror=\"document.body.dataset.evil='1'\">"
@@ -47,6 +48,11 @@ class Worked:
         """A place of dead letters in a file of its own, for tests that redrive and discard."""
         return f"sqlite:{self.folder / 'bin.db'}"
 
+    @property
+    def spare(self) -> str:
+        """Another one, with 6 letters, for a test that discards all that match."""
+        return f"sqlite:{self.folder / 'spare.db'}"
+
 
 @pytest.fixture(scope="session")
 def worked(filled_log: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worked]:
@@ -68,11 +74,13 @@ def worked(filled_log: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         retry = ps.Retry(2, first_delay_s=0)
         app.handle("tea", group=group, retry=retry, dead_letters=letters, end="latest")(_serve)
     app.run()
+    spare = f"sqlite:{folder / 'spare.db'}"
+    put_letters(spare, "tea", 6)
     _leave_stuck(checkpoints)
     _leave_pipeline(folder / "pipelines" / "usage")
     console = ConsoleProcess(
         folder / "console", filled_log, "--checkpoints", checkpoints, "--dead-letters", "tea.dlq",
-        "--dead-letters", bin_letters, "--pipelines", str(folder / "pipelines"),
+        "--dead-letters", bin_letters, "--dead-letters", spare, "--pipelines", str(folder / "pipelines"),
     )  # fmt: skip
     with console:
         yield Worked(filled_log, folder, console)

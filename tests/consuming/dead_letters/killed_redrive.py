@@ -1,11 +1,7 @@
-"""Redrives in processes of their own, which are killed on their way.
-
-They are forked from a server that has loaded everything and started nothing, so that each begins at once.
-"""
+"""Redrives in processes of their own, which are killed on their way."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from dataclasses import dataclass
@@ -20,6 +16,7 @@ from penstock.testing.crashing import CrashPoint
 from penstock.testing.intercepted_letters import InterceptedLetters
 from penstock.testing.intercepted_stream import InterceptedStreams
 from tests.consuming.dead_letters.hasty_clock import HastyClock
+from tests.forking import FORKING
 
 PAGE: Final = 3
 URL_VARIABLE: Final = "PENSTOCK_TEST_REDRIVE_URL"
@@ -68,11 +65,9 @@ class Redriving:
 
 
 def run_redrive(spec: str, at: str, nth: int, after: bool) -> Redriving:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "confluent_kafka.admin", "psycopg", "penstock.streams"])
-    ours, theirs = context.Pipe(duplex=False)
+    ours, theirs = FORKING.Pipe(duplex=False)
     arguments = (os.environ[URL_VARIABLE], spec, at, nth, after, theirs)
-    process = context.Process(target=redrive_all, args=arguments, daemon=True)
+    process = FORKING.Process(target=redrive_all, args=arguments, daemon=True)
     process.start()
     theirs.close()
     return Redriving(process, ours)

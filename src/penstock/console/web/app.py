@@ -15,7 +15,7 @@ from nicegui import Client, app, core, ui
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
-from penstock.console.web import login, pages, parts
+from penstock.console.web import login, missing, pages, parts
 from penstock.console.web.access import Access, check_reach, is_loopback
 from penstock.console.web.assets import FOLDER, Assets, head
 from penstock.console.web.frame import ENTRIES, Console
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SOCKET_BYTES: Final = 4 * 1024 * 1024
 """The largest message that is taken from a browser."""
 GRACE_S: Final = 2
+SESSIONS_EVERY_S: Final = 5.0
+"""How often it is looked whose session has ended by itself."""
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +44,9 @@ def build(service: Service, access: Access, *, hosts: Iterable[str] = (), takes_
     login.register(outer, access, _end_pages)
     _register_answers(outer, console)
     pages.register(console)
+    missing.register(console)
     app.on_page_exception(_show_failure)
+    app.on_startup(lambda: _end_pages_of_the_past(access))
     Client.shared_head_html += head()
     core.app.config.socket_io_js_transports[:] = ["websocket"]
     ui.run_with(
@@ -123,12 +127,31 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _end_pages(session_id: str) -> None:
-    """Who has signed out in one tab is out in all of them: pages that are open are sent to the login, and then ended
-    here, whether they went there or not."""
+    """Who has signed out in one tab is out in all of them."""
     for client in list(Client.instances.values()):
         if client.request.scope.get(SESSION_ID) == session_id:
-            client.run_javascript("location.reload()")
-            asyncio.get_running_loop().call_later(GRACE_S, client.delete)
+            _end_page(client)
+
+
+async def _end_pages_of_the_past(access: Access) -> None:
+    """A page that is open is not asked who it is again: when its session ends, it must end too."""
+    while True:
+        await asyncio.sleep(SESSIONS_EVERY_S)
+        for client in list(Client.instances.values()):
+            id = client.request.scope.get(SESSION_ID)
+            if id is not None and access.session(id) is None:
+                _end_page(client)
+
+
+def _end_page(client: Client) -> None:
+    """Send it to the login, and then end it here, whether it went there or not."""
+    client.run_javascript("location.reload()")
+    asyncio.get_running_loop().call_later(GRACE_S, _forget, client)
+
+
+def _forget(client: Client) -> None:
+    if client.id in Client.instances:
+        client.delete()
 
 
 async def _end_with(server: uvicorn.Server, stop: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
+from penstock.console.outages import Outage
 from penstock.console.views import Person
 from penstock.console.web import parts
 from penstock.console.web.access import Access
 from penstock.console.web.security import SESSION, SESSION_ID
-from penstock.console.web.theme import theme_of
+from penstock.console.web.theme import THEMES, theme_of
 from penstock.errors import PenstockError, SignInError
 from penstock.observe.facts import Snapshot
 from penstock.observe.watching import FIRST_LOOK
@@ -76,7 +78,8 @@ def frame(console: Console, title: str, active: str) -> Iterator[None]:
     theme = theme_of(ui.context.client.request)
     ui.context.client.on_exception(_tell_failure)
     ui.page_title(f"{title} · Penstock")
-    ui.dark_mode(theme.is_dark)
+    dark = ui.dark_mode(theme.is_dark)
+    ui.on("penstock-theme", lambda event: dark.set_value(THEMES.get(str(event.args), theme).is_dark))
     with ui.element("header").classes("top"):
         _draw_header(console, theme.name)
     with ui.element("nav").classes("side").props('aria-label="pages"'):
@@ -116,7 +119,7 @@ def _draw_header(console: Console, theme: str) -> None:
         dot = ui.element("span").classes("dot")
         ui.label(console.service.url).classes("stream-url").props["title"] = console.service.url
     if console.service.read_only:
-        parts.badge("Read-only", "info").props('title="This console changes nothing."')
+        parts.badge("Read-only", "info").props["title"] = parts.READ_ONLY
     ui.element("span").classes("spread")
     with ui.element("button").classes("find").props('type="button" data-find aria-label="Search"'):
         ui.icon("search")
@@ -161,7 +164,7 @@ def health_of(snapshot: Snapshot) -> str:
 
 
 def _draw_problem(console: Console) -> None:
-    """The banner that says that the stream is away, and from when what is shown is."""
+    """The banner that says that the stream is away, since when, and from when what is shown is."""
     with ui.element("div").classes("problem").props('role="alert"') as banner:
         ui.icon("cloud_off")
         with ui.element("div"):
@@ -169,16 +172,23 @@ def _draw_problem(console: Console) -> None:
             since = ui.label().classes("about")
 
     def show() -> None:
-        snapshot = console.service.snapshot()
-        is_away = health_of(snapshot) == "bad"
-        banner.set_visibility(is_away)
-        if is_away and snapshot.problem is not None:
-            what.set_text(snapshot.problem)
-            known = f"What you see was last known at {parts.time_text(snapshot.at_ms)} UTC." if snapshot.topics else ""
-            since.set_text(known or "Nothing was known before. The console goes on asking.")
+        outage, problem = console.service.outage(), console.service.snapshot().problem
+        banner.set_visibility(outage is not None and problem is not None)
+        if outage is not None and problem is not None:
+            what.set_text(parts.sentence(problem))
+            since.set_text(outage_text(outage, int(time.time() * 1000)))
 
     show()
     live(show)
+
+
+def outage_text(outage: Outage, now_ms: int) -> str:
+    """Since when the stream is away, and from when what is shown is."""
+    away = f"Away since {parts.time_text(outage.since_ms)[:-4]} UTC, {parts.ago_text(outage.since_ms, now_ms)}."
+    if outage.known_ms is None:
+        return f"{away} Nothing was known before. The console goes on asking."
+    known = f"What you see was last known at {parts.time_text(outage.known_ms)[:-4]} UTC."
+    return f"{away} {known} The console goes on asking."
 
 
 def _draw_navigation(active: str) -> None:

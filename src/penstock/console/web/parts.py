@@ -1,16 +1,19 @@
-"""The pieces pages are made of. Every text that is given to them is shown as text."""
+"""The pieces pages are made of. Every text that is given to them is shown as text, with what is hidden in it visible:
+names of groups, clients and errors are written by others, and marks in them could turn one name into another."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from nicegui import ui
 
 from penstock.console.views import Shown
+from penstock.console.visible import visible
 from penstock.console.web.background import in_background
 from penstock.console.web.charts import BarChart, Line, LineChart, Points, bar_chart, line_chart
+from penstock.console.web.chosen import Chosen
 from penstock.console.web.tables import Column, Row, Table, Tone, table
 from penstock.console.web.texts import (
     NOTHING,
@@ -20,6 +23,7 @@ from penstock.console.web.texts import (
     number_text,
     path_to,
     rate_text,
+    sentence,
     short_text,
     size_text,
     time_text,
@@ -28,6 +32,7 @@ from penstock.errors import PenstockError
 
 __all__ = [
     "NOTHING",
+    "READ_ONLY",
     "BarChart",
     "Column",
     "Line",
@@ -47,8 +52,12 @@ __all__ = [
     "empty",
     "facts",
     "field",
+    "filter_field",
+    "filtering",
+    "forbid",
     "heading",
     "in_background",
+    "label",
     "line_chart",
     "number_text",
     "opened_dialog",
@@ -57,6 +66,7 @@ __all__ = [
     "rate_text",
     "say",
     "saying_errors",
+    "sentence",
     "short_text",
     "shown",
     "size_text",
@@ -69,6 +79,7 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
+READ_ONLY: Final = "This console only looks: it was started with --read-only."
 
 
 @asynccontextmanager
@@ -83,12 +94,13 @@ async def saying_errors() -> AsyncIterator[None]:
 def say(text: str, tone: Tone = "info") -> None:
     """A short notice at the edge of the page."""
     ui.notify(
-        text,
+        visible(sentence(text)),
         position="bottom-right",
         multi_line=len(text) > 60,
         close_button="Close" if tone in ("bad", "warn") else False,
         timeout=0 if tone == "bad" else 5000,
         classes=f"notice tone-{tone}",
+        textColor="notice",  # else it is white, which nothing of ours can undo: text-white is !important in its layer
     )
 
 
@@ -97,12 +109,17 @@ def title(text: str, about: str = "") -> None:
     with ui.element("div").classes("page-title"):
         heading("h1", text)
         if about:
-            ui.label(about).classes("about")
+            label(about).classes("about")
+
+
+def label(text: str) -> ui.label:
+    """A text that others may have written."""
+    return ui.label(visible(text))
 
 
 def heading(tag: Literal["h1", "h2", "h3"], text: str) -> ui.element:
     with ui.element(tag) as element:
-        ui.label(text)
+        label(text)
     return element
 
 
@@ -161,7 +178,7 @@ def stat(label: str, value: str, *, note: str = "", tone: Tone = "plain", href: 
 
 
 def badge(text: str, tone: Tone = "plain") -> ui.label:
-    return ui.label(text).classes(f"badge tone-{tone}")
+    return label(text).classes(f"badge tone-{tone}")
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> ui.element:
@@ -169,21 +186,21 @@ def facts(pairs: Sequence[tuple[str, str]]) -> ui.element:
     with ui.element("dl").classes("facts") as element:
         for name, value in pairs:
             with ui.element("dt"):
-                ui.label(name)
+                label(name)
             with ui.element("dd"):
-                ui.label(value)
+                label(value)
     return element
 
 
 def empty(text: str, hint: str = "", command: str = "") -> ui.element:
     """There is nothing here: say so, what to do next, and the command to type for it."""
     with ui.element("div").classes("empty") as element:
-        ui.label(text).classes("empty-text")
+        label(text).classes("empty-text")
         if hint:
-            ui.label(hint).classes("about")
+            label(hint).classes("about")
         if command:
             with ui.element("code").classes("command"):
-                ui.label(command)
+                label(command)
     return element
 
 
@@ -192,7 +209,7 @@ def shown(what: Shown, *, is_block: bool = False) -> ui.element:
     with ui.element("pre" if is_block else "span").classes(f"shown form-{_word(what.form)}") as element:
         ui.label(what.text if what.form not in ("null", "empty") else what.form)
         if what.is_cut:
-            ui.label(f"… cut: {size_text(what.size_bytes)} in all").classes("about")
+            ui.label(f" … cut: {size_text(what.size_bytes)} in all").classes("about")
     if what.note and is_block:
         ui.label(what.note).classes("about")
     return element
@@ -208,6 +225,30 @@ def button(
     """`kind`: one primary button on a page at most; danger for what cannot be undone."""
     element = ui.button(text, on_click=on_click, icon=icon, color=None)
     return element.props("flat no-caps dense").classes(f"button button-{kind}")
+
+
+def filter_field(chosen: Chosen) -> ui.input:
+    """The field with which the rows of a table are filtered; see `filtering`."""
+    element = field(ui.input("Filter", value=chosen.asked("filter")), width="16rem")
+    return element.props("clearable debounce=200")
+
+
+def filtering(element: ui.input, shown_table: Table, chosen: Chosen) -> None:
+    """Show only rows that hold what is written in the field, and keep that in the address."""
+
+    def filter_by(text: str) -> None:
+        shown_table.filter(text)
+        chosen.keep(filter=text)
+
+    element.on_value_change(lambda event: filter_by(event.value or ""))
+    shown_table.filter(str(element.value or ""))
+
+
+def forbid(element: ui.button, why: str = READ_ONLY) -> ui.button:
+    """A button that cannot be used, and says why to who points at it."""
+    element.disable()
+    element.props["title"] = why
+    return element
 
 
 def field(element: Result, *, width: str = "") -> Result:
@@ -235,10 +276,11 @@ async def ask(
     """Ask whether to go on. With `confirm_word` the answer is yes only once that word was typed."""
     with ui.dialog() as dialog, ui.card().classes("dialog"):
         heading("h2", question)
-        ui.label(text).classes("dialog-text")
+        label(text).classes("dialog-text")
         typed = None
         if confirm_word is not None:
-            ui.label(f"Type {confirm_word} to confirm.").classes("about")
+            confirm_word = visible(confirm_word)  # what is hidden in a name cannot be typed
+            label(f"Type {confirm_word} to confirm.").classes("about")
             typed = field(ui.input()).props('autofocus aria-label="confirmation"')
         with ui.element("div").classes("dialog-buttons"):
             button("Cancel", lambda: dialog.submit(False), kind="quiet")

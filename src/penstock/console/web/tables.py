@@ -9,6 +9,8 @@ from typing import Any, Final, Literal
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
+from penstock.console.visible import is_hiding, visible
+
 Row = dict[str, Any]
 Tone = Literal["plain", "good", "warn", "bad", "info"]
 
@@ -19,14 +21,16 @@ ROW_HEIGHT_PX: Final = 40
 _CELL: Final = """
 <q-td :props="props" :class="['cell', 'cell-' + props.col.kind, props.col.phone ? '' : 'not-phone']">
   <span v-if="props.col.kind === 'badge' && props.value != null && props.value !== ''"
-    :class="['badge', 'tone-' + (props.row[props.col.name + '_tone'] || 'plain')]">{{ props.value }}</span>
+    :class="['badge', 'tone-' + (props.row[props.col.name + '_tone'] || 'plain')]"
+    >{{ props.row[props.col.name + '_text'] ?? props.value }}</span>
   <a v-else-if="props.row[props.col.name + '_href']" class="link" :href="props.row[props.col.name + '_href']"
     >{{ props.row[props.col.name + '_text'] ?? props.value }}</a>
   <span v-else-if="props.col.kind === 'time'"><span class="not-phone"
     >{{ String(props.row[props.col.name + '_text'] ?? '').split(' ')[0] }}&nbsp;</span
     >{{ String(props.row[props.col.name + '_text'] ?? '–').split(' ').slice(-1)[0] }}</span>
   <span v-else :class="'tone-text-' + (props.row[props.col.name + '_tone'] || 'plain')"
-    :title="props.col.kind === 'mono' || props.col.kind === 'wide' ? String(props.value ?? '') : undefined"
+    :title="props.col.kind === 'mono' || props.col.kind === 'wide'
+      ? String(props.row[props.col.name + '_text'] ?? props.value ?? '') : undefined"
     >{{ props.row[props.col.name + '_text'] ?? props.value ?? '–' }}</span>
 </q-td>
 """
@@ -69,7 +73,8 @@ class Table:
         only what is in view: needed from some hundred rows on. `on_click` is given the row, of which only `key` must
         be believed: it comes back from the browser."""
         self._key = key
-        self._rows = list(rows)
+        self._texts = [field for column in columns for field in (column.name, f"{column.name}_text")]
+        self._rows = [legible(row, self._texts) for row in rows]
         self.element = ui.table(
             columns=[_described(each) for each in columns],
             rows=self._rows,
@@ -88,7 +93,7 @@ class Table:
             self.element.on("row-click", lambda event: on_click(self._clicked(event)), [[], [key]])
 
     def show(self, rows: Sequence[Row]) -> None:
-        fresh = list(rows)
+        fresh = [legible(row, self._texts) for row in rows]
         if fresh != self._rows:
             self._rows = fresh
             self.element.rows = fresh
@@ -112,6 +117,16 @@ class Table:
     def _clicked(self, event: GenericEventArguments) -> Row:
         key = event.args[1].get(self._key)
         return next((row for row in self._rows if row[self._key] == key), {self._key: key})
+
+
+def legible(row: Row, fields: Sequence[str]) -> Row:
+    """The row with what is hidden in its texts visible. What it is known and sorted by stays as it is."""
+    shown = {
+        field.removesuffix("_text") + "_text": visible(text)
+        for field in fields
+        if isinstance(text := row.get(field), str) and is_hiding(text)
+    }
+    return {**row, **shown} if shown else row
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row], **options: Any) -> Table:

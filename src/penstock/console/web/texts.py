@@ -93,3 +93,9 @@ def ago_text(at_ms: int | None, now_ms: int | None = None) -> str:
 def count_text(count: int, one: str, many: str | None = None) -> str:
     """1 topic, 3 topics; the plural is said when it is not made with an s."""
     return f"{number_text(count)} {one if count == 1 else many or one + 's'}"
+
+
+def sentence(text: str) -> str:
+    """An error as people begin a sentence; what begins with a name stays as it is."""
+    first = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if first.isascii() and first.isalpha() and first.islower() else text

@@ -12,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from penstock.abc import Feature, Features
+from penstock.abc import Clock, Feature, Features
+from penstock.consuming.dead_letters.file_hold import FileHold
 from penstock.consuming.dead_letters.ledger import HELD_BYTES, Event, EventKind, Ledger
 from penstock.consuming.dead_letters.lines import NotALine, event_of, line_of
 from penstock.consuming.dead_letters.merging import admitted
@@ -74,6 +75,10 @@ class FileDeadLetters:
     def discard(self, ids: Collection[str]) -> int:
         with self._writing():
             return self._note(EventKind.DISCARDED, ids)
+
+    def hold(self, holder: str, wait_s: float, clock: Clock) -> FileHold:
+        """See `holding.Holdable`."""
+        return FileHold(self.path, holder, clock)
 
     def close(self) -> None:
         with self._lock:

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.abc import Feature, Features
+from penstock.abc import Clock, Feature, Features
 from penstock.consuming.dead_letters.merging import admitted, merged
+from penstock.consuming.dead_letters.postgres_hold import PostgresHold
 from penstock.consuming.dead_letters.rows import COLUMNS, TABLE, conditions, letter_of, row_of
 from penstock.errors import ConfigError, MissingExtraError, StoreUnavailableError
 from penstock.model import DeadLetter, LetterFilter, LetterState
@@ -163,6 +164,10 @@ class PostgresDeadLetters:
                 " WHERE id = ANY(%(ids)s) AND state != %(discarded)s",
                 parameters,
             ).rowcount
+
+    def hold(self, holder: str, wait_s: float, clock: Clock) -> PostgresHold:
+        """See `holding.Holdable`."""
+        return PostgresHold(self._address, self.where, holder)
 
     def close(self) -> None:
         with self._lock:

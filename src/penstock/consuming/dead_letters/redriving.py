@@ -17,6 +17,7 @@ from typing import Final, Literal
 from penstock import abc
 from penstock.abc import Clock, Feature
 from penstock.consuming.dead_letters.headers import redrive_headers
+from penstock.consuming.dead_letters.holding import DEAD_AFTER_S, Hold, hold_of
 from penstock.consuming.dead_letters.rate import TokenBucket
 from penstock.errors import ConfigError, DeliveryError
 from penstock.model import DeadLetter, LetterFilter, LetterState, NewRecord, Receipt
@@ -25,6 +26,8 @@ from penstock.model.clock import SystemClock
 PAGE_LETTERS: Final = 200
 ACKNOWLEDGED_WITHIN_S: Final = 60.0
 FAILURES_KEPT: Final = 100
+_WATCHED_S: Final = 1.5 * DEAD_AFTER_S
+"""Long enough to see whether a redrive that has the place still lives."""
 
 Timestamps = Literal["original", "now"]
 
@@ -59,6 +62,7 @@ def redrive(
     taker: str | None = None,
     timestamps: Timestamps = "original",
     on_progress: Callable[[RedriveReport], object] | None = None,
+    hold: Hold | None = None,
 ) -> RedriveReport:
     """Send the records of the letters that match again, in the order in which they were given up.
 
@@ -70,6 +74,9 @@ def redrive(
 
     At most `limit` letters and `rate_per_s` letters in a second. Ctrl-C ends it in good order: what is under way is
     waited for, and the report says how far it came. `on_progress` is called after each page.
+
+    One redrive of a place runs at a time: while another does, in whatever process, RedriveRunningError tells whose it
+    is. `hold` is for who holds the place already (`holding.hold_of`), and lets go of it later.
     """
     clock = clock or SystemClock()
     if limit is not None and limit < 0:
@@ -80,14 +87,19 @@ def redrive(
         raise ConfigError(f"{streams.url} cannot take redriven records: it has no {Feature.HEADERS}, which tell them")
     run = _Run(letters, streams, to, TokenBucket(rate_per_s, clock) if rate_per_s is not None else None, timestamps)
     run.taker = taker or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    redrivable = _redrivable(which)
+    held = hold
     # About a second's worth: a letter is not held for longer than it takes to send it.
     page_letters = PAGE_LETTERS if rate_per_s is None else max(1, min(PAGE_LETTERS, int(rate_per_s)))
     try:
-        run.drive(_redrivable(which), page_letters, limit, on_progress)
+        held = held or hold_of(letters, run.taker, _WATCHED_S, clock)
+        run.drive(redrivable, page_letters, limit, held, on_progress)
     except KeyboardInterrupt:
         run.report = replace(run.report, interrupted=True)
     finally:
         run.close()
+        if hold is None and held is not None:
+            held.release()
     return run.report
 
 
@@ -146,10 +158,12 @@ class _Run:
         which: LetterFilter,
         page_letters: int,
         limit: int | None,
+        hold: Hold,
         on_progress: Callable[[RedriveReport], object] | None,
     ) -> None:
         last: str | None = None
         while True:
+            hold.check()
             wanted = page_letters if limit is None else min(page_letters, limit - self.report.redriven)
             page = self._letters.browse(which, wanted, last) if wanted > 0 else ()
             if not page:

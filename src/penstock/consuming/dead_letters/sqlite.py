@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.abc import Feature, Features
+from penstock.abc import Clock, Feature, Features
+from penstock.consuming.dead_letters.file_hold import FileHold
 from penstock.consuming.dead_letters.merging import admitted, merged
 from penstock.consuming.dead_letters.rows import COLUMNS, TABLE, conditions, letter_of, row_of
 from penstock.errors import ConfigError, StoreUnavailableError
@@ -143,6 +144,10 @@ class SqliteDeadLetters:
                 f"UPDATE {TABLE} SET state = :discarded, taker = '' WHERE {_THESE} AND state != :discarded",
                 {"ids": json.dumps(list(ids)), "discarded": LetterState.DISCARDED.value},
             ).rowcount
+
+    def hold(self, holder: str, wait_s: float, clock: Clock) -> FileHold:
+        """See `holding.Holdable`."""
+        return FileHold(self.path, holder, clock)
 
     def close(self) -> None:
         with self._lock:

@@ -11,9 +11,11 @@ from typing import Final
 
 from penstock import abc
 from penstock.abc import Clock, Feature, Features
+from penstock.consuming.dead_letters.holding import DEAD_AFTER_S, Hold, NoHold, running_error
 from penstock.consuming.dead_letters.ledger import HELD_BYTES, Event, EventKind, Ledger
 from penstock.consuming.dead_letters.merging import admitted
 from penstock.consuming.dead_letters.stream_encoding import event_record, letter_records
+from penstock.consuming.dead_letters.stream_holds import Sign, StreamHold, sign_record
 from penstock.consuming.dead_letters.stream_reading import TopicReading
 from penstock.errors import ConfigError, DeliveryError, StoreUnavailableError, TopicExistsError, UnknownTopicError
 from penstock.model import DeadLetter, LetterFilter, NewRecord, Pointer
@@ -24,6 +26,7 @@ LARGEST_RECORD_BYTES: Final = 900_000
 """Kafka's brokers and clients take a megabyte, more or less, unless they are told otherwise."""
 ACKNOWLEDGED_WITHIN_S: Final = 60.0
 _ORDERS_PER_MS: Final = 1_000
+_WATCH_EVERY_S: Final = 1.0
 KEPT_FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 
@@ -59,10 +62,10 @@ class StreamDeadLetters:
         self._stream = streams.stream(topic)
         self._limit_bytes = largest_record_bytes
         self._timeout_s = timeout_s
-        self._reading = TopicReading(self._stream, held_bytes)
+        self._clock = clock or SystemClock()
+        self._reading = TopicReading(self._stream, held_bytes, self._clock.monotonic_s)
         self._lock = threading.Lock()
         self._is_made = False
-        self._clock = clock or SystemClock()
         self._order = 0
 
     @property
@@ -101,6 +104,20 @@ class StreamDeadLetters:
         with self._up_to_date(places):
             return self._reading.effect(operation)
 
+    def hold(self, holder: str, wait_s: float, clock: Clock) -> Hold:
+        """See `holding.Holdable`; `stream_holds` tells how. A topic that is not there has nothing to redrive."""
+        last = self._silent_sign(wait_s, clock)
+        sign = Sign(secrets.token_hex(8), holder, clock.wall_ms(), instead_of=None if last is None else last.name)
+        try:
+            places = self._put_sign(sign)
+        except UnknownTopicError:
+            return NoHold()
+        with self._up_to_date(places):
+            counts = self._reading.holds.last
+        if counts is None or counts.token != sign.token:
+            raise running_error(f"topic {self.topic!r}", counts.holder if counts else "", None)
+        return StreamHold(self.topic, sign, self._put_sign, lambda: self._reading.holds.last)
+
     def close(self) -> None:
         with self._lock:
             self._stream.close()
@@ -129,6 +146,28 @@ class StreamDeadLetters:
             partition = self._home()
             places = self._append([event_record(event, self.topic, partition, operation) for event in events])
         return operation, places
+
+    def _silent_sign(self, wait_s: float, clock: Clock) -> Sign | None:
+        """The last sign of a redrive that has died; None: there is none. RedriveRunningError while one may live."""
+        begun_s = clock.monotonic_s()
+        first: Sign | None = None
+        while True:
+            with self._up_to_date():
+                last, silent_s = self._reading.holds.last, self._reading.holds.silent_s
+            if last is None:
+                return None
+            first = first or last
+            watched_s = clock.monotonic_s() - begun_s
+            left_s = DEAD_AFTER_S - max(silent_s, watched_s)
+            if last.name == first.name and left_s <= 0:
+                return last
+            if last.name != first.name or watched_s >= wait_s:
+                more = "" if last.name != first.name else f"; if it was killed, try again in {left_s:.0f} s"
+                raise running_error(f"topic {self.topic!r}", last.holder, last.since_ms, more)
+            clock.sleep(_WATCH_EVERY_S)
+
+    def _put_sign(self, sign: Sign) -> Mapping[int, Pointer]:
+        return self._append([sign_record(sign, self.topic, self._home())])
 
     @contextlib.contextmanager
     def _up_to_date(self, through: Mapping[int, Pointer] | None = None) -> Iterator[Ledger]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock import abc
 from penstock.consuming.dead_letters.ledger import Event, Ledger
 from penstock.consuming.dead_letters.stream_encoding import NotALetter, Noted, join, read_record
+from penstock.consuming.dead_letters.stream_holds import Holds, sign_of
 from penstock.errors import OffsetOutOfRangeError, StoreUnavailableError, UnknownTopicError
 from penstock.model import Batch, DeadLetter, Pointer, Record
 
@@ -54,9 +56,10 @@ class _Source:
 class TopicReading:
     """The ledger of a topic, brought up to date from where the last reading ended. Not for several threads at once."""
 
-    def __init__(self, stream: abc.Stream, held_bytes: int) -> None:
+    def __init__(self, stream: abc.Stream, held_bytes: int, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._budget_bytes = held_bytes
+        self._monotonic_s = monotonic_s
         self._effects: dict[str, int] = {}
         self._begin()
 
@@ -108,6 +111,7 @@ class TopicReading:
         self._ledger = Ledger(self._budget_bytes)
         self._progress: dict[int, _Progress] = {}
         self._open: dict[tuple[str, str], _Parts] = {}
+        self.holds = Holds(self._monotonic_s)
         self._effects = dict.fromkeys(self._effects, 0)
 
     def _has_lost(self, partition: int, start: Pointer, end: Pointer) -> bool:
@@ -127,6 +131,10 @@ class TopicReading:
             progress.next = max(progress.next, batch.next)
 
     def _note(self, record: Record, progress: _Progress) -> None:
+        sign = sign_of(record)
+        if sign is not None:
+            self.holds.apply(sign)
+            return
         try:
             noted = read_record(record)
         except NotALetter as error:

@@ -40,7 +40,9 @@ def find(folder: Path) -> Found | None:
     except OSError:
         return None
     try:
-        if connection.cluster_id() == address.cluster_id and is_owned(folder):
+        # The process is looked at again: a broker of a copied folder may just have taken the lock.
+        is_it = connection.cluster_id() == address.cluster_id and is_owned(folder) and owner_pid(folder) == address.pid
+        if is_it:
             return Found(address, connection)
     except (OSError, NotKafkaError):
         pass

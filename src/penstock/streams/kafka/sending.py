@@ -15,6 +15,7 @@ from penstock.model import Headers, Receipt
 from penstock.model.observing import OBSERVED
 from penstock.streams.kafka.failures import not_delivered, reason_of
 from penstock.streams.kafka.header_names import sendable
+from penstock.streams.kafka.introduction import Introduction
 from penstock.streams.kafka.settings import Configuration
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Sender:
         except KafkaException as error:
             raise ConfigError(f"librdkafka does not take its settings: {error}") from error
         self._delivery_timeout_s = delivery_timeout_s
+        self._introduction: Introduction | None = None
         self._lock = threading.Lock()
         self._open = 0
         self.sent = 0
@@ -110,6 +112,7 @@ class Sender:
         with self._lock:
             self._open += 1
             self.sent += 1
+            is_first = self.sent == 1
         try:
             self._produce(topic, value, key, on_delivery, more)
         except BaseException:
@@ -117,6 +120,8 @@ class Sender:
                 self._open -= 1
                 self.sent -= 1
             raise
+        if is_first:
+            self._introduction = Introduction(self._producer, topic)
         return receipt
 
     def flush(self, timeout: float | None) -> None:
@@ -156,6 +161,8 @@ class Sender:
             OBSERVED.leave(self)
             self._stopping.set()
             self._thread.join()
+            if self._introduction is not None:
+                self._introduction.close()
             self._living = None  # with the last reference go librdkafka's threads and sockets
 
     def _raise_failures(self) -> None:

@@ -1,17 +1,13 @@
 """Child processes of a suite: they use the backend, say what they did, and are killed.
 
-The child is a new interpreter, not a fork: nothing of the parent's threads and connections is in it. What it runs, and
+The child is no fork of the parent: nothing of its threads and connections is in it (see `nursery`). What it runs, and
 the factory of the backend, go there by name, so both must be functions of a module (or `functools.partial` of one).
 """
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -20,16 +16,11 @@ from multiprocessing.connection import Connection, Pipe
 from types import TracebackType
 from typing import Any, Final, Self
 
+from penstock.testing.conformance.nursery import shared_nursery
+
 HEAR_TIMEOUT_S: Final = 60.0
 """How long a child may be silent when it is listened to. Generous: it has to start, and the machine may be busy."""
 END_TIMEOUT_S: Final = 30.0
-
-_PROGRAM: Final = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[2])
-from penstock.testing.conformance.child import run
-run(int(sys.argv[1]))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +57,8 @@ class Child:
     def __init__(self, open_backend: Callable[[], Any], work: Work, *arguments: Any) -> None:
         payload = _pickled((open_backend, work, arguments))
         self._connection, theirs = Pipe()
-        number = theirs.fileno()
-        command = [sys.executable, "-c", _PROGRAM, str(number), json.dumps(sys.path)]
-        self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
-        theirs.close()
-        self._connection.send_bytes(payload)
+        with theirs:
+            self._process = shared_nursery().fork(theirs, payload)
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +67,8 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.kill()
-        self._process.wait(END_TIMEOUT_S)
+        self._wait()
+        self._process.forget()
         self._connection.close()
 
     def say(self, message: Any) -> None:
@@ -100,7 +89,7 @@ class Child:
 
     def kill(self) -> list[Any]:
         """SIGKILL. Gives what the child had said before and nobody had heard."""
-        os.kill(self._process.pid, signal.SIGKILL)  # it was not waited for, so the number is still its own
+        self._process.kill()
         self._wait()
         return self._rest()
 
@@ -150,12 +139,11 @@ def _pickled(what: tuple[Any, ...]) -> bytes:
         ) from error
 
 
-def run(number: int) -> None:
+def run(connection: Connection, payload: bytes) -> None:
     """The main program of a child process."""
-    connection = Connection(number)
     parent = Parent(connection)
     try:
-        open_backend, work, arguments = pickle.loads(connection.recv_bytes())
+        open_backend, work, arguments = pickle.loads(payload)
         backend = open_backend()
         work(backend, parent, *arguments)
         backend.close()

@@ -18,7 +18,7 @@ MUTES_S: Final = {"15 min": 900, "1 h": 3_600, "8 h": 28_800, "24 h": 86_400, "7
 _SHOWN_RESOLVED: Final = 50
 _RULES: Final = (
     parts.Column("name", "Rule", "mono"),
-    parts.Column("when", "Fires when"),
+    parts.Column("when", "Fires when", "sentence"),
     parts.Column("match", "For", "mono", on_phone=False),
     parts.Column("severity", "Severity", "badge", on_phone=False),
     parts.Column("notify", "Tells", "mono", on_phone=False),
@@ -75,8 +75,7 @@ class _Alerts:
         with parts.panel("Lately"):
             self._lately = ui.element("div").classes("alerts")
         if self._service.read_only:
-            add.disable()
-            add.tooltip("This console is read-only.")
+            parts.forbid(add)
         await self._update()
         live(self._update)
 
@@ -113,7 +112,7 @@ class _Alerts:
             for each in resolved[:_SHOWN_RESOLVED]:
                 _draw_alert(each)
             if not resolved:
-                ui.label("Nothing fired lately.").classes("about")
+                parts.label("Nothing fired lately.").classes("about")
 
     async def _add_rule(self) -> None:
         await RuleDialog(self._console, None).open()
@@ -121,9 +120,10 @@ class _Alerts:
 
     async def _test_notifier(self, row: parts.Row) -> None:
         name = str(row.get("name", ""))
-        if self._service.read_only or not await parts.ask(
-            f"Test {name}?", "It is told that this is a test.", action="Test"
-        ):
+        if self._service.read_only:
+            parts.say(parts.READ_ONLY)
+            return
+        if not await parts.ask(f"Test {name}?", "It is told that this is a test.", action="Test"):
             return
         async with parts.saying_errors():
             complaint = await parts.in_background(self._service.test_notifier, person(self._console), name)
@@ -154,7 +154,7 @@ class _Alerts:
                     ("Tells", ", ".join(rule.notify) or "nobody"),
                 ]
             )
-            ui.label("Mute: it is shown, but nobody is told.").classes("about")
+            parts.label("Mute: it is shown, but nobody is told.").classes("about")
             with parts.toolbar():
                 for label, duration_s in MUTES_S.items():
                     parts.button(label, lambda duration_s=duration_s: dialog.submit(("mute", duration_s))).set_enabled(
@@ -188,24 +188,24 @@ def _draw_alert(alert: AlertState) -> None:
         with ui.element("div").classes("alert-head"):
             parts.badge(str(alert.phase), "plain" if alert.phase is Phase.PENDING else tone)  # type: ignore[arg-type]
             parts.badge(str(alert.severity))
-            ui.label(alert.rule).classes("alert-rule")
+            parts.label(alert.rule).classes("alert-rule")
             if alert.subject:
                 _draw_subject(alert)
-            ui.label(parts.ago_text(alert.since_ms)).classes("about")
+            parts.label(parts.ago_text(alert.since_ms)).classes("about")
             if alert.muted_until_ms is not None and alert.muted_until_ms > time.time() * 1000:
                 parts.badge(f"muted until {parts.time_text(alert.muted_until_ms)[:16]} UTC", "info")
-        ui.label(alert.text).classes("alert-text")
+        parts.label(alert.text).classes("alert-text")
         for told in alert.told:
             if told.error:
-                ui.label(f"{told.notifier} could not be told: {told.error}").classes("tone-text-bad")
+                parts.label(f"{told.notifier} could not be told: {told.error}").classes("tone-text-bad")
             elif told.at_ms is not None:
-                ui.label(f"{told.notifier} was told {parts.ago_text(told.at_ms)}: {told.phase}").classes("about")
+                parts.label(f"{told.notifier} was told {parts.ago_text(told.at_ms)}: {told.phase}").classes("about")
 
 
 def _draw_subject(alert: AlertState) -> None:
     noun = _SUBJECT_PAGES.get(alert.kind)
     if noun is None:
-        ui.label(alert.subject).classes("alert-subject")
+        parts.label(alert.subject).classes("alert-subject")
     else:
         ui.link(alert.subject, parts.path_to(noun, alert.subject)).classes("link alert-subject")
 

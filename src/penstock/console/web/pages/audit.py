@@ -9,6 +9,7 @@ from nicegui import ui
 
 from penstock.console.views import AuditLine
 from penstock.console.web import parts
+from penstock.console.web.chosen import Chosen
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.pages.looks import Trouble, until_closed, wear_details
 
@@ -44,9 +45,11 @@ class _Audit:
         self._lines: list[AuditLine] = []
 
     async def draw(self) -> None:
+        chosen = Chosen("/audit")
         with parts.toolbar():
-            text = parts.field(ui.input("Filter"), width="16rem").props("clearable")
-            self._outcome = parts.field(ui.select([_ANY, *_TONES], value=_ANY, label="Outcome"), width="10rem")
+            text = parts.filter_field(chosen)
+            outcome = chosen.asked("outcome", _ANY, [_ANY, *_TONES])
+            self._outcome = parts.field(ui.select([_ANY, *_TONES], value=outcome, label="Outcome"), width="10rem")
         self._trouble = Trouble()
         with parts.panel() as self._nothing:
             parts.empty(
@@ -59,7 +62,8 @@ class _Audit:
             self._table = parts.table(
                 _COLUMNS, (), height="calc(100vh - 12.5rem)", sort_by="at", is_descending=True, on_click=self._open
             )
-        text.on_value_change(lambda event: self._table.filter(event.value or ""))
+        parts.filtering(text, self._table, chosen)
+        self._outcome.on_value_change(lambda event: chosen.keep(outcome="" if event.value == _ANY else event.value))
         self._outcome.on_value_change(self._show)
         await self._update()
         live(self._update, every_s=EVERY_S)

@@ -8,6 +8,7 @@ from nicegui import ui
 
 from penstock.console.views import ConsumerDetail, ConsumerPartition
 from penstock.console.web import parts
+from penstock.console.web.absence import draw_failure
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.pages.looks import draw_windows, wear_details
 from penstock.console.web.pages.record_history import RecordHistory
@@ -66,9 +67,7 @@ def register(console: Console) -> None:
             try:
                 detail = await parts.in_background(console.service.consumer, group)
             except PenstockError as error:
-                parts.title(group)
-                with parts.panel():
-                    parts.empty("This consumer cannot be shown.", str(error))
+                draw_failure(group, "This consumer cannot be shown.", error, lambda: console.service.consumer(group))
                 return
             _Consumer(console, detail).draw()
 
@@ -97,7 +96,7 @@ class _Consumer:
                 for kind, label in _LEGEND:
                     with ui.element("span").classes("legend-entry"):
                         ui.element("span").classes(f"swatch swatch-{kind}")
-                        ui.label(label)
+                        parts.label(label)
             self._partitions = parts.table(_PARTITIONS, (), height="60vh", on_click=self._look_at_partition)
             draw_windows(self._partitions, "window")
         with parts.panel(

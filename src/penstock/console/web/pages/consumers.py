@@ -8,6 +8,8 @@ from nicegui import ui
 
 from penstock.console.views import ConsumerFacts
 from penstock.console.web import parts
+from penstock.console.web.absence import Nothing
+from penstock.console.web.chosen import Chosen
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.pages.looks import Trouble, wear_details
 
@@ -33,11 +35,13 @@ def register(console: Console) -> None:
             parts.title(
                 "Consumers", "Groups of the library: what is in flight, failing, and how often handlers were called."
             )
+            chosen = Chosen("/consumers")
             with parts.toolbar():
-                text = parts.field(ui.input("Filter"), width="16rem").props("clearable")
+                text = parts.filter_field(chosen)
             trouble = Trouble()
-            with parts.panel() as nothing:
-                parts.empty(
+            with parts.panel() as empty:
+                nothing = Nothing(
+                    console,
                     "No consumer of the library has saved a checkpoint here.",
                     "One appears with the first app that handles records, and stays when that stops.",
                     "penstock init my-app",
@@ -46,16 +50,17 @@ def register(console: Console) -> None:
                 table = parts.table(
                     _COLUMNS, (), key="group", height="calc(100vh - 12.5rem)", sort_by="failing", is_descending=True
                 )
-            text.on_value_change(lambda event: table.filter(event.value or ""))
+            parts.filtering(text, table, chosen)
 
             async def update() -> None:
                 with trouble.told():
                     found = await parts.in_background(console.service.consumers)
                     table.show([_row(each) for each in found])
                     panel.set_visibility(bool(found))
-                    nothing.set_visibility(not found)
+                    empty.set_visibility(not found)
+                    nothing.show(not found)
 
-            nothing.set_visibility(False)
+            empty.set_visibility(False)
             panel.set_visibility(False)
             await update()
             live(update, every_s=EVERY_S)

@@ -26,8 +26,8 @@ class Figure:
     tone: parts.Tone = "plain"
 
 
-def figures(snapshot: Snapshot, alerts: Sequence[AlertState]) -> dict[str, Figure]:
-    """The figures at the top, by name."""
+def figures(snapshot: Snapshot, alerts: Sequence[AlertState], *, is_known: bool = True) -> dict[str, Figure]:
+    """The figures at the top, by name. While nothing is known of the stream, nothing is not zero."""
     topics = [topic for topic in snapshot.topics.values() if not topic.is_internal]
     behind = [group for group in snapshot.groups.values() if is_behind(group)]
     lag = sum(group.lag for group in snapshot.groups.values())
@@ -36,7 +36,7 @@ def figures(snapshot: Snapshot, alerts: Sequence[AlertState]) -> dict[str, Figur
     firing = [alert for alert in alerts if alert.is_firing]
     sizes = [topic.size_bytes for topic in topics]
     size = None if None in sizes else sum(each for each in sizes if each is not None)
-    return {
+    found = {
         "in": Figure(parts.rate_text(_total([topic.rate_per_s for topic in topics])), "appended"),
         "out": Figure(
             parts.rate_text(_total([group.rate_per_s for group in snapshot.groups.values()])), "by all groups"
@@ -53,6 +53,11 @@ def figures(snapshot: Snapshot, alerts: Sequence[AlertState]) -> dict[str, Figur
             f"{parts.short_text(sum(each.records for each in topics))}, {parts.size_text(size)}",
         ),
     }
+    if not is_known:
+        found |= dict.fromkeys(("in", "out", "lag", "topics"), Figure(parts.NOTHING, "not known yet"))
+        if not waiting:
+            found["letters"] = Figure(parts.NOTHING, "not known yet")
+    return found
 
 
 def is_behind(group: GroupFacts) -> bool:

@@ -9,6 +9,7 @@ from nicegui import ui
 
 from penstock.console.views import GroupDetail
 from penstock.console.web import parts
+from penstock.console.web.absence import draw_failure
 from penstock.console.web.frame import Console, frame, live, person
 from penstock.console.web.pages.group_reset import ResetDialog
 from penstock.console.web.pages.group_words import forecast, incoming_per_s, lag_tone, loss_tone, state_tone
@@ -46,11 +47,8 @@ def register(console: Console) -> None:
             try:
                 detail = await parts.in_background(console.service.group, name)
             except PenstockError as error:
-                parts.title(name)
-                with parts.panel():
-                    parts.empty(
-                        "This group cannot be shown.", str(error), f"penstock groups --url {console.service.url}"
-                    )
+                command = f"penstock groups --url {console.service.url}"
+                draw_failure(name, "This group cannot be shown.", error, lambda: console.service.group(name), command)
                 return
             await _Group(console, detail).draw()
 
@@ -85,7 +83,7 @@ class _Group:
             self._partitions = parts.table(_PARTITIONS, (), height="60vh", sort_by="lag", is_descending=True)
         with parts.panel("Members"):
             self._members = parts.table(_MEMBERS, ())
-            self._nobody = ui.label("It has no members: nobody reads.").classes("about")
+            self._nobody = parts.label("It has no members: nobody reads.").classes("about")
         self._show()
         await self._draw_charts()
         live(self._update)
@@ -100,9 +98,8 @@ class _Group:
             reset = parts.button("Reset offsets", self._reset, icon="restore")
             delete = parts.button("Delete group", self._delete, kind="danger", icon="delete")
         if self._service.read_only:
-            reset.tooltip("A dry run only: this console is read-only.")
-            delete.disable()
-            delete.tooltip("This console is read-only.")
+            reset.props["title"] = "A dry run only: this console was started with --read-only."
+            parts.forbid(delete)
 
     async def _update(self) -> None:
         fresh = self._service.snapshot().groups.get(self._facts.name)
@@ -162,7 +159,7 @@ class _Group:
         with self._plots:
             for metric, label, unit in (("lag", "Lag in records", ""), ("lag_s", "Lag in seconds", "s")):
                 with ui.element("div").classes("plot"):
-                    ui.label(label).classes("about")
+                    parts.label(label).classes("about")
                     self._charts[metric] = parts.line_chart(
                         [parts.Line(label, ())], unit="s" if unit else "", height_px=200, span_s=span_s
                     )

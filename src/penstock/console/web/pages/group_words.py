@@ -56,7 +56,8 @@ def forecast(group: GroupFacts, coming_per_s: float | None) -> tuple[str, Tone]:
                 f"Nobody reads: it has no members. {rate_text(coming_per_s)} come in{loss or ': the lag grows'}.{lost}",
                 ("warn" if tone == "plain" else tone),
             )
-        return f"Nobody reads: it has no members, and {count_text(group.lag, 'record')} wait{loss}.{lost}", tone
+        waiting = f"{count_text(group.lag, 'record')} {'waits' if group.lag == 1 else 'wait'}"
+        return f"Nobody reads: it has no members, and {waiting}{loss}.{lost}", tone
     if group.rate_per_s is None or coming_per_s is None:
         return f"How fast it reads is not known yet: that takes two looks.{lost}", tone
     rates = f"Reads {rate_text(group.rate_per_s)}, {rate_text(coming_per_s)} come in"

@@ -9,6 +9,8 @@ from typing import Final
 from nicegui import ui
 
 from penstock.console.web import parts
+from penstock.console.web.absence import Nothing
+from penstock.console.web.chosen import Chosen
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.pages.group_words import lag_tone, loss_tone, spark, state_tone
 from penstock.console.web.pages.looks import draw_sparks, wear_details
@@ -21,6 +23,7 @@ _TRENDS: Final = 200
 _TRENDS_EVERY_S: Final = 15.0
 
 _ALL, _BEHIND, _IN_DANGER = "All", "Behind", "In danger"
+_CHOICES: Final = [_ALL, _BEHIND, _IN_DANGER]
 _COLUMNS: Final = (
     parts.Column("name", "Group", "mono"),
     parts.Column("state", "State", "badge", on_phone=False),
@@ -47,19 +50,21 @@ class _Groups:
     """The table of groups of one open page."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._service = console.service
         self._trends: Mapping[str, str] = {}
         self._trends_at_s = 0.0
 
     async def draw(self) -> None:
+        chosen = Chosen("/groups")
         with parts.toolbar():
-            text = parts.field(ui.input("Filter"), width="16rem").props("clearable")
-            self._which = (
-                ui.toggle([_ALL, _BEHIND, _IN_DANGER], value=_ALL).props("no-caps dense flat").classes("choices")
-            )
+            text = parts.filter_field(chosen)
+            which = chosen.asked("show", _ALL, _CHOICES)
+            self._which = ui.toggle(_CHOICES, value=which).props("no-caps dense flat").classes("choices")
             self._count = ui.label().classes("about")
-        with parts.panel() as self._nothing:
-            parts.empty(
+        with parts.panel() as self._empty:
+            self._nothing = Nothing(
+                self._console,
                 "There are no groups yet.",
                 "A group is there from the first time somebody reads with it.",
                 f"penstock consume TOPIC --group NAME --url {self._service.url}",
@@ -69,7 +74,8 @@ class _Groups:
                 _COLUMNS, (), key="name", height="calc(100vh - 12.5rem)", sort_by="lag", is_descending=True
             )
             draw_sparks(self._table, "trend")
-        text.on_value_change(lambda event: self._table.filter(event.value or ""))
+        parts.filtering(text, self._table, chosen)
+        self._which.on_value_change(lambda event: chosen.keep(show="" if event.value == _ALL else event.value))
         self._which.on_value_change(self._show)
         await self._update()
         live(self._update)
@@ -89,7 +95,8 @@ class _Groups:
         ]
         self._table.show(rows)
         self._panel.set_visibility(bool(snapshot.groups))
-        self._nothing.set_visibility(not snapshot.groups and snapshot.at_ms > 0 and snapshot.problem is None)
+        self._empty.set_visibility(not snapshot.groups)
+        self._nothing.show(not snapshot.groups)
         self._count.set_text(_counted(len(rows), snapshot))
 
     def _find_trends(self) -> dict[str, str]:

@@ -23,22 +23,22 @@ def place_text(row: LetterRow) -> str:
     return f"{row.topic}-{row.partition} @ {row.pointer}"
 
 
-async def show_letter(detail: LetterDetail) -> None:
-    """Open it in a drawer, until that is closed."""
+async def show_letter(detail: LetterDetail, download: str) -> None:
+    """Open it in a drawer, until that is closed. `download` is the address of its key and value as files."""
     with ui.dialog().props('position=right maximized aria-label="Dead letter"') as dialog, ui.card().classes("drawer"):
         with ui.element("div").classes("drawer-head"):
             parts.heading("h1", place_text(detail.row))
             parts.badge(str(detail.row.state), STATE_TONES[detail.row.state])
             ui.element("span").classes("spread")
             parts.button("", dialog.close, kind="quiet", icon="close").props('aria-label="Close"')
-        draw_letter(detail)
+        draw_letter(detail, download)
     await until_closed(dialog)
 
 
-def draw_letter(detail: LetterDetail) -> None:
+def draw_letter(detail: LetterDetail, download: str) -> None:
     row = detail.row
     with ui.element("div").classes("notice-inline tone-bad"):
-        ui.label(row.error)
+        parts.label(row.error)
     parts.facts(
         [
             ("Group", row.group),
@@ -52,7 +52,12 @@ def draw_letter(detail: LetterDetail) -> None:
         ]
     )
     in_topic = parts.path_to("topics", row.topic, partition=str(row.partition), pointer=str(row.pointer))
-    ui.link("The record in its topic", in_topic).classes("link")
+    with parts.toolbar():
+        for which, shown in (("value", row.value), ("key", row.key)):
+            if shown.size_bytes:
+                with ui.element("a").classes("button button-link").props(f'href="{download}/{which}" download'):
+                    parts.label(f"Download {which}")
+        ui.link("The record in its topic", in_topic).classes("link")
     parts.heading("h3", f"Key ({row.key.form})")
     parts.shown(row.key, is_block=True)
     parts.heading("h3", f"Value ({row.value.form}, {parts.size_text(row.value.size_bytes)})")
@@ -62,12 +67,12 @@ def draw_letter(detail: LetterDetail) -> None:
         with ui.element("dl").classes("facts"):
             for name, value in detail.headers:
                 with ui.element("dt"):
-                    ui.label(name)
+                    parts.label(name)
                 with ui.element("dd"):
                     parts.shown(value)
     if detail.traceback:
         with ui.expansion("Traceback").classes("expansion").props("dense"), ui.element("pre").classes("shown"):
-            ui.label(detail.traceback)
+            parts.label(detail.traceback)
     if detail.happenings:
         parts.heading("h3", "What happened")
         with ui.element("div").classes("timeline"):

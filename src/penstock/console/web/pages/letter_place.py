@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from nicegui import ui
+from nicegui import app, ui
+from starlette.responses import Response
 
-from penstock.console.letters import MOST_DISCARDED, MOST_ROWS
 from penstock.console.views import LetterErrors, LetterPage, LetterRow
 from penstock.console.web import parts
+from penstock.console.web.absence import draw_failure
+from penstock.console.web.chosen import Chosen
+from penstock.console.web.files import as_file, no_file
 from penstock.console.web.frame import Console, frame, live, person
 from penstock.console.web.pages.letter_comparison import show_comparison
 from penstock.console.web.pages.letter_detail import STATE_TONES, place_text, show_letter
@@ -38,18 +41,24 @@ def register(console: Console) -> None:
     async def place_page(place: str, letter: str = "") -> None:
         wear_details()
         with frame(console, place, "letters"):
-            try:
-                spec = spec_of(place, await parts.in_background(console.service.letter_places))
-                first = await parts.in_background(console.service.letters, spec, LetterFilter(), PAGE)
-            except PenstockError as error:
-                parts.title(place, "Dead letters")
-                with parts.panel():
-                    parts.empty("There is nothing to show here.", str(error))
-                return
+            spec = spec_of(place, await parts.in_background(console.service.letter_places))
             page = _Place(console, spec)
-            await page.draw(first)
+            try:
+                await page.draw()
+            except PenstockError as error:
+                page.clear()
+                draw_failure(place, "There is nothing to show here.", error, page.ask)
+                return
         if letter:
             ui.timer(0, lambda: page.open_letter(letter), once=True)
+
+    @app.get("/download-letter/{place:path}/{id}/{which}")
+    async def download(place: str, id: str, which: str) -> Response:
+        try:
+            spec = spec_of(place, await parts.in_background(console.service.letter_places))
+            return as_file(await parts.in_background(console.service.letter_record, spec, id), which)
+        except PenstockError as error:
+            return no_file(error)
 
 
 class _Place:
@@ -62,8 +71,27 @@ class _Place:
         self._rows: list[LetterRow] = []
         self._after: str | None = None
         self._asked = 0
+        self._has_failed = False
+        self._chosen = Chosen(parts.path_to("letters", place_name(spec)))
 
-    async def draw(self, first: LetterPage) -> None:
+    def ask(self) -> LetterPage:
+        """A page of letters, whichever: whether there are any to be had."""
+        return self._service.letters(self._spec, LetterFilter(), 1)
+
+    async def draw(self) -> None:
+        """PenstockError when the letters cannot be had."""
+        with ui.element("div").style("display: contents") as self._body:
+            self._draw()
+            await self._load(is_first=True)
+        self._update()
+        live(self._update, every_s=1.5)
+        live(self._try_again)
+        ui.timer(0, self._show_errors, once=True)  # it may take a second, for which nobody should wait
+
+    def clear(self) -> None:
+        self._body.delete()
+
+    def _draw(self) -> None:
         parts.title(place_name(self._spec), "Dead letters")
         with ui.element("div").classes("letters-head"):
             with parts.stats():
@@ -71,7 +99,7 @@ class _Place:
             with parts.panel("Why", "Click a kind to see only its letters.") as self._why:
                 self._bars = ui.element("div").classes("bars")
         self._strip = RedriveStrip(self._console, self._spec, on_end=self._reload)
-        self._filters = Filters(self._reload)
+        self._filters = Filters(self._chosen, self._look)
         with parts.toolbar():
             self._redrive = parts.button("Redrive", self._open_redrive, kind="primary", icon="replay")
             self._discard = parts.button("Discard", self._open_discard, kind="danger", icon="delete_sweep")
@@ -84,11 +112,7 @@ class _Place:
             self._more = parts.button("Load more", self._load_more).classes("to-the-left")
         with parts.panel() as self._nothing:
             parts.empty("No letter matches.", "Change the filter, or be glad.")
-        self._take(first, is_first=True)
-        async with parts.saying_errors():
-            await self._show_errors()
-        self._update()
-        live(self._update, every_s=1.5)
+        self._why.set_visibility(False)
 
     def _update(self) -> None:
         facts = self._service.snapshot().letters.get(self._spec)
@@ -99,20 +123,36 @@ class _Place:
         self._strip.update()
 
     async def _reload(self) -> None:
+        await self._look()
+        await self._show_errors()
+
+    async def _look(self) -> None:
+        """Show what matches now."""
         async with parts.saying_errors():
-            await self._load(self._filters.now(), is_first=True)
-            await self._show_errors()
+            self._has_failed = True
+            await self._load(is_first=True)
+            self._has_failed = False
+
+    async def _try_again(self) -> None:
+        """Look once more when the stream is back."""
+        if self._has_failed and self._service.outage() is None:
+            await self._reload()
 
     async def _load_more(self) -> None:
         async with parts.saying_errors():
-            await self._load(self._filters.now(), is_first=False)
+            await self._load(is_first=False)
 
-    async def _load(self, which: LetterFilter, *, is_first: bool) -> None:
+    async def _load(self, *, is_first: bool) -> None:
         self._asked += 1
         asked = self._asked
-        page = await parts.in_background(
-            self._service.letters, self._spec, which, PAGE, None if is_first else self._after
-        )
+        self._count.set_text("Looking …")
+        try:
+            page = await parts.in_background(
+                self._service.letters, self._spec, self._filters.now(), PAGE, None if is_first else self._after
+            )
+        except PenstockError:
+            self._offer()
+            raise
         if asked != self._asked:
             return  # the filter was changed meanwhile, and what that gives is on its way
         self._take(page, is_first=is_first)
@@ -140,12 +180,23 @@ class _Place:
         self._redrive.set_text(f"Redrive {ticked}" if ticked else "Redrive all that match")
         self._discard.set_text(f"Discard {ticked}" if ticked else "Discard all that match")
         may_act = not self._service.read_only and bool(self._rows) and self._filters.is_open_only
-        self._redrive.set_enabled(may_act)
-        self._discard.set_enabled(may_act)
+        for action in (self._redrive, self._discard):
+            action.set_enabled(may_act)
+            action.props["title"] = self._why_not()
         self._compare.set_enabled(ticked == 2)
+        self._compare.props["title"] = "" if ticked == 2 else "Tick two letters to compare them."
+
+    def _why_not(self) -> str:
+        """Why letters cannot be redriven or discarded; empty: they can be."""
+        if self._service.read_only:
+            return parts.READ_ONLY
+        return "" if self._filters.is_open_only else "Only letters that wait can be redriven or discarded."
 
     async def _show_errors(self) -> None:
-        errors = await parts.in_background(self._service.letter_errors, self._spec)
+        try:
+            errors = await parts.in_background(self._service.letter_errors, self._spec)
+        except PenstockError:
+            return  # who asked for the letters themselves was told
         self._filters.know_kinds([kind for kind, _ in errors.counts])
         self._why.set_visibility(bool(errors.counts))
         self._bars.clear()
@@ -157,22 +208,25 @@ class _Place:
         for kind, count in errors.counts[:_KINDS_SHOWN]:
             with ui.element("button").classes("bar").props('type="button"') as bar:
                 bar.on("click", lambda _, kind=kind: self._filters.choose_kind(kind))
-                ui.label(kind).classes("bar-name")
+                parts.label(kind).classes("bar-name")
                 with ui.element("span").classes("bar-track"):
                     ui.element("span").classes("bar-fill").style(f"width: {count / highest * 100:.1f}%")
-                ui.label(parts.number_text(count)).classes("bar-count")
+                parts.label(parts.number_text(count)).classes("bar-count")
         rest = errors.counts[_KINDS_SHOWN:]
         if rest:
-            ui.label(f"and {parts.count_text(len(rest), 'more kind')}").classes("about")
+            parts.label(f"and {parts.count_text(len(rest), 'more kind')}").classes("about")
         if not errors.is_complete:
-            ui.label(f"Of the first {parts.number_text(errors.counted)} letters.").classes("about")
+            parts.label(f"Of the first {parts.number_text(errors.counted)} letters.").classes("about")
 
     async def _clicked(self, row: parts.Row) -> None:
         await self.open_letter(str(row.get("id", "")))
 
     async def open_letter(self, id: str) -> None:
         async with parts.saying_errors():
-            await show_letter(await parts.in_background(self._service.letter, self._spec, id))
+            detail = await parts.in_background(self._service.letter, self._spec, id)
+            self._chosen.keep(letter=id)
+            await show_letter(detail, f"{parts.path_to('download-letter', place_name(self._spec))}/{detail.row.id}")
+            self._chosen.keep(letter="")
 
     async def _open_comparison(self) -> None:
         left, right = self._table.selected
@@ -191,33 +245,26 @@ class _Place:
 
     async def _open_discard(self) -> None:
         async with parts.saying_errors():
-            ticked = tuple(map(str, self._table.selected))
-            ids = ticked or await parts.in_background(self._matching, self._filters.now())
-            reason = await _ask_reason(len(ids)) if ids else None
+            ticked, which = tuple(map(str, self._table.selected)), self._filters.now()
+            count = len(ticked) or await parts.in_background(self._service.count_letters, self._spec, which)
+            reason = await _ask_reason(count) if count else None
             if not reason:
                 return
-            discarded = await parts.in_background(self._service.discard, person(self._console), self._spec, ids, reason)
-            parts.say(f"{parts.count_text(discarded, 'letter')} discarded. They can still be looked at.", "good")
-            await self._reload()
-
-    def _matching(self, which: LetterFilter) -> tuple[str, ...]:
-        """The letters that match, as many as may be discarded at once."""
-        ids: list[str] = []
-        after: str | None = None
-        while len(ids) < MOST_DISCARDED:
-            page = self._service.letters(self._spec, which, min(MOST_ROWS, MOST_DISCARDED - len(ids)), after)
-            ids += [row.id for row in page.rows]
-            after = page.after
-            if after is None:
-                break
-        return tuple(ids)
+            by = person(self._console)
+            if ticked:
+                discarded = await parts.in_background(self._service.discard, by, self._spec, ticked, reason)
+                parts.say(f"{parts.count_text(discarded, 'letter')} discarded. They can still be looked at.", "good")
+                await self._reload()
+            else:
+                await parts.in_background(self._service.discard_matching, by, self._spec, which, reason)
+                self._strip.update()
 
 
 async def _ask_reason(count: int) -> str | None:
     """Why letters are not needed; None: nothing is to be done."""
     with ui.dialog() as dialog, ui.card().classes("dialog"):
         parts.heading("h2", f"Discard {parts.count_text(count, 'letter')}?")
-        ui.label("They are not redriven any more, and can still be looked at. The reason goes into the audit log.")
+        parts.label("They are not redriven any more, and can still be looked at. The reason goes into the audit log.")
         reason = parts.field(ui.input("Reason")).props("autofocus maxlength=500")
         with ui.element("div").classes("dialog-buttons"):
             parts.button("Cancel", dialog.close, kind="quiet")

@@ -1,22 +1,22 @@
-"""Redriving: sending letters again with a rate limit, and seeing how far that has come, whoever began it."""
+"""Redriving: sending letters again with a rate limit; and seeing how far jobs have come, whoever began them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nicegui import background_tasks, ui
 
+from penstock.console.jobs import DONE, Job
 from penstock.console.web import parts
 from penstock.console.web.frame import Console, person
 from penstock.console.web.pages.looks import until_closed
 from penstock.errors import PenstockError
 from penstock.model import LetterFilter
 
-if TYPE_CHECKING:
-    from penstock.console.jobs import Job
-
+_TELLING_S: Final = 3.0
+"""From then on, how fast a job is tells how long it will take."""
 _SHOWN_AFTER_S: Final = 300.0
 """For so long a redrive that has ended is still shown."""
 
@@ -34,7 +34,7 @@ class RedriveDialog:
         """Ends when the redrive has begun or the dialog was closed."""
         with ui.dialog() as dialog, ui.card().classes("dialog"):
             parts.heading("h2", "Redrive")
-            self._told = ui.label("Counting …")
+            self._told = parts.label("Counting …")
             self._where = ui.radio(
                 {"home": "To the topic of each record, for the group that gave it up", "other": "To another topic"},
                 value="home",
@@ -93,7 +93,7 @@ class RedriveDialog:
 
 
 class RedriveStrip:
-    """How far the redrives of one place have come. `on_end` is called when one has ended while somebody looked."""
+    """How far the jobs of one place have come. `on_end` is called when one has ended while somebody looked."""
 
     def __init__(self, console: Console, spec: str, on_end: Callable[[], Awaitable[None]]) -> None:
         self._console = console
@@ -101,6 +101,7 @@ class RedriveStrip:
         self._spec = spec
         self._on_end = on_end
         self._lines: dict[str, _Line] = {}
+        self._drawn_ms = int(time.time() * 1000)
         self._element = ui.element("div").classes("redrives").props('aria-live="polite"')
 
     def update(self) -> None:
@@ -113,6 +114,8 @@ class RedriveStrip:
             if line is None:
                 with self._element:
                     line = self._lines[id] = _Line(job, None if self._service.read_only else self._cancel)
+                if job.begun_ms >= self._drawn_ms:  # it may have ended before it was seen
+                    line.is_news = True
             if line.show(job):
                 background_tasks.create(self._ended(), name="reload letters")
 
@@ -129,7 +132,8 @@ class _Line:
     """One redrive."""
 
     def __init__(self, job: Job, cancel: Callable[[Job], Awaitable[None]] | None) -> None:
-        self._was_done = job.is_done
+        self.is_news = not job.is_done
+        """Whether its end is something that nobody has seen."""
         with ui.element("div").classes("redrive") as self._element:
             with ui.element("div").classes("redrive-head"):
                 self._text = ui.label()
@@ -142,34 +146,51 @@ class _Line:
     def show(self, job: Job) -> bool:
         """Show how it stands; whether it has ended since it was last shown."""
         report = job.report
-        done = report.redriven + report.failed + report.gone
-        self._text.set_text(_told(job))
-        self._bar.set_value(1.0 if job.is_done else min(1.0, done / job.total) if job.total else 0.0)
+        self._text.set_text(told(job))
+        self._bar.set_value(_share(job))
         first = f": {report.failures[0][1]}" if report.failures else ""
         self._failures.set_text(
             job.error or (f"{parts.number_text(report.failed)} failed{first}" if report.failed else "")
         )
-        has_ended = job.is_done and not self._was_done
+        has_ended = job.is_done and self.is_news
         if job.is_done:
             self._cancel.set_visibility(False)
-        self._was_done = job.is_done
+            self.is_news = False
         return has_ended
 
     def delete(self) -> None:
         self._element.delete()
 
 
-def _told(job: Job) -> str:
+def told(job: Job) -> str:
+    """How a job stands, in a line."""
     report = job.report
     of = "" if job.total is None else f" of {parts.number_text(job.total)}"
-    sent = f"{parts.number_text(report.redriven)}{of} redriven"
+    done = f"{parts.number_text(job.done)}{of} {DONE[job.kind]}"
     gone = f", {parts.number_text(report.gone)} dealt with by others" if report.gone else ""
+    whose = f"{'Redrive' if job.kind == 'redrive' else 'Discarding'} by {job.by.name} ({job.by.address})"
     if not job.is_done:
-        return f"{job.by.name} redrives: {sent}{gone}"
-    ending = (
-        "was cancelled" if report.interrupted else "gave up: nothing came through" if report.gave_up else "has ended"
-    )
-    return f"The redrive by {job.by.name} {ending}: {sent}{gone}, {parts.ago_text(job.ended_ms)}"
+        left_s = _left_s(job, int(time.time() * 1000))
+        left = "" if left_s is None else f", about {parts.duration_text(left_s)} left"
+        return f"{whose}: {done}{gone}{left}"
+    ending = "was cancelled" if report.interrupted else "gave up" if report.gave_up else "has ended"
+    return f"{whose} {ending}: {done}{gone}, {parts.ago_text(job.ended_ms)}"
+
+
+def _share(job: Job) -> float:
+    if job.total is None:
+        return 0.0
+    return min(1.0, job.seen / job.total) if job.total else 1.0
+
+
+def _left_s(job: Job, now_ms: int) -> float | None:
+    """How long it will go on, by its rate or else if it goes on as it has; None: nobody knows."""
+    if job.total is not None and job.rate_per_s is not None:
+        return round(max(0, job.total - job.seen) / job.rate_per_s)
+    past_s = (now_ms - job.begun_ms) / 1000
+    if job.total is None or job.seen == 0 or past_s < _TELLING_S:
+        return None
+    return round(max(0, job.total - job.seen) * past_s / job.seen)
 
 
 def _is_fresh(job: Job) -> bool:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nicegui import ui
 
+from penstock.console.jobs import DONE, Job
 from penstock.console.web import parts
+from penstock.console.web.absence import Nothing
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.pages.group_words import spark
 from penstock.console.web.pages.looks import Trouble, draw_sparks, wear_details
 from penstock.observe.facts import LetterFacts
 from penstock.streams.url import without_password
-
-if TYPE_CHECKING:
-    from penstock.console.jobs import Job
 
 TREND_S: Final = 86_400
 _TREND_POINTS: Final = 60
@@ -24,7 +23,7 @@ _COLUMNS: Final = (
     parts.Column("spec", "Place", "mono"),
     parts.Column("waiting", "Waiting", "number"),
     parts.Column("trend", "Last day", is_sortable=False),
-    parts.Column("job", "Redrive", "text", on_phone=False),
+    parts.Column("job", "Under way", "text", on_phone=False),
 )
 
 
@@ -35,8 +34,9 @@ def register(console: Console) -> None:
         with frame(console, "Dead letters", "letters"):
             parts.title("Dead letters", "Records that were given up, to be looked at, redriven or discarded.")
             trouble = Trouble()
-            with parts.panel() as nothing:
-                parts.empty(
+            with parts.panel() as empty:
+                nothing = Nothing(
+                    console,
                     "There is no place for dead letters here yet.",
                     "A handler gets one when it gives up its first record. Letters outside the stream are found when "
                     "the console is told of them:",
@@ -68,7 +68,8 @@ def register(console: Console) -> None:
                         ]
                     )
                     panel.set_visibility(bool(places))
-                    nothing.set_visibility(not places)
+                    empty.set_visibility(not places)
+                    nothing.show(not places)
 
             await update()
             live(update)
@@ -97,5 +98,5 @@ def _row(facts: LetterFacts, trend: str, job: Job | None) -> parts.Row:
         "waiting_text": waiting_text(facts),
         "waiting_tone": "bad" if facts.waiting else "good",
         "trend": trend,
-        "job": None if job is None else f"by {job.by.name}: {parts.number_text(job.report.redriven)} sent",
+        "job": None if job is None else f"by {job.by.name}: {parts.number_text(job.done)} {DONE[job.kind]}",
     }

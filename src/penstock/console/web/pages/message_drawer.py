@@ -8,22 +8,27 @@ from nicegui import ui
 
 from penstock.console.views import Decode, MessageDetail, Shown
 from penstock.console.web import parts
+from penstock.console.web.chosen import Chosen
 from penstock.console.web.frame import Console, person
-from penstock.console.web.pages.produce_dialog import Draft, draw_produce
+from penstock.console.web.pages.produce_dialog import LARGEST_DRAFT_BYTES, draft_of, draw_produce
 from penstock.observe.facts import TopicFacts
 
 
 class MessageDrawer:
     """The drawer at the right of a topic's page; it is drawn when a message is first looked at."""
 
-    def __init__(self, console: Console, topic: TopicFacts, *, on_change: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, console: Console, topic: TopicFacts, chosen: Chosen, *, on_change: Callable[[], Awaitable[None]]
+    ) -> None:
         self._console = console
+        self._chosen = chosen
         self._service = console.service
         self._topic = topic
         self._on_change = on_change
         self._decode: Decode = "auto"
         with ui.dialog().props('position=right maximized aria-label="Message"') as self._dialog:
             self._card = ui.card().classes("drawer")
+        self._dialog.on("hide", lambda: chosen.keep(message=""))
 
     async def show(self, partition: int, pointer: int, decode: Decode) -> None:
         """Open it at one message."""
@@ -34,6 +39,7 @@ class MessageDrawer:
             with self._card:
                 self._draw(detail)
             self._dialog.open()
+            self._chosen.keep(message=f"{partition}:{pointer}")
 
     def _draw(self, detail: MessageDetail) -> None:
         row = detail.row
@@ -51,21 +57,29 @@ class MessageDrawer:
         )
         with parts.toolbar():
             address = f"{parts.path_to('download', row.topic)}/{row.partition}/{row.pointer}"
-            with ui.element("a").classes("button button-link").props(f'href="{address}/value" download'):
-                ui.label("Download value")
+            for which, shown in (("value", row.value), ("key", row.key)):
+                if shown.size_bytes:
+                    with ui.element("a").classes("button button-link").props(f'href="{address}/{which}" download'):
+                        parts.label(f"Download {which}")
             if not self._service.read_only:
                 parts.button("Replay", lambda: self._replay(row.partition, row.pointer))
-                parts.button("Produce one like it", lambda: self._copy(detail))
+                copy = parts.button("Produce one like it", lambda: self._copy(row.partition, row.pointer))
+                if max(row.key.size_bytes, row.value.size_bytes) > LARGEST_DRAFT_BYTES:
+                    parts.forbid(copy, "It is too large to be written by hand: replay it instead.")
         _draw_block("Key", row.key)
         _draw_block("Value", row.value)
         if row.headers:
-            parts.heading("h3", parts.count_text(len(row.headers), "header"))
+            parts.heading("h3", parts.count_text(row.header_count, "header"))
             with ui.element("dl").classes("facts mono"):
                 for name, value in row.headers:
                     with ui.element("dt"):
-                        ui.label(name)
+                        parts.label(name)
                     with ui.element("dd"):
                         parts.shown(value)
+            if row.header_count > len(row.headers):
+                parts.label(f"and {parts.count_text(row.header_count - len(row.headers), 'more header')}").classes(
+                    "about"
+                )
 
     def _draw_steps(self, detail: MessageDetail) -> None:
         partition, pointer = detail.row.partition, int(detail.row.pointer)
@@ -80,9 +94,9 @@ class MessageDrawer:
 
     def _replay(self, partition: int, pointer: int) -> None:
         with parts.opened_dialog("Replay this message") as dialog:
-            ui.label("It is appended once more, byte for byte: everybody who reads that topic gets it again.").classes(
-                "dialog-text"
-            )
+            parts.label(
+                "It is appended once more, byte for byte: everybody who reads that topic gets it again."
+            ).classes("dialog-text")
             to = parts.field(ui.input("To the topic", value=self._topic.name)).props("autofocus")
 
             async def replay() -> None:
@@ -99,15 +113,11 @@ class MessageDrawer:
                 parts.button("Cancel", dialog.close, kind="quiet")
                 parts.button("Replay", replay, kind="primary")
 
-    def _copy(self, detail: MessageDetail) -> None:
-        row = detail.row
-        draft = Draft(
-            key="" if row.key.form == "null" else row.key.text,
-            value="" if row.value.form == "null" else row.value.text,
-            headers=tuple((name, value.text) for name, value in row.headers),
-        )
-        self._dialog.close()
-        draw_produce(self._console, self._topic, draft, on_done=self._on_change)
+    async def _copy(self, partition: int, pointer: int) -> None:
+        async with parts.saying_errors():
+            record = await parts.in_background(self._service.record, self._topic.name, partition, pointer)
+            self._dialog.close()
+            draw_produce(self._console, self._topic, draft_of(record), on_done=self._on_change)
 
 
 def _draw_block(name: str, what: Shown) -> None:
@@ -118,5 +128,5 @@ def _draw_block(name: str, what: Shown) -> None:
             ui.element("span").classes("spread")
             if what.form not in ("null", "empty"):
                 with ui.element("button").classes("button button-quiet copy").props('type="button" data-copy'):
-                    ui.label("Copy")
+                    parts.label("Copy")
         parts.shown(what, is_block=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, get_args
@@ -11,9 +12,12 @@ from nicegui import app, background_tasks, ui
 from nicegui.events import GenericEventArguments
 from starlette.responses import Response
 
-from penstock.console.views import Decode, MessagePage, MessageQuery, MessageRow
+from penstock.console.views import Decode, MessagePage, MessageQuery, MessageRow, Shown
+from penstock.console.visible import visible
 from penstock.console.web import parts
-from penstock.console.web.frame import Console
+from penstock.console.web.chosen import Chosen
+from penstock.console.web.files import as_file, no_file
+from penstock.console.web.frame import Console, live
 from penstock.console.web.pages.message_drawer import MessageDrawer
 from penstock.errors import FilterError, PenstockError
 from penstock.observe.facts import TopicFacts
@@ -29,6 +33,7 @@ FOLLOW_WAIT_S: Final = 1.0
 CELL_LENGTH: Final = 240
 """A row of the table shows so many characters; the drawer shows all."""
 _ALL: Final = -1
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,19})", re.ASCII)
 _NEWEST, _OLDEST, _TIME, _POINTER = "newest", "oldest", "time", "pointer"
 _POSITIONS: Final = {
     _NEWEST: "Newest",
@@ -55,43 +60,40 @@ def register(console: Console) -> None:
     async def download(topic: str, partition: int, pointer: int, which: str) -> Response:
         """The bytes of a key or value as they are: always as a file to keep, never as something to show."""
         try:
-            key, value = await parts.in_background(console.service.raw, topic, partition, pointer)
+            record = await parts.in_background(console.service.record, topic, partition, pointer)
         except PenstockError as error:
-            return Response(f"{error}\n", status_code=404, media_type="text/plain; charset=utf-8")
-        name = "".join(each if each.isalnum() or each in "._-" else "_" for each in topic)[:100]
-        return Response(
-            (key if which == "key" else value) or b"",
-            media_type="application/octet-stream",
-            headers={
-                "content-disposition": f'attachment; filename="{name}-{partition}-{pointer}.{which[:8]}"',
-                "content-security-policy": "sandbox; default-src 'none'",
-            },
-        )
+            return no_file(error)
+        return as_file(record, which)
 
 
 class Messages:
     """The tab with the messages of one open page."""
 
-    def __init__(self, console: Console, topic: TopicFacts) -> None:
+    def __init__(self, console: Console, topic: TopicFacts, chosen: Chosen) -> None:
         self._service = console.service
         self._topic = topic
+        self._chosen = chosen
         self._rows: deque[MessageRow] = deque(maxlen=max(LIMITS))
         self._is_newest_first = True
         self._page: MessagePage | None = None
+        self._asked = 0
         self._following: asyncio.Task[None] | None = None
         self._visible = asyncio.Event()
         self._visible.set()
-        self._drawer = MessageDrawer(console, topic, on_change=self.look)
+        self._has_failed = False
+        self._drawer = MessageDrawer(console, topic, chosen, on_change=self.look)
 
-    async def draw(self, asked: dict[str, str]) -> None:
+    async def draw(self) -> None:
         self._draw_controls()
         with parts.panel():
             with ui.element("div") as self._nothing:
-                self._why_nothing = parts.empty(
+                parts.empty(
                     "No messages here.",
                     "Look from an earlier position, or send one:",
                     f"echo hello | penstock produce {self._topic.name} --url {self._service.url}",
                 )
+            self._failure = parts.label("").classes("notice-inline tone-bad").props('role="alert"')
+            self._failure.set_visibility(False)
             self._table = parts.table(_COLUMNS, (), height="calc(100vh - 24rem)", on_click=self._open)
             self._table.element.style("min-height: 240px")
             with parts.toolbar():
@@ -100,14 +102,41 @@ class Messages:
                 self._note = ui.label().classes("about")
         ui.on("penstock-visible", self._seen)
         ui.context.client.on_delete(self._stop)
-        if asked.get("partition", "").isdigit():
-            self._partition.value = min(int(asked["partition"]), len(self._topic.partitions) - 1)
-        if asked.get("pointer", "").isdigit():
-            self._position.value, self._where.value = _POINTER, asked["pointer"]
+        self._take_from_address()
         self._show_where()
         await self.look()
         for control in (self._position, self._partition, self._limit, self._decode):
             control.on_value_change(self._changed)
+        live(self._try_again)
+        if is_place := _PLACE.fullmatch(self._chosen.asked("message")):
+            partition, pointer = int(is_place[1]), int(is_place[2])
+            ui.timer(0, lambda: self._drawer.show(partition, pointer, self._decode.value), once=True)
+
+    def _take_from_address(self) -> None:
+        asked = self._chosen.asked
+        self._position.value = asked("from", _NEWEST, _POSITIONS)
+        self._where.value = asked("where")
+        self._limit.value = int(asked("show", str(LIMITS[0]), {str(each) for each in LIMITS}))
+        self._decode.value = asked("decode", "auto", get_args(Decode))
+        self._search.value, self._expression.value = asked("search"), asked("filter")
+        if asked("partition").isdecimal():
+            self._partition.value = min(int(asked("partition")), len(self._topic.partitions) - 1)
+        if asked("pointer").isdecimal():
+            self._position.value, self._where.value = _POINTER, asked("pointer")
+
+    def _choices(self) -> dict[str, str]:
+        """What is chosen now, as the address keeps it."""
+        position, is_placed = str(self._position.value), self._position.value in (_TIME, _POINTER)
+        return {
+            "from": "" if position == _NEWEST else position,
+            "where": str(self._where.value or "") if is_placed else "",
+            "pointer": "",
+            "partition": "" if self._partition.value == _ALL else str(self._partition.value),
+            "show": "" if self._limit.value == LIMITS[0] else str(self._limit.value),
+            "decode": "" if self._decode.value == "auto" else str(self._decode.value),
+            "search": str(self._search.value or ""),
+            "filter": str(self._expression.value or ""),
+        }
 
     def _draw_controls(self) -> None:
         with parts.toolbar():
@@ -122,7 +151,7 @@ class Messages:
             self._search.props("clearable").on("keydown.enter", self.look)
             self._expression = parts.field(ui.input(_EXPRESSION_HINT), width="24rem")
             self._expression.props("clearable").on("keydown.enter", self.look)
-            parts.button("Look", self.look, icon="search")
+            self._look_button = parts.button("Look", self.look, icon="search")
             self._follow_button = parts.button("Follow", self._follow_or_pause, icon="play_arrow")
 
     def _query(self, cursor: str | None = None) -> MessageQuery:
@@ -159,14 +188,24 @@ class Messages:
 
     async def _ask(self, query: MessageQuery, *, is_newest_first: bool) -> None:
         self._show_mistake("")
+        self._asked += 1
+        asked, choices = self._asked, self._choices()
+        self._look_button.props("loading")
         try:
             page = await parts.in_background(self._service.messages, query)
         except FilterError as error:
             self._show_mistake(str(error))
             return
         except PenstockError as error:
-            parts.say(str(error), "bad")
+            self._fail(str(error))
             return
+        finally:
+            if asked == self._asked:
+                self._look_button.props(remove="loading")
+        if asked != self._asked:
+            return  # something else was asked for meanwhile, and is on its way
+        self._fail("")
+        self._chosen.keep(**choices)
         self._page = page
         self._is_newest_first = is_newest_first
         self._rows.clear()
@@ -174,12 +213,25 @@ class Messages:
         self._show()
         self._older.set_enabled(page.before is not None)
         self._newer.set_enabled(page.cursor is not None)
-        self._note.set_text(page.note or _told(page, query))
+        self._note.set_text(_told(page, query))
 
     def _show(self) -> None:
         self._table.show([row_of(each) for each in self._rows])
         self._table.element.set_visibility(bool(self._rows))
         self._nothing.set_visibility(not self._rows)
+
+    def _fail(self, text: str) -> None:
+        """Say why nothing could be read, if nothing could: what was shown before stays."""
+        self._has_failed = bool(text)
+        self._failure.set_text(visible(parts.sentence(text)))
+        self._failure.set_visibility(self._has_failed)
+        self._table.element.set_visibility(bool(self._rows))
+        self._nothing.set_visibility(not self._rows and not self._has_failed)
+
+    async def _try_again(self) -> None:
+        """Look once more when the stream is back."""
+        if self._has_failed and self._service.outage() is None:
+            await self.look()
 
     def _show_mistake(self, text: str) -> None:
         self._expression.error = text or None
@@ -233,6 +285,7 @@ class Messages:
         except PenstockError as error:
             with self._table.element:
                 parts.say(str(error), "bad")
+                self._stop()
         finally:
             await asyncio.shield(parts.in_background(tail.close))
 
@@ -261,15 +314,21 @@ def row_of(message: MessageRow) -> parts.Row:
         "partition": message.partition,
         "pointer": int(message.pointer),
         "pointer_text": parts.number_text(int(message.pointer)),
-        "key": message.key.text[:CELL_LENGTH] if message.key.form != "null" else None,
-        "value": message.value.text[:CELL_LENGTH] if message.value.form != "null" else None,
+        "key": _cell(message.key),
+        "value": _cell(message.value),
         "size": message.size_bytes,
         "size_text": parts.size_text(message.size_bytes),
     }
 
 
+def _cell(what: Shown) -> str | None:
+    if what.form == "null":
+        return None
+    return what.text if len(what.text) <= CELL_LENGTH and not what.is_cut else f"{what.text[:CELL_LENGTH]} …"
+
+
 def _told(page: MessagePage, query: MessageQuery) -> str:
     found = parts.count_text(len(page.rows), "message")
-    if query.search or query.expression:
-        return f"{found} found among {parts.number_text(page.scanned)}."
-    return f"{found}."
+    is_choosy = query.search or query.expression
+    told = f"{found} found among {parts.number_text(page.scanned)}." if is_choosy else f"{found}."
+    return told if page.note is None else f"{told} {parts.sentence(page.note)}"

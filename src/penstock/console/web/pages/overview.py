@@ -8,11 +8,15 @@ from typing import Final
 from nicegui import ui
 
 from penstock.console.web import parts
+from penstock.console.web.absence import Nothing
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.pages import glance
 
 SPAN_S: Final = 3600
 PLOTS_EVERY_S: Final = 10.0
+_WHAT_IS_BEHIND: Final = (
+    f"One is when a record has waited for it for {parts.duration_text(glance.WORRYING_LAG_S)}, or its lag grows."
+)
 _FIGURES: Final = (
     ("in", "In", "/topics"),
     ("out", "Read", "/groups"),
@@ -57,22 +61,30 @@ def register(console: Console) -> None:
 class _Listing:
     """A panel with a short table, or with what to do while there is nothing to show."""
 
-    def __init__(self, title: str, columns: tuple[parts.Column, ...], nothing: tuple[str, str, str]) -> None:
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        columns: tuple[parts.Column, ...],
+        nothing: tuple[str, str, str],
+        *,
+        needs_stream: bool = True,
+    ) -> None:
         with parts.panel(title):
-            with ui.element("div") as self._nothing:
-                parts.empty(*nothing)
+            self._nothing = Nothing(console, *nothing, needs_stream=needs_stream)
             self._table = parts.table(columns, ())
 
     def show(self, rows: list[parts.Row]) -> None:
         self._table.show(rows)
         self._table.element.set_visibility(bool(rows))
-        self._nothing.set_visibility(not rows)
+        self._nothing.show(not rows)
 
 
 class _Overview:
     """One open overview."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._service = console.service
         self._plotted_s = 0.0
 
@@ -86,12 +98,19 @@ class _Overview:
             with parts.panel("Lag", "records that groups have not read, last hour"):
                 self._lag = parts.line_chart((parts.Line("Lag", ()),), span_s=SPAN_S)
         with ui.element("div").classes("columns"):
-            self._groups = _Listing("Groups that are behind", _GROUPS, ("Every group keeps up.", "", ""))
+            self._groups = _Listing(
+                self._console, "Groups that are behind", _GROUPS, ("No group is behind.", _WHAT_IS_BEHIND, "")
+            )
             self._alerts = _Listing(
-                "Alerts that fire", _ALERTS, ("No alert fires.", "Rules are made on the page Alerts.", "")
+                self._console,
+                "Alerts that fire",
+                _ALERTS,
+                ("No alert fires.", "Rules are made on the page Alerts.", ""),
+                needs_stream=False,
             )
         with ui.element("div").classes("columns"):
             self._topics = _Listing(
+                self._console,
                 "Busiest topics",
                 _TOPICS,
                 (
@@ -101,6 +120,7 @@ class _Overview:
                 ),
             )
             self._pipelines = _Listing(
+                self._console,
                 "Pipelines",
                 _PIPELINES,
                 (
@@ -110,6 +130,7 @@ class _Overview:
                 ),
             )
             self._letters = _Listing(
+                self._console,
                 "Dead letters",
                 _LETTERS,
                 (
@@ -123,7 +144,7 @@ class _Overview:
 
     async def _update(self) -> None:
         snapshot, alerts = self._service.snapshot(), self._service.alerts()
-        for name, figure in glance.figures(snapshot, alerts).items():
+        for name, figure in glance.figures(snapshot, alerts, is_known=self._service.is_known).items():
             self._figures[name].show(figure.value, note=figure.note, tone=figure.tone)
         self._groups.show(glance.groups_behind(snapshot))
         self._alerts.show(glance.firing_alerts(alerts, int(time.time() * 1000)))

@@ -9,6 +9,7 @@ from nicegui import ui
 
 from penstock.console.views import PipelineDetail
 from penstock.console.web import parts
+from penstock.console.web.absence import draw_failure
 from penstock.console.web.charts import Unit
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.pages.group import PLOTS_EVERY_S, RANGES_S
@@ -57,9 +58,7 @@ def register(console: Console) -> None:
             try:
                 detail = await parts.in_background(console.service.pipeline, name)
             except PenstockError as error:
-                parts.title(name)
-                with parts.panel():
-                    parts.empty("This pipeline cannot be shown.", str(error))
+                draw_failure(name, "This pipeline cannot be shown.", error, lambda: console.service.pipeline(name))
                 return
             await _Pipeline(console, detail).draw()
 
@@ -86,7 +85,7 @@ class _Pipeline:
             self._plots = ui.element("div").classes("plots")
         with parts.panel("What happened", "Starts, restarts and errors, newest first."):
             self._happenings = parts.table(_HAPPENINGS, (), height="50vh", sort_by="at", is_descending=True)
-            self._quiet = ui.label("Nothing was noted yet.").classes("about")
+            self._quiet = parts.label("Nothing was noted yet.").classes("about")
         self._told_errors: tuple[tuple[str, str], ...] | None = None
         self._show()
         await self._draw_charts()
@@ -135,7 +134,7 @@ class _Pipeline:
         with self._errors:
             for query, error in fresh:
                 with ui.element("div").classes("notice-inline tone-warn"):
-                    ui.label(f"The last error of {query}: {error}")
+                    parts.label(f"The last error of {query}: {error}")
 
     async def _draw_charts(self) -> None:
         self._plots.clear()
@@ -143,7 +142,7 @@ class _Pipeline:
         with self._plots:
             for metric, label, unit in _PLOTS:
                 with ui.element("div").classes("plot"):
-                    ui.label(label).classes("about")
+                    parts.label(label).classes("about")
                     self._charts[metric] = parts.line_chart(
                         [parts.Line(query.query, ()) for query in self._detail.facts.queries] or [parts.Line("", ())],
                         unit=unit,

@@ -8,6 +8,7 @@ from typing import Final
 from nicegui import ui
 
 from penstock.console.web import parts
+from penstock.console.web.absence import Nothing
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.pages.looks import Trouble, wear_details
 from penstock.observe.facts import PipelineFacts, QueryFacts
@@ -34,8 +35,9 @@ def register(console: Console) -> None:
         with frame(console, "Pipelines", "pipelines"):
             parts.title("Pipelines", "Queries on Spark: rates, lag, watermarks, late rows and restarts.")
             trouble = Trouble()
-            with parts.panel() as nothing:
-                parts.empty(
+            with parts.panel() as empty:
+                nothing = Nothing(
+                    console,
                     "No pipeline has run here.",
                     "A pipeline is found by its checkpoint folder, beside the log or where --pipelines says.",
                     f"penstock run usage.py --url {console.service.url}",
@@ -48,7 +50,8 @@ def register(console: Console) -> None:
                     found = await parts.in_background(console.service.pipelines)
                     table.show([_row(each) for each in found])
                     panel.set_visibility(bool(found))
-                    nothing.set_visibility(not found)
+                    empty.set_visibility(not found)
+                    nothing.show(not found)
 
             await update()
             live(update)

@@ -33,7 +33,7 @@ class RecordHistory:
 
     def draw(self) -> None:
         if not self.detail.has_history:
-            ui.label("The store of this group's checkpoints keeps no history.").classes("about")
+            parts.label("The store of this group's checkpoints keeps no history.").classes("about")
             return
         places = self.detail.partitions
         topics = sorted({each.topic for each in places})
@@ -77,9 +77,9 @@ class RecordHistory:
         self._found.clear()
         with self._found:
             if lines is None:
-                ui.label(problem).classes("notice-inline tone-bad")
+                parts.label(problem).classes("notice-inline tone-bad")
             elif not lines:
-                ui.label(self._nothing(topic, partition, pointer)).classes("about")
+                parts.label(self._nothing(topic, partition, pointer)).classes("about")
             else:
                 draw_timeline(lines)
 
@@ -103,13 +103,15 @@ def draw_timeline(lines: Sequence[Happening]) -> None:
         with ui.element("div").classes(f"happening happening-{_TONES.get(line.status, 'plain')}"):
             with ui.element("div").classes("happening-head"):
                 parts.badge(str(line.status), _TONES.get(line.status, "plain"))
-                ui.label(_records(line)).classes("happening-what")
-                ui.label(f"attempt {line.attempt}").classes("about")
-                ui.label(f"{parts.time_text(line.ended_ms)} UTC").classes("about")
-                ui.label(f"took {parts.duration_text(max(0, line.ended_ms - line.begun_ms) / 1000)}").classes("about")
+                parts.label(_records(line)).classes("happening-what")
+                parts.label(f"attempt {line.attempt}").classes("about")
+                parts.label(f"{parts.time_text(line.ended_ms)} UTC").classes("about")
+                parts.label(f"took {parts.duration_text(max(0, line.ended_ms - line.begun_ms) / 1000)}").classes(
+                    "about"
+                )
             if line.error:
-                ui.label(line.error).classes("happening-error")
-            ui.label(" · ".join(each for each in (line.handler, line.owner) if each)).classes("about")
+                parts.label(line.error).classes("happening-error")
+            parts.label(" · ".join(each for each in (line.handler, line.owner) if each)).classes("about")
 
 
 def _records(line: Happening) -> str:

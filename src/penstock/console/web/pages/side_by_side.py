@@ -36,6 +36,12 @@ def side_by_side(left: str, right: str) -> list[Pair]:
     ]
 
 
+def is_cut(text: str) -> bool:
+    """Whether only the beginning of this text, or of one of its lines, is compared."""
+    lines = text.splitlines()
+    return len(lines) > LONGEST_LINES or any(len(line) > _LONGEST_LINE for line in lines[:LONGEST_LINES])
+
+
 def only_near_differences(pairs: Sequence[Pair], around: int = 3) -> Iterator[Pair | None]:
     """The pairs that differ with a few before and after them; None stands where equal ones were left out."""
     near = {index + offset for index, pair in enumerate(pairs) if pair.differs for offset in range(-around, around + 1)}

@@ -6,10 +6,11 @@ import time
 from typing import Final
 
 from nicegui import ui
-from starlette.requests import Request
 
 from penstock.console.views import TopicDetail
 from penstock.console.web import parts
+from penstock.console.web.absence import draw_failure
+from penstock.console.web.chosen import Chosen
 from penstock.console.web.frame import Console, frame, live, person
 from penstock.console.web.pages.messages import Messages
 from penstock.console.web.pages.produce_dialog import Draft, draw_produce
@@ -21,7 +22,8 @@ from penstock.observe.facts import GroupFacts, TopicFacts
 SPAN_S: Final = 3600
 PLOTS_EVERY_S: Final = 10.0
 MOST_BARS: Final = 200
-_TABS: Final = {"messages": "Messages", "partitions": "Partitions", "config": "Config", "groups": "Groups"}
+_FIRST_TAB: Final = "messages"
+_TABS: Final = {_FIRST_TAB: "Messages", "partitions": "Partitions", "config": "Config", "groups": "Groups"}
 _PARTITIONS: Final = (
     parts.Column("partition", "Partition", "number"),
     parts.Column("start", "Start", "number"),
@@ -40,16 +42,14 @@ _GROUPS: Final = (
 
 def register(console: Console) -> None:
     @ui.page("/topics/{name}")
-    async def topic_page(request: Request, name: str) -> None:
+    async def topic_page(name: str) -> None:
         with frame(console, name, "topics"):
             try:
                 detail = await parts.in_background(console.service.topic, name)
             except PenstockError as error:
-                parts.title(name)
-                with parts.panel():
-                    parts.empty("This topic cannot be shown.", str(error))
+                draw_failure(name, "This topic cannot be shown.", error, lambda: console.service.topic(name))
                 return
-            await _Topic(console, name, detail).draw(dict(request.query_params))
+            await _Topic(console, name, detail).draw()
 
 
 class _Topic:
@@ -62,7 +62,8 @@ class _Topic:
         self._detail = detail
         self._plotted_s = 0.0
 
-    async def draw(self, asked: dict[str, str]) -> None:
+    async def draw(self) -> None:
+        chosen = Chosen(parts.path_to("topics", self._name))
         with parts.toolbar():
             parts.title(self._name)
             if self._detail.facts.is_internal:
@@ -76,15 +77,15 @@ class _Topic:
             self._records = parts.stat("Records", parts.NOTHING)
             self._size = parts.stat("Size", parts.NOTHING)
             self._lag = parts.stat("Groups", parts.NOTHING)
-        first = asked.get("tab", "messages")
         with ui.tabs().props("dense no-caps align=left inline-label").classes("tabs") as tabs:
             for tab, label in _TABS.items():
                 ui.tab(tab, label)
-        panels = ui.tab_panels(tabs, value=first if first in _TABS else "messages", animated=False)
+        panels = ui.tab_panels(tabs, value=chosen.asked("tab", _FIRST_TAB, _TABS), animated=False)
+        panels.on_value_change(lambda event: chosen.keep(tab="" if event.value == _FIRST_TAB else str(event.value)))
         with panels.props("keep-alive").style("width: 100%"):
             with ui.tab_panel("messages"), ui.element("div").classes("tab-body"):
-                self._messages = Messages(self._console, self._detail.facts)
-                await self._messages.draw(asked)
+                self._messages = Messages(self._console, self._detail.facts, chosen)
+                await self._messages.draw()
             with ui.tab_panel("partitions"), ui.element("div").classes("tab-body"):
                 self._draw_partitions()
             with ui.tab_panel("config"), ui.element("div").classes("tab-body"):

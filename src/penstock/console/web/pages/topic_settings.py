@@ -30,7 +30,7 @@ class TopicSettings:
         is_fixed = self._service.read_only
         with parts.toolbar():
             about = "This console only looks." if is_fixed else "Click a setting to change it. Its own come first."
-            ui.label(about).classes("about")
+            parts.label(about).classes("about")
             ui.element("span").classes("spread")
             if not is_fixed:
                 parts.button("Add partitions", self._add_partitions)

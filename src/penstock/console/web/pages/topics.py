@@ -7,6 +7,8 @@ from typing import Final
 from nicegui import ui
 
 from penstock.console.web import parts
+from penstock.console.web.absence import Nothing
+from penstock.console.web.chosen import Chosen
 from penstock.console.web.frame import Console, frame, live, person
 from penstock.observe.facts import Snapshot, TopicFacts
 
@@ -47,22 +49,25 @@ class _Topics:
 
     def draw(self) -> None:
         parts.title("Topics")
+        chosen = Chosen("/topics")
         with parts.toolbar():
-            text = parts.field(ui.input("Filter"), width="16rem").props("clearable")
-            self._internal = ui.checkbox("Internal").props("dense")
+            text = parts.filter_field(chosen)
+            self._internal = ui.checkbox("Internal", value=bool(chosen.asked("internal"))).props("dense")
             self._count = ui.label().classes("about")
             ui.element("span").classes("spread")
             if not self._service.read_only:
                 parts.button("New topic", self._create, kind="primary", icon="add")
         with parts.panel() as self._panel:
             self._table = parts.table(_COLUMNS, (), height="calc(100vh - 12.5rem)", sort_by="name")
-        with parts.panel() as self._nothing:
-            parts.empty(
+        with parts.panel() as self._empty:
+            self._nothing = Nothing(
+                self._console,
                 "There are no topics yet.",
                 "A topic is made when the first record is sent to it, or here, or with:",
                 f"penstock topics create orders --partitions 3 --url {self._service.url}",
             )
-        text.on_value_change(lambda event: self._table.filter(event.value or ""))
+        parts.filtering(text, self._table, chosen)
+        self._internal.on_value_change(lambda event: chosen.keep(internal="1" if event.value else ""))
         self._internal.on_value_change(lambda event: self._show())
         self._show()
         live(self._show)
@@ -72,7 +77,8 @@ class _Topics:
         rows = rows_of(snapshot, with_internal=bool(self._internal.value))
         self._table.show(rows)
         self._panel.set_visibility(bool(rows))
-        self._nothing.set_visibility(not rows and snapshot.at_ms > 0 and snapshot.problem is None)
+        self._empty.set_visibility(not rows)
+        self._nothing.show(not rows)
         self._count.set_text(parts.count_text(len(rows), "topic"))
 
     async def _create(self) -> None:

@@ -14,6 +14,18 @@
     if (window.did_handshake) emitEvent("penstock-visible", !document.hidden);
   });
 
+  // A page that has lost the server tries to get it back, and is refused without a word if its session is gone
+  // meanwhile: then it is loaded anew, which leads to the login.
+  setInterval(async () => {
+    if (!window.socket || window.socket.connected) return;
+    try {
+      const answer = await fetch("/api/names", { headers: { accept: "application/json" } });
+      if (answer.status === 401) location.reload();
+    } catch {
+      // the server is still away
+    }
+  }, 2000);
+
   const themes = { auto: ["light", undefined], light: ["dark", false], dark: ["auto", true] };
   const icons = { auto: "contrast", light: "light_mode", dark: "dark_mode" };
   function switchTheme(button) {
@@ -22,6 +34,8 @@
     button.querySelector(".q-icon").textContent = icons[next];
     document.cookie = `penstock-theme=${next}; path=/; max-age=31536000; samesite=strict`;
     setDark(themes[next][1] === undefined ? null : themes[next][1]);
+    // What the server has set is applied when that part of the page is there, which may be after the first click.
+    if (window.did_handshake) emitEvent("penstock-theme", next);
   }
 
   let known = null;
