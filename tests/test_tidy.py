@@ -16,6 +16,8 @@ from tests.tidy.source import ROOT, Complaint, Source, python_packages, reposito
 
 Rule = Callable[[Source], Iterator[Complaint]]
 
+in_one_worker = pytest.mark.xdist_group("tidy")
+"""Each worker would read and parse all files."""
 RULES: Final[list[Rule]] = [
     habits.files_are_short,
     habits.rooms_say_what_they_are_for,
@@ -91,6 +93,7 @@ KEPT: Final[list[tuple[Rule, str, str]]] = [
 ]
 
 
+@in_one_worker
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_repository_keeps_its_habits(rule: Rule) -> None:
     complaints = [complaint for source in repository() for complaint in rule(source)]
@@ -113,16 +116,19 @@ def test_every_rule_is_shown_to_bite() -> None:
     assert {rule for rule, _, _ in BREACHES} == set(RULES)
 
 
+@in_one_worker
 def test_every_room_is_a_package_of_its_own() -> None:
     without = [str(folder.relative_to(ROOT)) for folder in python_packages() if not (folder / "__init__.py").exists()]
     assert not without, f"add an __init__.py that says what the room is for: {without}"
 
 
+@in_one_worker
 def test_every_module_of_the_package_can_be_found_by_its_room() -> None:
     """The rules see nothing when the sources are not where they look."""
     assert {"", "errors", "log", "broker"} <= {source.room for source in repository()}
 
 
+@in_one_worker
 def test_every_setting_is_obeyed_somewhere() -> None:
     unread = list(settings_nobody_reads(repository()))
     assert not unread, "\n".join(map(str, unread))

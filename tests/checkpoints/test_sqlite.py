@@ -9,12 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.sqlite_schema import SCHEMA_VERSION, prepare
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -120,6 +123,22 @@ def test_many_processes_may_open_a_new_file_at_once(path: Path) -> None:
     assert [child.wait(60) for child in children] == [0] * 6
     with SqliteCheckpoints(path) as store:
         assert len(store.leases("g")) == 6
+
+
+class Overtaken(sqlite3.Connection):
+    """Another process makes the tables just before this one counts how many there are, if it can."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if not self.in_transaction and sql.startswith("SELECT count"):
+            (_, _, file) = super().execute("PRAGMA database_list").fetchone()
+            SqliteCheckpoints(file).close()
+        return super().execute(sql, parameters)
+
+
+def test_tables_that_somebody_quicker_has_just_made_are_no_strangers(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None, factory=Overtaken)) as connection:
+        prepare(connection, str(path), "FULL", 5.0)
+        assert connection.execute("SELECT version FROM penstock_schema").fetchall() == [(SCHEMA_VERSION,)]
 
 
 def test_another_process_that_writes_for_too_long_makes_the_store_unavailable(path: Path) -> None:

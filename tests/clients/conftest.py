@@ -16,9 +16,11 @@ from tests.clients.shared_server import shared
 from tests.clients.wire import Connection
 from tests.servers import ApacheKafka, Penstock, Server
 
-# Both servers get these: groups start at once, and transactions left open are looked for often.
+# Both servers get these: groups start at once and may soon miss a member, and transactions left open are looked for
+# often.
 SETTINGS: Final = {
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1500",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
 

@@ -13,6 +13,8 @@ from tests.clients import confluent, wire
 from tests.clients.names import fresh
 from tests.servers import ApacheKafka, Penstock, Server
 
+pytestmark = pytest.mark.xdist_group("strict servers")
+
 
 @pytest.fixture(scope="module", params=["penstock", "apache_kafka"])
 def strict_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

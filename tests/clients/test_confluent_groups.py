@@ -81,8 +81,9 @@ def test_a_static_member_comes_back_without_a_rebalance(server: Server) -> None:
 
 def test_a_static_member_that_stays_away_loses_its_place_after_the_session_timeout(server: Server) -> None:
     topic, group = confluent.create_topic(server, partitions=2), fresh("group")
-    with Member(server, group, topic, {"group.instance.id": "stays"}) as stays:
-        leaves = Member(server, group, topic, {"group.instance.id": "leaves"})
+    soon = {"session.timeout.ms": 2000}
+    with Member(server, group, topic, {"group.instance.id": "stays", **soon}) as stays:
+        leaves = Member(server, group, topic, {"group.instance.id": "leaves", **soon})
         step_until("one each", [stays, leaves], lambda: len(stays.partitions) == len(leaves.partitions) == 1)
         leaves.leave()
         step_until("the one that stays has both", [stays], lambda: stays.partitions == {0, 1})

@@ -13,11 +13,14 @@ import pytest
 from tests import real_parts
 from tests.clients import confluent
 from tests.clients.names import fresh
-from tests.servers import Server, java_command
+from tests.servers import QUICK_START, Server, java_command
 
 TIMEOUT_S: Final = 90.0
 SOURCES: Final = Path(__file__).parent / "java"
 Program = Callable[..., Any]
+
+pytestmark = pytest.mark.xdist_group("java")
+"""The programs are compiled once."""
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +40,7 @@ def java(server: Server, compiled: Path) -> Program:
     """Runs one of the programs; the answer is what it saw."""
 
     def run(program: str, *arguments: str) -> Any:
-        *options, class_path = java_command("-Xmx256m")
+        *options, class_path = java_command(*QUICK_START, "-Xmx256m")
         command = [*options, f"{class_path}:{compiled}", program, server.bootstrap, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

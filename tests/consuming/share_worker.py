@@ -25,6 +25,7 @@ from tests.forking import FORKING
 
 GROUP = "workers"
 TOPIC = "jobs"
+ALLOWED_WITHIN_S = 120.0
 
 
 def is_all_finished(store: CheckpointStore, partitions: int, count: int) -> bool:
@@ -46,6 +47,14 @@ def allowed_bytes(effects: str) -> int:
         return sys.maxsize
 
 
+def wait_until_allowed(file: int, effects: str, timeout_s: float) -> None:
+    """Until there may be another effect."""
+    deadline_s = time.monotonic() + timeout_s
+    while os.fstat(file).st_size >= allowed_bytes(effects):
+        assert time.monotonic() < deadline_s, "nobody has allowed another effect"
+        time.sleep(0.001)
+
+
 def work(
     store: CheckpointStore,
     effects: str,
@@ -60,8 +69,7 @@ def work(
     file = os.open(effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     while not is_all_finished(store, partitions, count):
         for delivery in queue.receive(5, 0.1):
-            while os.fstat(file).st_size >= allowed_bytes(effects):
-                time.sleep(0.001)
+            wait_until_allowed(file, effects, timeout_s=ALLOWED_WITHIN_S)
             os.write(file, b"%b %d %b\n" % (name.encode(), delivery.attempt, delivery.record.value or b""))
             try:
                 queue.settle(delivery, Outcome.DONE)

@@ -64,6 +64,10 @@ def fill(server: Penstock) -> None:
             assert codes == {ErrorCode.none}
 
 
+pytestmark = pytest.mark.xdist_group("flipped bits")
+"""The templates are made once."""
+
+
 @pytest.fixture(scope="module")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Data folders, one of a broker that was stopped and one of a broker that was killed."""

@@ -52,6 +52,10 @@ def fill(server: Penstock) -> None:
             assert codes == {ErrorCode.none}
 
 
+pytestmark = pytest.mark.xdist_group("flipped bits, compacted")
+"""The template is made once."""
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Seen]]:
     """The data folder of a broker that has compacted every partition and was stopped, and what it then holds."""

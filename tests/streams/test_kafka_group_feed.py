@@ -38,6 +38,8 @@ from tests.streams.test_kafka_feed import delete_before
 SESSION_S: Final = 6.0
 """The shortest that brokers allow, unless they are told otherwise, as the embedded log of these tests was."""
 SHORT_SESSION_S: Final = 1.0
+SOON_S: Final = 2.0
+"""Apache Kafka of these tests allows it, too."""
 EVERY_ASSIGNOR: Final = ("range", "roundrobin", "sticky", "cooperative")
 
 
@@ -445,7 +447,7 @@ class Share:
     def lost(self, partitions): pass
 with penstock.connect("kafka://" + sys.argv[1]) as connection:
     feed = connection.stream(sys.argv[2]).group_feed(
-        sys.argv[3], Share(), member="victim", assignor="cooperative", session_timeout_s=6)
+        sys.argv[3], Share(), member="victim", assignor="cooperative", session_timeout_s=float(sys.argv[4]))
     while True:
         for batch in feed.poll(1000, 1.0):
             print("read", batch.partition, batch.next, flush=True)
@@ -455,7 +457,9 @@ with penstock.connect("kafka://" + sys.argv[1]) as connection:
 def test_the_share_of_a_killed_member_is_taken_over(either: penstock.Connection) -> None:
     topic, group = filled_topic(either, (5, 5)), fresh("group")
     victim = subprocess.Popen(
-        [sys.executable, "-c", MEMBER_PROGRAM, either.bootstrap, topic, group], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MEMBER_PROGRAM, either.bootstrap, topic, group, str(SOON_S)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert victim.stdout is not None
@@ -465,7 +469,7 @@ def test_the_share_of_a_killed_member_is_taken_over(either: penstock.Connection)
             assert words, "the member ended by itself"
             if words[0] == "read":
                 read.add(words[1])
-        heir = Member(either, topic, group)
+        heir = Member(either, topic, group, session_s=SOON_S)
         step_until("they share", [heir], lambda: len(heir.share.owned) == 1)
         os.kill(victim.pid, signal.SIGKILL)
         step_until("the other has all", [heir], lambda: len(heir.share.owned) == 2)

@@ -43,6 +43,7 @@ TABLES: Final = (
     'CREATE INDEX penstock_handled_at ON penstock_handled ("group", topic, at_ms)',
 )
 
+MADE: Final = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'penstock_schema'"
 OURS: Final = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name LIKE 'penstock\\_%' ESCAPE '\\'"
 
 BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
@@ -144,9 +145,10 @@ def _switch_to_wal(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _make_tables(connection: sqlite3.Connection, path: str) -> None:
-    if _version(connection, path) == SCHEMA_VERSION:
+    if connection.execute(MADE).fetchone() is not None:
+        _version(connection, path)
         return
-    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("BEGIN IMMEDIATE")  # what is there is looked at when nobody else can be making it
     try:
         if _version(connection, path) is None:  # nobody else was quicker
             for statement in TABLES:

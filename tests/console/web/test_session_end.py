@@ -42,8 +42,8 @@ def test_pages_of_a_session_that_has_run_out_are_sent_to_the_login_and_ended(mon
     monkeypatch.setattr(app, "SESSIONS_EVERY_S", 0.001)
     monkeypatch.setattr(app, "GRACE_S", 0.001)
 
-    async def until(is_so: Callable[[], bool], looking: asyncio.Task[None]) -> None:
-        async with asyncio.timeout(30):
+    async def until_it_is(is_so: Callable[[], bool], looking: asyncio.Task[None], timeout_s: float = 30.0) -> None:
+        async with asyncio.timeout(timeout_s):
             while not is_so():
                 assert not looking.done()
                 await asyncio.sleep(0.001)
@@ -52,11 +52,11 @@ def test_pages_of_a_session_that_has_run_out_are_sent_to_the_login_and_ended(mon
         nonlocal now_s
         looking = asyncio.ensure_future(app._end_pages_of_the_past(access))
         now_s += SESSION_S / 2
-        await until(lambda: first.is_deleted, looking)
+        await until_it_is(lambda: first.is_deleted, looking)
         assert set(first.scripts) == {"location.reload()"}
         assert not second.scripts
         now_s += SESSION_S / 2
-        await until(lambda: second.is_deleted, looking)
+        await until_it_is(lambda: second.is_deleted, looking)
         looking.cancel()
 
     asyncio.run(watch())

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -24,6 +25,8 @@ import threading
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from typing import Final
+
+logger = logging.getLogger(__name__)
 
 FORK_TIMEOUT_S: Final = 60.0
 """How long a fork may take. Generous: for the first one the nursery has to start, and the machine may be busy."""
@@ -153,8 +156,10 @@ def fork_on_request(number: int) -> tuple[Connection, bytes]:
 def _load(order: _Order) -> None:
     """Import what the order names, for this child and those to come."""
     sys.path[:] = order.path
-    with contextlib.suppress(Exception):  # the child fails with the same, and says so
+    try:
         pickle.loads(order.payload)
+    except Exception as error:
+        logger.debug("the child will fail with the same, and say so: %r", error)
 
 
 def _mind(connection: Connection, minder: Connection) -> None:
