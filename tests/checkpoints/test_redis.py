@@ -224,7 +224,8 @@ def test_history_is_whole_while_lines_are_added(store: RedisCheckpoints, monkeyp
 
 def test_a_group_keeps_to_one_slot_of_a_cluster(tmp_path: Path) -> None:
     seed = seed_of()
-    with RedisServer(tmp_path / "redis", "--cluster-enabled", "yes") as server:
+    bus = str(free_ports(1)[0])  # else it is 10,000 above the other, where the system gives ports to clients
+    with RedisServer(tmp_path / "redis", "--cluster-enabled", "yes", "--cluster-port", bus) as server:
         with redis.Redis.from_url(server.url) as node:
             node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             poll_until_ok(node, timeout_s=20.0)

@@ -15,7 +15,7 @@ from tests.clients import confluent
 from tests.clients.names import fresh
 from tests.servers import QUICK_START, Server, java_command
 
-TIMEOUT_S: Final = 90.0
+TIMEOUT_S: Final = 240.0
 SOURCES: Final = Path(__file__).parent / "java"
 Program = Callable[..., Any]
 

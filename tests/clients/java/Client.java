@@ -19,7 +19,7 @@ import org.apache.kafka.common.serialization.StringSerializer;
  * prints what it saw as one line of JSON; what must be seen is up to the test that runs it.
  */
 final class Client {
-    static final Duration TIMEOUT = Duration.ofSeconds(20);
+    static final Duration TIMEOUT = Duration.ofSeconds(60);
 
     private final String bootstrap;
 
