@@ -1,6 +1,6 @@
 """Spark's classes, kept as the JVM had them in memory, so that sessions start in about half the time.
 
-A JVM that starts Spark reads, checks and links some twenty thousand classes before it answers. It can keep the outcome
+A JVM that starts Spark reads, checks and links thousands of classes before it answers. It can keep the outcome
 in a file (a shared archive of classes, which Java calls AppCDS) and map that file into memory the next time. `make`
 makes it, which `penstock spark archive` calls; every session of `penstock.spark.session` then begins with it.
 
