@@ -118,7 +118,10 @@ def test_it_is_made_once_unless_it_is_forced(archive: Path, program: Path) -> No
 @pytest.mark.parametrize(
     ("script", "complaint"),
     [
-        ('echo half > "$3"; echo "java.io.IOError: no space left"; exit 1', "failed: java.io.IOError: no space left"),
+        (
+            'echo half > "$3"; echo one; echo "java.io.IOError: no space left"; exit 1',
+            "failed: java.io.IOError: no space left",
+        ),
         ("echo '[error][cds] non-empty directory /etc/spark'", "kept no archive .* non-empty directory /etc/spark"),
         ("true", "it did not say why"),
     ],
@@ -131,7 +134,12 @@ def test_what_went_wrong_is_told_and_what_was_there_stays(
     with pytest.raises(PipelineError, match=complaint):
         class_archive.make(force=True)
     assert archive.read_text() == "the former"
-    assert {file.name for file in archive.parent.iterdir()} == {archive.name, "classes.lock"}
+    log = archive.with_name(class_archive.LOG)
+    assert {file.name for file in archive.parent.iterdir()} == {archive.name, "classes.lock", log.name}
+    assert (log.read_text() == "one\njava.io.IOError: no space left\n") == ("echo one" in script)
+    becomes(program, 'echo new > "$3"')
+    class_archive.make(force=True)
+    assert not log.exists()
 
 
 def test_archives_that_nobody_has_used_for_a_month_are_removed(archive: Path, program: Path) -> None:

@@ -29,6 +29,8 @@ from penstock.spark.jars import connector_jars
 from penstock.spark.java import Java, find_java
 from penstock.spark.jvm import JAR
 
+LOG: Final = "archive.log"
+"""What the program said that left no archive."""
 MAKING_TIMEOUT_S: Final = 600.0
 UNUSED_AFTER_S: Final = 30 * 24 * 3600.0
 JAVA_OPTIONS: Final = (
@@ -97,17 +99,19 @@ def make(*, force: bool = False, tell: Callable[[str], None] | None = None) -> P
         say(f"running a small pipeline on Java {java.version}, to see which classes of Spark pipelines need")
         with tempfile.TemporaryDirectory(dir=spark_folder(), prefix="archiving-") as folder:
             fresh = Path(folder) / "classes.jsa"
-            told = _run_for_classes(fresh, Path(folder))
-            if not fresh.is_file():
-                raise PipelineError(f"Java kept no archive of Spark's classes: {_reason_in(told)}")
+            failure, told = _run_for_classes(fresh, Path(folder))
+            if failure is not None or not fresh.is_file():
+                what = failure or "Java kept no archive of Spark's classes"
+                raise PipelineError(f"{what}: {_reason_in(told)}{_kept(told)}")
             fresh.chmod(0o644)
             fresh.rename(file)
+        (spark_folder() / LOG).unlink(missing_ok=True)
         _sweep(file)
     return file
 
 
-def _run_for_classes(fresh: Path, folder: Path) -> str:
-    """Run the program whose classes are kept. What it wrote, for the case that there is no archive after it."""
+def _run_for_classes(fresh: Path, folder: Path) -> tuple[str | None, str]:
+    """Run the program whose classes are kept: how it failed, if it did, and what it wrote."""
     command = [sys.executable, "-m", "penstock.spark.class_archive_program", str(fresh)]
     environment = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
     try:
@@ -127,9 +131,17 @@ def _run_for_classes(fresh: Path, folder: Path) -> str:
         raise PipelineError(
             f"the pipeline whose classes were to be kept did not end in {MAKING_TIMEOUT_S:.0f} s"
         ) from slow
-    if done.returncode != 0:
-        raise PipelineError(f"the pipeline whose classes were to be kept failed: {_reason_in(done.stdout)}")
-    return done.stdout
+    return None if done.returncode == 0 else "the pipeline whose classes were to be kept failed", done.stdout
+
+
+def _kept(told: str) -> str:
+    """Where all that was told can be read, as one line seldom says why a pipeline failed; empty if it has no place."""
+    file = spark_folder() / LOG
+    try:
+        file.write_text(told, encoding="utf-8")
+    except OSError:  # a full disk, perhaps, which is then what the one line says
+        return ""
+    return f" (all that it said is in {file})"
 
 
 def _reason_in(output: str) -> str:

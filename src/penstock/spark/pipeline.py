@@ -35,6 +35,7 @@ from penstock.spark.sink.topic_delivery import topics_for
 from penstock.spark.targets import OutputMode, Target
 from penstock.spark.triggers import RealTime, Trigger
 from penstock.spark.versions import checkpoint_name, current_topic, version_to_run, versioned
+from penstock.spark.worker_environment import settle_functions
 from penstock.streams import Connection, connect
 from penstock.streams.options import ConnectOptions
 from penstock.streams.url import without_password
@@ -110,7 +111,8 @@ class Pipeline:
         """The session; it is made, or found, when it is first needed."""
         if self._spark is None:
             self._spark = session(f"penstock {self.name}")
-        if not self._shipped:  # before the first function is made: it takes along what was sent by then
+        if not self._shipped:  # before the first function is made: it takes along what was there by then
+            settle_functions(self._spark)
             ship(self._spark, self._settings.program)
             self._shipped = True
         return self._spark

@@ -34,6 +34,7 @@ from penstock.spark.source.native import (
 from penstock.spark.source.options import Decoder, SourceOptions, client_texts, parse_options, pickled
 from penstock.spark.source.positions import Start, position_text
 from penstock.spark.source.topic_view import open_topic
+from penstock.spark.worker_environment import settle_source
 from penstock.streams.url import KafkaUrl, LogUrl, parse_url
 
 FORMAT = PenstockDataSource.name()
@@ -41,9 +42,10 @@ FORMAT = PenstockDataSource.name()
 
 def register(spark: SparkSession) -> None:
     """Make the format "penstock" known to a session. Where Penstock is installed, Spark finds it by itself."""
-    known = spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(FORMAT)
-    if not known:  # Spark warns of each that takes the place of another
+    sources = spark._jsparkSession.sessionState().dataSourceManager()
+    if not sources.dataSourceExists(FORMAT):  # Spark warns of each that takes the place of another
         spark.dataSource.register(PenstockDataSource)
+    settle_source(spark, sources.lookupDataSource(FORMAT))
 
 
 def read_stream(

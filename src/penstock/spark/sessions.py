@@ -27,6 +27,7 @@ from penstock.spark.java import find_java
 from penstock.spark.jvm import FILE_SYSTEM_CLASS, LEAN_FILES
 from penstock.spark.run_settings import current_run
 from penstock.spark.session_defaults import defaults, local_cores, quiet_logging, site_defaults
+from penstock.spark.worker_environment import settle_functions
 
 CONNECTOR_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 """What Spark's Kafka connector is known by in a JVM."""
@@ -78,8 +79,11 @@ def session(
     with _one_at_a_time:
         active = active_session()
         if active is not None:
-            return _adapted(active, wished_master, wishes, connector)
-        return _started(name, wished_master, wishes, connector)
+            spark = _adapted(active, wished_master, wishes, connector)
+        else:
+            spark = _started(name, wished_master, wishes, connector)
+        settle_functions(spark)
+        return spark
 
 
 def active_session() -> SparkSession | None:

@@ -11,8 +11,6 @@ import dataclasses
 import datetime
 import sys
 
-from pyspark.sql import DataFrame
-
 import penstock as ps
 from penstock.spark import Pipeline, TopicTarget, session
 from penstock.spark.patterns import in_order, route, summary, without_duplicates
@@ -38,20 +36,14 @@ def build(url: str) -> Pipeline:
     )
     pipe = Pipeline("patterns", url, spark=spark)
 
-    def events() -> DataFrame:
-        """A frame for each query. Queries that share one also share what Spark notes down in it: once, of two that were
-        planned at the same moment, one could not be sent to its tasks any more ("Task not serializable")."""
-        return pipe.read(EVENTS, max_records_per_batch=PER_BATCH).select("id", "who", "amount", "at")
-
-    def timely() -> DataFrame:
-        return pipe.on_time(events(), "at", grace=GRACE)
-
+    events = pipe.read(EVENTS, max_records_per_batch=PER_BATCH).select("id", "who", "amount", "at")
+    timely = pipe.on_time(events, "at", grace=GRACE)
     pipe.write(
-        route(events(), {"big": "amount >= 50"}, otherwise="small", key="who"), TopicTarget(url, None), name="route"
+        route(events, {"big": "amount >= 50"}, otherwise="small", key="who"), TopicTarget(url, None), name="route"
     )
-    pipe.write(summary(events(), "who", "amount"), "summaries", key="who", mode="update")
-    pipe.write(without_duplicates(timely().select("id", "at"), "id").select("id"), "unique")
-    pipe.write(in_order(timely().select("id", "who", "at"), "who", "at"), "ordered", key="who", partitions=1)
+    pipe.write(summary(events, "who", "amount"), "summaries", key="who", mode="update")
+    pipe.write(without_duplicates(timely.select("id", "at"), "id").select("id"), "unique")
+    pipe.write(in_order(timely.select("id", "who", "at"), "who", "at"), "ordered", key="who", partitions=1)
     return pipe
 
 
