@@ -22,6 +22,7 @@ from penstock.consuming.dead_letters import REDRIVE_GROUP_HEADER, redrive_of
 from penstock.consuming.dead_letters.opening import names_a_topic, path_of
 from penstock.errors import ConfigError, SerdeError
 from penstock.serde import Topic
+from penstock.spark.arrow_mapping import map_in_arrow
 from penstock.spark.columns import ABOUT_A_RECORD, RECORD, name_beside
 from penstock.spark.forms import RecordForm
 from penstock.spark.forms.form import arrow_type_of
@@ -220,7 +221,7 @@ def decode_stream(frame: DataFrame, decoder: Decoder) -> DataFrame:
     missing = [name for name in RECORD.names if name not in frame.columns]
     if missing:
         raise ConfigError(f"these are no records: there is no column {', '.join(missing)}")
-    return frame.select(*RECORD.names).mapInArrow(decoder.batches, decoder.schema)
+    return map_in_arrow(frame.select(*RECORD.names), decoder.batches, decoder.schema)
 
 
 def _misfits(values: Values, build: Callable[[Values], object]) -> dict[int, Exception]:

@@ -16,6 +16,7 @@ from pyspark.sql.types import BinaryType, CharType, DataType, StringType, Struct
 from penstock.consuming.dead_letters import REDRIVE_GROUP_HEADER, REDRIVE_ID_HEADER
 from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.serde import Topic
+from penstock.spark.arrow_mapping import map_in_arrow
 from penstock.spark.columns import ABOUT_A_RECORD, HEADERS, RECORD, WRITTEN, name_beside
 from penstock.spark.fitting import fitted, is_exactly, mismatches
 from penstock.spark.forms import RecordForm
@@ -124,7 +125,7 @@ def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
     in_jvm = None if makes_key else encoded_in_jvm(shaped, topic)
     if in_jvm is not None:
         return in_jvm
-    return shaped.mapInArrow(Encoder(topic, makes_key=makes_key).batches, WRITTEN)
+    return map_in_arrow(shaped, Encoder(topic, makes_key=makes_key).batches, WRITTEN)
 
 
 def _fields(carried: Carried) -> Sequence[Field]:

@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError, PipelineError, SchemaMismatchError
+from penstock.spark.arrow_mapping import map_in_arrow
 from penstock.spark.durations import Duration, interval, microseconds
 from penstock.spark.late_files import GateFiles, TaskPlace, filesystem_of, read_held, rooted
 from penstock.spark.watermarks import without_watermarks
@@ -139,7 +140,7 @@ class OnTimeGate:
                 f"spark.sql.streaming.multipleWatermarkPolicy is {policy}: the fastest stream would decide what is late"
                 " in the others, behind the back of their gates. Leave it at min"
             )
-        kept = frame.mapInArrow(self._judge(frame.columns.index(self.column)), self._schema)
+        kept = map_in_arrow(frame, self._judge(frame.columns.index(self.column)), self._schema)
         return kept.withWatermark(self.column, interval(self._grace_ms * 1_000))
 
     def is_in(self, frame: DataFrame) -> bool:

@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from penstock.consuming.dead_letters import REDRIVE_GROUP_HEADER
 from penstock.errors import ConfigError, SerdeError
 from penstock.serde import JsonSerde, Topic
+from penstock.spark.arrow_mapping import map_in_arrow
 from penstock.spark.columns import ABOUT_A_RECORD, RECORD, name_beside
 from penstock.spark.decoding import Decoder
 from penstock.spark.forms import RecordForm, scalars
@@ -72,7 +73,7 @@ def undecodable(records: DataFrame, decoder: Decoder) -> DataFrame:
         raise ConfigError(f"topic {decoder.topic.name!r}: what cannot be decoded needs dead letters to go to")
     parsed, fields = _parsed(records, decoder.topic)
     bad = parsed.where(_is_bad(fields)).where(_is_for(decoder.group)).select(*RECORD.names)
-    return bad.mapInArrow(_Burial(decoder).batches, _OF_LETTERS)
+    return map_in_arrow(bad, _Burial(decoder).batches, _OF_LETTERS)
 
 
 class _Burial:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from penstock.spark.arrow_mapping import map_in_arrow
 from penstock.spark.sink.staging import INLINE_BYTES, STAGED, Part, Stager
 from penstock.spark.sink.staging_folder import StagingFolder
 
@@ -46,7 +47,7 @@ class Staged:
 
 def stage(frame: DataFrame, folder: StagingFolder, batch_id: int, inline_bytes: int = INLINE_BYTES) -> Staged:
     """Have the rows of a batch made and staged by tasks."""
-    told = frame.mapInArrow(Stager(folder, batch_id, inline_bytes), STAGED).toArrow()
+    told = map_in_arrow(frame, Stager(folder, batch_id, inline_bytes), STAGED).toArrow()
     return Staged(folder, batch_id, parts_of(told))
 
 

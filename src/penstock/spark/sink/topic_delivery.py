@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from penstock.abc import Stream, Streams
 from penstock.errors import DeliveryError
 from penstock.model import Receipt
+from penstock.spark.arrow_mapping import map_in_arrow
 from penstock.spark.sink.direct import WRITTEN_ROWS, DirectWriter
 from penstock.spark.sink.publishing import Publisher
 from penstock.spark.sink.rows import records_of, rows_of, topics_in
@@ -106,7 +107,7 @@ class DirectDelivery:
         target = self._target
         client: ConnectOptions = {**(target.client or {}), "librdkafka": self._connection.options.librdkafka}
         writer = DirectWriter(self._connection.bootstrap, client, target.name, target.partitions, target.compact)
-        told = target.encoded(frame).mapInArrow(writer, WRITTEN_ROWS).toArrow()
+        told = map_in_arrow(target.encoded(frame), writer, WRITTEN_ROWS).toArrow()
         return Delivered(sum(told.column("rows").to_pylist()))
 
     def close(self) -> None:

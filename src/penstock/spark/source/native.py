@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError
 from penstock.model import Position, PositionKind
+from penstock.spark.arrow_mapping import map_in_arrow
 from penstock.spark.columns import RECORD
 from penstock.spark.source.decoded import decoder_of
 from penstock.spark.source.java_settings import java_settings
@@ -81,7 +82,7 @@ def as_records(frame: DataFrame) -> DataFrame:
 
 def decoded_by(frame: DataFrame, content: bytes) -> DataFrame:
     """Rows of RECORD through a pickled decoder."""
-    return frame.mapInArrow(partial(_decode, content), decoder_of(content).schema)
+    return map_in_arrow(frame, partial(_decode, content), decoder_of(content).schema)
 
 
 def _decode(content: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
