@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, ConnectorMissingError
+from penstock.spark import worker_sockets
 from penstock.spark.run_settings import RunSettings, running_with
 from penstock.spark.session_defaults import available_cores, defaults, local_cores, quiet_logging, site_defaults
 from penstock.spark.sessions import active_session, has_connector, session, warm_workers
+from penstock.spark.worker_sockets import socket_settings
 
 CHILD = Path(__file__).with_name("session_child.py")
 CHILD_TIMEOUT_S = 240.0
@@ -42,6 +45,24 @@ def test_a_session_keeps_time_in_utc_and_state_in_rocksdb(spark: SparkSession) -
 def test_a_session_on_this_machine_is_reached_from_this_machine_only(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert conf.get("spark.driver.host") == conf.get("spark.driver.bindAddress") == "127.0.0.1"
+
+
+def test_its_workers_are_reached_through_a_folder_that_nobody_else_may_enter(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert conf.get(worker_sockets.ENABLED) == "true"
+    folder = Path(str(conf.get(worker_sockets.FOLDER)))
+    spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert any(stat.S_ISSOCK(file.stat().st_mode) for file in folder.iterdir())
+
+
+def test_what_was_said_of_sockets_counts_and_their_paths_are_short_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert socket_settings({worker_sockets.ENABLED: "false"}) == socket_settings({worker_sockets.FOLDER: "/x"}) == {}
+    assert socket_settings({}).keys() == {worker_sockets.ENABLED, worker_sockets.FOLDER}
+    monkeypatch.setattr(worker_sockets, "_folder", lambda: "/" + 60 * "x")
+    assert socket_settings({}) == {}
 
 
 def test_workers_run_the_python_that_runs_the_driver(spark: SparkSession) -> None:

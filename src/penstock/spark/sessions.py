@@ -28,6 +28,7 @@ from penstock.spark.jvm import FILE_SYSTEM_CLASS, LEAN_FILES
 from penstock.spark.run_settings import current_run
 from penstock.spark.session_defaults import defaults, local_cores, quiet_logging, site_defaults
 from penstock.spark.worker_environment import settle_functions
+from penstock.spark.worker_sockets import socket_settings
 
 CONNECTOR_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 """What Spark's Kafka connector is known by in a JVM."""
@@ -145,6 +146,8 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
     settings = {**defaults(chosen_master), **lean, **quiet, **given, **wishes, "spark.master": chosen_master}
     if "spark.app.name" not in wishes:
         settings["spark.app.name"] = name
+    if local_cores(chosen_master) is not None:
+        settings |= socket_settings(settings)
     jars = _wished_jars(connector)
     if running is None:
         _add_jars(settings, session_jars(jars), local_cores(chosen_master) is not None)
