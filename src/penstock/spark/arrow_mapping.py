@@ -57,11 +57,11 @@ class _WithHeaders:
     def _restored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for name in self._names:
             at = batch.schema.get_field_index(name)
-            batch = batch.set_column(at, pa.field(name, _LIST), headers_of(batch.column(at)))
+            batch = batch.set_column(at, pa.field(name, _LIST), _headers_of(batch.column(at)))
         return batch
 
 
-def headers_of(texts: pa.StringArray) -> Any:
+def _headers_of(texts: pa.StringArray) -> Any:
     """The headers of each record, of the text that Spark has made of them."""
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), _LIST)
