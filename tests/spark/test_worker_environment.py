@@ -18,6 +18,7 @@ from penstock.spark.state import stateful
 from penstock.spark.state_context import KeyContext
 from penstock.spark.worker_environment import settle_source
 from tests.spark.source.reading import send_numbers
+from tests.spark.time.batches import Collected
 
 COUNT = StructType([StructField("count", LongType())])
 
@@ -28,12 +29,9 @@ def count(key: Any, rows: Iterator[Row], ctx: KeyContext) -> Iterator[tuple[int]
 
 
 def results(frame: DataFrame, checkpoint: Path) -> list[Row]:
-    rows: list[Row] = []
-    writer = frame.writeStream.outputMode("update").option("checkpointLocation", str(checkpoint))
-    writer.foreachBatch(lambda batch, _: rows.extend(batch.collect())).trigger(
-        availableNow=True
-    ).start().awaitTermination()
-    return rows
+    collected = Collected(checkpoint, mode="update")
+    collected.run(frame)
+    return collected.rows
 
 
 def names(function: Any) -> set[str]:

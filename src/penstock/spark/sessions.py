@@ -146,11 +146,12 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
     settings = {**defaults(chosen_master), **lean, **quiet, **given, **wishes, "spark.master": chosen_master}
     if "spark.app.name" not in wishes:
         settings["spark.app.name"] = name
-    if local_cores(chosen_master) is not None:
+    is_local = local_cores(chosen_master) is not None
+    if is_local:
         settings |= socket_settings(settings)
     jars = _wished_jars(connector)
     if running is None:
-        _add_jars(settings, session_jars(jars), local_cores(chosen_master) is not None)
+        _add_jars(settings, session_jars(jars), is_local)
         _use_archive(settings, own={**given, **wishes})
     else:
         _check_launched(wishes)
