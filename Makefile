@@ -6,11 +6,17 @@
 SINCE := $(shell date +%s)
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests run in parallel; a machine with many cores gains little beyond four, as the slow ones start servers of their own.
+# Tests run in parallel, in twice as many workers as there are cores, since half of their time they wait for servers; a
+# machine with many cores gains little beyond six.
 # loadgroup: tests that share one expensive server carry @pytest.mark.xdist_group and stay in one worker, so that the
-# server starts once; all the others go to whichever worker is free.
-PYTEST_OPTIONS ?= --numprocesses auto --maxprocesses 4 --dist loadgroup
+# server starts once; all the others go to whichever worker is free. tests/conftest.py says what begins first.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(6, 2 * (os.cpu_count() or 1)))')
+PYTEST_OPTIONS ?= --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# A room (TEST=log) or paths; nothing is everything.
 TEST ?=
+TESTED = $(foreach name,$(TEST),$(if $(wildcard tests/$(name)),tests/$(name),$(name)))
+# A soak fuzzes the broker with this many frames.
+SOAK_FRAMES ?= 1000000
 DEMO ?=
 # mypy stops at a folder without modules, so it is given those that have some.
 TYPED := $(foreach root,src tests tools benchmarks examples,$(if $(wildcard $(root)/*.py $(root)/*/*.py),$(root)))
@@ -25,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench docs parts format clean
+.PHONY: help demo test soak check bench docs parts format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,8 +40,12 @@ demo: .venv/demo ## all of it at work for two minutes, with parts killed, and co
 	PENSTOCK_CACHE="$${PENSTOCK_CACHE:-$(wildcard $(CURDIR)/.cache)}" \
 		$(BIN)/python -m penstock.cli demo --since $(SINCE) $(DEMO)
 
-test: .venv/dev parts ## every test; ends with what could not run and why (TEST=path for some of them)
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(TEST)
+test: .venv/dev parts ## every test, with samples of long matrices (TEST=log for one room, TEST=path for some tests)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(TESTED)
+
+soak: .venv/dev parts ## every test with every case: whole kill matrices, many more kills and examples; a night's work
+	PENSTOCK_SOAK=1 PENSTOCK_FUZZ_FRAMES=$(SOAK_FRAMES) \
+		$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(TESTED)
 
 check: .venv/dev ## lint, format, types, habits, docs
 	@failed=0; for step in $(CHECKS); do \

@@ -23,6 +23,13 @@ from benchmarks import (
     spark_start,
     spark_windows,
     spool,
+    systems_amqp,
+    systems_files,
+    systems_kinesis,
+    systems_nats,
+    systems_redis,
+    systems_sql,
+    systems_sqs,
 )
 from benchmarks.report import Report
 
@@ -54,7 +61,14 @@ def main() -> None:
         "spark-sink": lambda: spark_sink.run(report, say, rounds=options.rounds, scale=options.scale),
         "spark-windows": lambda: spark_windows.run(report, say, rounds=options.rounds, scale=options.scale),
         "spark-latency": lambda: spark_latency.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-amqp": lambda: systems_amqp.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-nats": lambda: systems_nats.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-redis": lambda: systems_redis.run(report, say, rounds=options.rounds, scale=options.scale),
         "kills": lambda: broken.extend(kills.run(report, say, scale=options.scale)),
+        "systems-sql": lambda: systems_sql.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-files": lambda: systems_files.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-kinesis": lambda: systems_kinesis.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-sqs": lambda: systems_sqs.run(report, say, rounds=options.rounds, scale=options.scale),
         "kafka": lambda: against_kafka.run(report, say, rounds=options.rounds, scale=options.scale),
     }
     unknown = set(options.names) - suites.keys()

@@ -53,6 +53,15 @@ def run(report: Report, say: Say, *, rounds: int = 3, scale: float = 1.0) -> Non
             _row(report, f"{what}, acks=all with fsync; Kafka without", rates, ours, theirs, "records/s", 0.7)
             _row(report, f"{what}, acks=all with fsync on both", rates, ours, theirs_flushing, "records/s", 1.5)
 
+            def produce_varying(contender: Contender, size: int = size, count: int = count) -> float:
+                return contender.run("produce_varying", topic=_topic(), count=count, size=size)["records_per_s"]
+
+            rates = measure(f"produce about {size} B", [ours, theirs], produce_varying)
+            what = (
+                f"produce records of {size // 2} to {size + size // 2} B, batched, acks=all with fsync; Kafka without"
+            )
+            _row(report, what, rates, ours, theirs, "records/s", 0.7)
+
             def consume(contender: Contender, size: int = size, count: int = count) -> float:
                 return contender.run("consume", topic=topics[contender, size], count=count)["records_per_s"]
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import socket
 import struct
 import sys
@@ -46,19 +48,32 @@ def check_all_there(producer: Producer, bootstrap: str, topic: str, expected: in
 def produce(bootstrap: str, topic: str, count: int, size: int, acks: str = "all", **settings: Any) -> dict[str, float]:
     """Records as fast as they go: per second, counted when the last is acknowledged."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": acks, **QUEUE, **BATCHED, **settings})
-    value = (bytes(range(256)) * (size // 256 + 1))[:size]
-    producer.produce(topic, value)
+    return _produce(producer, bootstrap, topic, count, [(bytes(range(256)) * (size // 256 + 1))[:size]])
+
+
+def produce_varying(bootstrap: str, topic: str, count: int, size: int) -> dict[str, float]:
+    """The same with records of half to one and a half times the size: the broker looks into each for itself."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **QUEUE, **BATCHED})
+    sizes = random.Random(size).choices(range(size // 2, size + size // 2), k=1_000)
+    return _produce(
+        producer, bootstrap, topic, count, [(bytes(range(256)) * (each // 256 + 1))[:each] for each in sizes]
+    )
+
+
+def _produce(producer: Producer, bootstrap: str, topic: str, count: int, values: list[bytes]) -> dict[str, float]:
+    producer.produce(topic, values[0])
     producer.flush(30)
     started = time.perf_counter()
-    _send(producer, topic, value, count)
+    _send(producer, topic, values, count)
     producer.flush(120)
     seconds = time.perf_counter() - started
     check_all_there(producer, bootstrap, topic, count + 1)
+    size = sum(map(len, values)) / len(values)
     return {"records_per_s": count / seconds, "mb_per_s": count * size / seconds / 1e6}
 
 
-def _send(producer: Producer, topic: str, value: bytes, count: int) -> None:
-    for number in range(count):
+def _send(producer: Producer, topic: str, values: list[bytes], count: int) -> None:
+    for number, value in zip(range(count), itertools.cycle(values), strict=False):
         while True:
             try:
                 producer.produce(topic, value)
@@ -155,6 +170,7 @@ def first_record(bootstrap: str, topic: str) -> float:
 WORKLOADS: Final[dict[str, Callable[..., dict[str, float]]]] = {
     "produce": produce,
     "produce_single": produce_single,
+    "produce_varying": produce_varying,
     "consume": consume,
     "latency": latency,
 }

@@ -19,9 +19,9 @@ from benchmarks.report import Figure, Report
 from benchmarks.servers import penstock
 from penstock.console.service import Service
 from penstock.console.views import MessageQuery
-from penstock.consuming.dead_letters import open_dead_letters
-from penstock.consuming.dead_letters.rows import COLUMNS, TABLE
-from penstock.model import LetterFilter
+from penstock.dead_letters import open_dead_letters
+from penstock.dead_letters.rows import COLUMNS, TABLE
+from penstock.model import DeadLetterFilter
 
 MESSAGES: Final = 100_000
 PARTITIONS: Final = 6
@@ -89,8 +89,8 @@ def _large(service: Service) -> list[Figure]:
 def _letters(service: Service, spec: str, count: int, rounds: int) -> list[Figure]:
     middle = f"letter-{count // 2:07d}"
     figures = {
-        "the first 100": lambda: service.letters(spec, LetterFilter()),
-        "100 from the middle": lambda: service.letters(spec, LetterFilter(), after=middle),
+        "the first 100": lambda: service.letters(spec, DeadLetterFilter()),
+        "100 from the middle": lambda: service.letters(spec, DeadLetterFilter(), after=middle),
         "one by its id": lambda: service.letter(spec, middle),
         "kinds of error, as far as they are counted": lambda: service.letter_errors(spec),
     }

@@ -20,7 +20,7 @@ import penstock
 from benchmarks.report import Figure
 from benchmarks.servers import REPOSITORY
 from penstock.app import App
-from penstock.consuming.retry import Retry
+from penstock.model.retry import Retry
 
 TOPIC: Final = "bench-memory"
 COUNT: Final = 10_000_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.report import Figure, Report
-from penstock.consuming.deadlines import within
+from penstock.consuming.deadlines.parallel import within
 
 DEADLINE_S: Final = 0.020
 BAR_MS: Final = 5.0

@@ -24,9 +24,9 @@ from typing import Final
 from benchmarks.kills_jobs import POSTGRESQL, SPOOL, SQLITE, Job, Kind, Outcome
 from benchmarks.report import Figure, Report
 from benchmarks.servers import penstock_os
-from penstock.prove.deaths import Death, Kill, Moment
 from tests.crash.dying_consumer import steps_of
 from tests.producing.killed_producer import STEPS as STEPS_OF_PRODUCERS
+from tests.prove.deaths import Death, Kill, Moment
 from tests.seeds import VARIABLE, seed_of
 from tools import parts
 

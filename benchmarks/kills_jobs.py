@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 import penstock
-from penstock.prove.deaths import KILLED, Death, Ending, Kill, until_one_ends
-from penstock.prove.judging import Judgement, judge_producers
 from tests.crash.dying_consumer import Run
 from tests.postgres import shared_postgres
 from tests.producing.killing import arrived, factory
+from tests.prove.deaths import KILLED, Death, Ending, Kill, until_one_ends
+from tests.prove.judging import Judgement, judge_producers
 
 SQLITE: Final = "SQLite"
 POSTGRESQL: Final = "PostgreSQL"

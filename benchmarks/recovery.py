@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.report import Figure, Report
-from penstock.log.batch import NewRecord, build_batch
-from penstock.log.config import TopicConfig
+from penstock.log.batches.batch import NewRecord, build_batch
+from penstock.log.configs.topic_config import TopicConfig
 from penstock.log.partition import PartitionLog
 from penstock.log.segment import Resources
 

@@ -25,11 +25,11 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from benchmarks.report import Report, Row
-from penstock.spark.columns import ABOUT_A_RECORD
-from penstock.spark.decoding import Decoder
 from penstock.spark.reading import read_batch
-from penstock.spark.sessions import session
-from penstock.spark.types import columns_of
+from penstock.spark.sessions.opening import session
+from penstock.spark.values.columns import ABOUT_A_RECORD
+from penstock.spark.values.decoding import Decoder
+from penstock.spark.values.types import columns_of
 
 RECORDS: Final = 600_000
 ROUNDS: Final = 3

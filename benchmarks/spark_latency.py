@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import penstock
 from benchmarks.report import Figure, Report, Row
-from penstock.spark.jars import connector_jars
+from penstock.spark.sessions.jars import connector_jars
 from tools import parts
 
 RATE: Final = 1_000

@@ -19,9 +19,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from penstock.spark import Pipeline, session
-from penstock.spark.jars import connector_jars
 from penstock.spark.reading import read_stream
-from penstock.spark.realtime import start_real_time
+from penstock.spark.realtime.mode import start_real_time
+from penstock.spark.sessions.jars import connector_jars
 from penstock.streams.options import ConnectOptions
 
 PAYMENT: Final = "id bigint, card string, merchant string, cents bigint, km bigint, t bigint"

@@ -20,10 +20,10 @@ from pyspark.sql import functions as F
 import penstock
 from benchmarks.report import Figure, Report, Row
 from penstock.model import Guarantee
-from penstock.spark.jars import connector_jars
-from penstock.spark.sessions import session
-from penstock.spark.sink import TopicTarget
-from penstock.spark.targets import Delivery, QueryIdentity
+from penstock.spark import TopicTarget
+from penstock.spark.sessions.jars import connector_jars
+from penstock.spark.sessions.opening import session
+from penstock.spark.sink.target import Delivery, QueryIdentity
 
 ROWS: Final = 400_000
 FEW: Final = 100

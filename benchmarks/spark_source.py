@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from benchmarks.report import Report, Row
 from penstock.spark.reading import read_batch, read_stream
-from penstock.spark.sessions import has_connector, session
+from penstock.spark.sessions.opening import has_connector, session
 
 RECORDS: Final = 3_000_000
 KEY_BYTES: Final = 8

@@ -24,9 +24,9 @@ import penstock
 from benchmarks import servers
 from benchmarks.report import Report, Row
 from penstock.errors import ConfigError
-from penstock.spark.jars import connector_jars
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.sessions import session
+from penstock.spark.sessions.jars import connector_jars
+from penstock.spark.sessions.opening import session
 from tools.parts import PartMissing
 
 RECORDS: Final = 500_000

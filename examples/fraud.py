@@ -1,9 +1,9 @@
-"""Judge transactions within 20 ms each, by three analysers at once, with what is there when time is up.
+"""Judge each transaction within 20 ms with three analysers in parallel, using the answers that arrive in time.
 
     python examples/fraud.py [URL]
 
-One analyser asks a service that is slow now and then. A verdict is not held up by it: it is labelled partial and names
-what is missing, and the late answer follows on a topic of its own.
+One analyser calls a service that is sometimes slow. The verdict does not wait for it: it is labelled partial and names
+the missing analyser, and the late answer follows on its own topic.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ recent: deque[str] = deque(maxlen=50)
 
 
 def velocity(transaction: Transaction) -> float:
-    """How often the card was used lately."""
+    """How often the card was used recently."""
     seen = list(recent).count(transaction.card)
     recent.append(transaction.card)
     return min(1.0, seen / 10)
@@ -62,7 +62,7 @@ def amount(transaction: Transaction) -> float:
 
 
 def geo(transaction: Transaction) -> float:
-    """Ask another service where the card usually is. Every tenth time, it takes its time."""
+    """Ask another service where the card usually is. Every tenth answer is slow."""
     time.sleep(0.080 if transaction.id % 10 == 0 else 0.001)
     return 0.7 if transaction.country == "elsewhere" else 0.0
 

@@ -1,9 +1,9 @@
-"""Bill orders with eight workers, in order for each customer; put right what made some fail, and redrive them.
+"""Bill orders with eight workers, in order for each customer; fix the cause of failures, and redrive the dead letters.
 
     python examples/orders.py [URL]
 
-The price of cake is missing at first. Orders for it are tried three times and become dead letters, while all the others
-are billed. Then there is a price, the letters are redriven, and every order has been billed once.
+The price of cake is missing at first. Orders for it are tried three times and become dead letters, while all others are
+billed. Then the price is added, the letters are redriven, and every order has been billed once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import penstock as ps
-from penstock.consuming.dead_letters import open_dead_letters, redrive
+from penstock.dead_letters import open_dead_letters, redrive
 from penstock.model.clock import SystemClock
 
 
@@ -30,7 +30,7 @@ bills: defaultdict[str, list[int]] = defaultdict(list)
 
 
 def bill(order: Order) -> None:
-    """Returning means done, raising means to try again, `Reject` that it will never work."""
+    """Return when done; raise to retry; raise `Reject` if it can never succeed."""
     if order.cups < 1:
         raise ps.Reject("no cups, no bill")
     bills[order.customer].append(order.cups * prices[order.item])
@@ -54,16 +54,18 @@ def main(url: str) -> None:
         for number in range(300):
             customer, item = f"customer-{number % 10}", ("tea", "coffee", "cake")[number % 3]
             stream.send(orders, Order(customer, item, number))
-        stream.flush(timeout=30)
+        stream.flush(timeout_s=30)
 
         run_to_the_end(url)
         letters = open_dead_letters("tea-orders.dlq", stream)
-        waiting = letters.browse(ps.LetterFilter(), limit=1000)
+        waiting = letters.browse(ps.DeadLetterFilter(), limit=1000)
         print("billed", sum(map(len, bills.values())), "orders;", len(waiting), "dead letters, such as:")
         print("  ", waiting[-1].error, "after", waiting[-1].attempts, "attempts")
 
         prices["cake"] = 5
-        report = redrive(letters, stream, ps.LetterFilter(error_kind="KeyError"), clock=SystemClock(), rate_per_s=1000)
+        report = redrive(
+            letters, stream, ps.DeadLetterFilter(error_kind="KeyError"), clock=SystemClock(), rate_per_s=1000
+        )
         letters.close()
         print("redrove", report.redriven, "letters")
         run_to_the_end(url)

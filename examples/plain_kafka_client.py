@@ -1,4 +1,4 @@
-"""Use the embedded log with a Kafka client that knows nothing of it: the connection says where its broker is.
+"""Use the embedded log with a plain Kafka client: the connection has the address of the broker.
 
 python examples/plain_kafka_client.py [FOLDER]
 """
@@ -13,7 +13,7 @@ import penstock as ps
 
 
 def main(folder: str) -> None:
-    with ps.connect(f"log:{folder}") as stream:  # while this is open, the broker runs
+    with ps.connect(f"log:{folder}") as stream:  # the broker runs while this is open
         producer = Producer({"bootstrap.servers": stream.bootstrap})
         for word in ("any", "client", "will", "do"):
             producer.produce("words", word)

@@ -1,8 +1,8 @@
-"""Send orders to the log in a folder, and read them again: all, those of a time, and those of one partition.
+"""Send orders to the log in a folder and read them back: all, those since a time, and those of one partition.
 
     python examples/send_and_read.py [URL]
 
-The URL is log:./data unless given; kafka://127.0.0.1:9092 works as well.
+The default URL is log:./data; kafka://127.0.0.1:9092 works as well.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def main(url: str) -> None:
         recent = list(stream.read("orders", start=before))
         print("of this run:", [record.value for record in recent])
 
-        place = receipts[0].result()
-        again = next(stream.read("orders", start={place.partition: place.offset}))
+        stored = receipts[0].result()
+        again = next(stream.read("orders", start={stored.partition: stored.offset}))
         print("ada's first order of this run:", again.value)
 
 

@@ -1,8 +1,8 @@
-"""Kill the broker while records are on their way: they arrive all the same, each of them once.
+"""Kill the broker while records are in flight: all of them arrive, each once.
 
     python examples/survive_a_crash.py [FOLDER]
 
-The connection notices, starts the broker of the folder again, and everything that was not acknowledged is tried again.
+The connection notices, restarts the broker of the folder, and sends the unacknowledged records again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         os.kill(address.pid, signal.SIGKILL)
         for number in range(10_000, 20_000):
             stream.send("numbers", str(number))
-        stream.flush(timeout=60)
+        stream.flush(timeout_s=60)
         values = [int(record.value or b"") for record in stream.read("numbers", start)]
         print("sent 20000, stored", len(values), "of which", len(set(values)), "are different")
         assert values == list(range(20_000)), "every record once, and in order"

@@ -1,10 +1,10 @@
-"""Count how often each system was used, with a worker that is killed in the middle: every use is counted once.
+"""Count the uses of each system, with a worker that is killed in the middle: every use is counted once.
 
     python examples/usage.py [URL]
 
-The worker keeps its counts itself, in a Counter. With each checkpoint they are saved as a snapshot, and whoever takes
-the partition over begins with the snapshot and behind the records that are in it. So a use is never counted twice, and
-none is forgotten, though the records in between are handled again.
+The worker keeps its counts in a Counter. With each checkpoint they are saved as a snapshot, and the next owner of the
+partition starts with the snapshot and the records after it. So no use is counted twice or lost, although some records
+are handled again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SYSTEMS = ("android", "ios", "web", "terminal")
 
 
 def work(url: str) -> None:
-    """The worker: a process of its own, which says how far it is."""
+    """The worker process, which prints its progress."""
     counts: dict[int, Counter[str]] = {}
     app = ps.App(url, group="usage")
 
@@ -56,7 +56,7 @@ def main(url: str) -> None:
     with ps.connect(url) as stream:
         for _ in range(USES):
             stream.send("uses", chance.choice(SYSTEMS))
-        stream.flush(timeout=30)
+        stream.flush(timeout_s=30)
 
         with start_worker(url) as worker:
             assert worker.stdout is not None

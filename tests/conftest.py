@@ -1,16 +1,60 @@
-"""What every test run shares: the list, at its very end, of what could not run and why."""
+"""What every test run shares: its seed, its profile of hypothesis, and its last lines: the slowest tests, the
+systems that were met, what was sampled, and what could not run and why."""
 
 from __future__ import annotations
 
+import os
+import random
 import signal
-from collections.abc import Generator
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, Protocol
 
 import pytest
+from hypothesis import settings
 
+from tests import system_table
 from tests.could_not_run import CouldNotRun
+from tests.sampling import MARKER, SOAK_MARKER, Sampling, is_soak
+from tests.seeds import VARIABLE
+from tests.slowest import Slowest
+from tests.system_table import Systems
 
-LIST = pytest.StashKey[CouldNotRun]()
+LONGEST: Final = ("spark", "spark-examples", "spark-cluster", "chromium", "demo", "java", "type-checkers")
+"""The groups of tests that take longest, the longest first."""
+SOAK_TIMEOUT_S: Final = 4 * 3600
+EXAMPLES: Final = {"test": 30, "soak": 1_000}
+"""How many examples hypothesis tries where a test does not say it, by profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastLines:
+    """The plugins that write the last lines of a run, in their order."""
+
+    slowest: Slowest = field(default_factory=Slowest)
+    systems: Systems = field(default_factory=Systems)
+    sampling: Sampling = field(default_factory=Sampling)
+    could_not_run: CouldNotRun = field(default_factory=CouldNotRun)
+
+    def for_the_controller(self) -> dict[str, object]:
+        return {
+            **self.systems.for_the_controller(),
+            **self.sampling.for_the_controller(),
+            **self.could_not_run.for_the_controller(),
+        }
+
+    def merge(self, worker_output: dict[str, object]) -> None:
+        self.systems.merge(worker_output)
+        self.sampling.merge(worker_output)
+        self.could_not_run.merge(worker_output)
+
+    def write(self, reporter: pytest.TerminalReporter) -> None:
+        for each in (self.slowest, self.systems, self.sampling, self.could_not_run):
+            each.write(reporter)
+
+
+LAST_LINES = pytest.StashKey[LastLines]()
 
 
 class Worker(Protocol):
@@ -24,24 +68,55 @@ def pytest_configure(config: pytest.Config) -> None:
         # A shell without job control starts what runs in the background with SIGINT ignored, and every process that a
         # test starts and interrupts would inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.stash[LIST] = CouldNotRun()
-    config.pluginmanager.register(config.stash[LIST], "could-not-run")
+    # One seed for the whole run. The workers of pytest-xdist inherit it: they must agree on what they collect.
+    os.environ.setdefault(VARIABLE, str(random.SystemRandom().randrange(1 << 32)))
+    for name, examples in EXAMPLES.items():
+        settings.register_profile(name, max_examples=examples)
+    settings.load_profile("soak" if is_soak() else "test")
+    config.addinivalue_line("markers", f"{MARKER}(count, each=()): `make test` tries a sample, see tests/sampling.py")
+    config.addinivalue_line("markers", f"{SOAK_MARKER}: `make soak` alone runs it, see tests/sampling.py")
+    config.addinivalue_line("markers", f"{system_table.MARKER}(name): of one stream system, see tests/system_table.py")
+    config.stash[LAST_LINES] = last_lines = LastLines()
+    for plugin in (last_lines.slowest, last_lines.systems, last_lines.sampling, last_lines.could_not_run):
+        config.pluginmanager.register(plugin)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups, and after the conftest.py of any folder
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share what a fixture makes for their module stay in one worker, so that it is made once."""
+    for item in items:
+        if is_soak():  # whatever the test says of itself: it does many times as much
+            item.add_marker(pytest.mark.timeout(SOAK_TIMEOUT_S), append=False)
+        fixtures: dict[str, Sequence[pytest.FixtureDef[object]]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+        shared = any(fixture.scope == "module" for fixture in chain.from_iterable(fixtures.values()))
+        if shared and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """What takes longest begins first, then what else stays together; single tests fill the gaps at the end."""
+    marker = item.get_closest_marker("xdist_group")
+    if marker is None:
+        return len(LONGEST) + 1
+    group = marker.kwargs.get("name") or marker.args[0]
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Worker) -> None:
     """A worker of pytest-xdist has ended: add what only it could see."""
-    node.config.stash[LIST].merge(getattr(node, "workeroutput", {}))
+    node.config.stash[LAST_LINES].merge(getattr(node, "workeroutput", {}))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
-    """After everything else has been printed, so that the list is the last thing on the screen."""
-    listed = session.config.stash[LIST]
+    """After everything else has been printed, so that these lines are the last on the screen."""
+    last_lines = session.config.stash[LAST_LINES]
     worker_output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if worker_output is not None:
-        worker_output.update(listed.for_the_controller())
+        worker_output.update(last_lines.for_the_controller())
     yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if worker_output is None and reporter is not None:
-        listed.write(reporter)
+        last_lines.write(reporter)

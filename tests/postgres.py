@@ -36,7 +36,7 @@ class PostgresServer:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
         (self.port,) = free_ports(1)
         self._programs = real_parts.postgres_programs()
-        self._settings = {**QUICK, **(settings or {})}
+        self.settings = {**QUICK, **(settings or {})}
         self._process: ServerProcess | None = None
         self._schemas = itertools.count(1)
 
@@ -58,7 +58,7 @@ class PostgresServer:
         if not data.exists():
             self._make(data)
         place = {"listen_addresses": "127.0.0.1", "port": str(self.port), "unix_socket_directories": ""}
-        settings = [f"-c{name}={value}" for name, value in {**place, **self._settings}.items()]
+        settings = [f"-c{name}={value}" for name, value in {**place, **self.settings}.items()]
         command = [*as_who_may(), str(self._programs / "postgres"), "-D", str(data), *settings]
         self._process = ServerProcess(command, self.folder / "output.txt")
         wait_for_start(self._process, self._answers)

@@ -32,6 +32,16 @@ def redis_server() -> str:
     return _or_skip(parts.redis_server)
 
 
+def nats_server() -> str:
+    """The nats-server program."""
+    return _or_skip(parts.nats_server)
+
+
+def rabbitmq_server() -> str:
+    """The rabbitmq-server program."""
+    return _or_skip(parts.rabbitmq_server)
+
+
 def postgres_programs() -> Path:
     """The folder with PostgreSQL's `initdb` and `postgres`."""
     return Path(_or_skip(parts.postgres_programs))
@@ -45,6 +55,21 @@ def node() -> str:
 def kafkajs_modules() -> Path:
     """The `node_modules` folder with kafkajs in it; hand it to node as NODE_PATH."""
     return _or_skip(parts.kafkajs_modules)
+
+
+def asyncapi_schema() -> Path:
+    """The official JSON schema of AsyncAPI 3.0.0."""
+    return _or_skip(parts.asyncapi_schema)
+
+
+def kinesis_local() -> Path:
+    """The folder of kinesis-local, whose `main.js` node runs."""
+    return _or_skip(parts.kinesis_local)
+
+
+def elasticmq_class_path() -> str:
+    """What to pass to `java -cp` to have ElasticMQ."""
+    return f"{_or_skip(parts.elasticmq_jars)}/*"
 
 
 def quixstreams_python() -> Path:

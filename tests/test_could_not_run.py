@@ -57,13 +57,13 @@ IN_ONE_PROCESS = ("-p", "no:xdist", "-W", "ignore::pytest.PytestUnknownMarkWarni
 IN_WORKERS = ("-n", "2", "--dist", "loadgroup")
 
 
-def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_text("from tests.conftest import *\n")
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", *arguments],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=120,

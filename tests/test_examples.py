@@ -20,6 +20,7 @@ SAYS: Final = {
     "plain_kafka_client.py": "any client will do",
     "orders.py": "billed 299 orders of 300",
     "usage.py": "every use was counted once",
+    "any_system.py": "500 of 500 views of this run were counted",
 }
 
 

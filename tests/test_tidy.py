@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import pytest
 
 import penstock
-from tests.tidy import habits, words
-from tests.tidy.rooms import rooms_import_only_from_above
+from tests.tidy import habits, shape, words
+from tests.tidy.rooms import HEIGHT, ROOMS, only_kafka_imports_kafka, rooms_import_only_from_above
 from tests.tidy.settings import settings_nobody_reads
 from tests.tidy.source import ROOT, Complaint, Source, python_packages, repository
 
 Rule = Callable[[Source], Iterator[Complaint]]
+RuleForAll = Callable[[Iterable[Source]], Iterator[Complaint]]
 
 in_one_worker = pytest.mark.xdist_group("tidy")
 """Each worker would read and parse all files."""
@@ -27,6 +29,7 @@ RULES: Final[list[Rule]] = [
     habits.tests_do_not_sleep_to_synchronise,
     habits.tests_can_fail,
     rooms_import_only_from_above,
+    only_kafka_imports_kafka,
     words.nothing_is_left_for_later,
     words.no_path_of_one_machine,
     words.no_package_registry,
@@ -38,7 +41,7 @@ STREAMS: Final = "src/penstock/streams/kafka.py"
 TEST: Final = "tests/log/test_x.py"
 
 BREACHES: Final[list[tuple[Rule, str, str]]] = [
-    (habits.files_are_short, LOG, "x = 1\n" * 501),
+    (habits.files_are_short, LOG, "x = 1\n" * 701),
     (habits.rooms_say_what_they_are_for, "src/penstock/log/__init__.py", "from x import y\n"),
     (habits.rooms_say_what_they_are_for, "src/penstock/log/__init__.py", '"""The log."""\n'),
     (habits.names_say_what_a_thing_is, "src/penstock/log/utils.py", ""),
@@ -64,15 +67,22 @@ BREACHES: Final[list[tuple[Rule, str, str]]] = [
     (rooms_import_only_from_above, STREAMS, "from penstock.log._scan import scan\n"),
     (rooms_import_only_from_above, "src/penstock/model.py", "from penstock.log import Reader\n"),
     (rooms_import_only_from_above, "src/penstock/attic.py", ""),
+    (
+        only_kafka_imports_kafka,
+        "src/penstock/console/x.py",
+        "from penstock.streams.kafka.stream import KafkaStream\n",
+    ),
+    (only_kafka_imports_kafka, "src/penstock/streams/x.py", "def f():\n    import penstock.streams.kafka.stream\n"),
+    (only_kafka_imports_kafka, "src/penstock/streams/memory/x.py", "from ..kafka.reading import KafkaReader\n"),
     (words.nothing_is_left_for_later, "docs/x.md", "TO" + "DO: write this\n"),
     (words.no_path_of_one_machine, "Makefile", "x: '/ro" + "ot/x'\n"),
     (words.no_package_registry, "tools/x.toml", "index = 'https://mirror.example/pypi/" + "simple'\n"),
 ]
 
 KEPT: Final[list[tuple[Rule, str, str]]] = [
-    (habits.files_are_short, LOG, "x = 1\n" * 500),
+    (habits.files_are_short, LOG, "x = 1\n" * 700),
     (habits.names_say_what_a_thing_is, "src/penstock/log/commonality.py", ""),
-    (habits.only_the_command_line_prints, "src/penstock/cli/serve.py", "print('x')\n"),
+    (habits.only_the_command_line_prints, "src/penstock/cli/commands/serve.py", "print('x')\n"),
     (habits.nothing_is_swallowed, LOG, "try: f()\nexcept FileNotFoundError: pass\n"),
     (habits.nothing_is_swallowed, LOG, "try: f()\nexcept Exception:\n    log.exception('f')\n"),
     (habits.tests_do_not_sleep_to_synchronise, LOG, "time.sleep(1)\n"),
@@ -82,11 +92,17 @@ KEPT: Final[list[tuple[Rule, str, str]]] = [
     (habits.tests_can_fail, TEST, "def test_x(): step_until('done', x)\n"),
     (habits.tests_can_fail, TEST, "def test_x(page): expect(page).to_have_url('x')\n"),
     (habits.tests_can_fail, TEST, "def h(): g()\ndef g(): assert x\ndef test_x(): h()\n"),
-    (rooms_import_only_from_above, BROKER, "from penstock.log.batch import Batch\nfrom .groups import Group\n"),
+    (
+        only_kafka_imports_kafka,
+        "src/penstock/checkpoints/kafka/x.py",
+        "from penstock.streams.kafka.stream import X\n",
+    ),
+    (only_kafka_imports_kafka, "src/penstock/console/x.py", "from penstock.streams.connection import Connection\n"),
+    (rooms_import_only_from_above, BROKER, "from penstock.log.batches.batch import Batch\nfrom .groups import Group\n"),
     (rooms_import_only_from_above, STREAMS, "from penstock import __version__, errors, log\n"),
     (rooms_import_only_from_above, STREAMS, "import penstock.broker\nfrom penstock.errors import StorageError\n"),
     (rooms_import_only_from_above, "src/penstock/testing/memory.py", "from penstock.broker.groups import Group\n"),
-    (rooms_import_only_from_above, "src/penstock/cli/serve.py", "from penstock.broker.server import serve\n"),
+    (rooms_import_only_from_above, "src/penstock/cli/commands/serve.py", "from penstock.broker.server import serve\n"),
     (rooms_import_only_from_above, "src/penstock/__init__.py", "from penstock.app import App\n"),
     (words.no_path_of_one_machine, "docs/x.md", "`src/work/x`, `$HOME/root/x`, https://example.org/home/x\n"),
     (words.no_package_registry, "docs/x.md", "https://kafka.apache.org/documentation/\n"),
@@ -126,6 +142,83 @@ def test_every_room_is_a_package_of_its_own() -> None:
 def test_every_module_of_the_package_can_be_found_by_its_room() -> None:
     """The rules see nothing when the sources are not where they look."""
     assert {"", "errors", "log", "broker"} <= {source.room for source in repository()}
+
+
+SHAPES: Final[list[RuleForAll]] = [
+    shape.folders_are_small,
+    shape.class_names_are_unique_in_a_room,
+    shape.no_module_is_a_fragment,
+    shape.imports_have_no_cycle,
+    shape.imports_are_at_the_top,
+]
+MISSHAPEN: Final[list[tuple[RuleForAll, dict[str, str]]]] = [
+    (shape.folders_are_small, {f"src/penstock/log/m{number}.py": "" for number in range(23)}),
+    (
+        shape.class_names_are_unique_in_a_room,
+        {"src/penstock/log/a.py": "class Ledger: ...\n", "src/penstock/log/b/c.py": "class Ledger: ...\n"},
+    ),
+    (
+        shape.no_module_is_a_fragment,
+        {"src/penstock/log/a.py": "x = 1\n", "src/penstock/log/b.py": "from penstock.log.a import x\n"},
+    ),
+    (
+        shape.imports_have_no_cycle,
+        {"src/penstock/log/a.py": "import penstock.log.b\n", "src/penstock/log/b.py": "import penstock.log.a\n"},
+    ),
+    (
+        shape.imports_are_at_the_top,
+        {"src/penstock/log/a.py": "import numpy\ndef f():\n    import json, numpy.linalg\n"},
+    ),
+]
+WELL_SHAPED: Final[dict[str, str]] = {
+    "src/penstock/log/__init__.py": "from penstock.log.offered import x\n",
+    "src/penstock/log/offered.py": "x = 1\nclass _Private: ...\nclass Store: ...\n",
+    "src/penstock/log/a.py": "import numpy\nimport penstock.log.shared\nclass _Private: ...\n",
+    "src/penstock/log/b.py": "from penstock.log.shared import y\nfrom penstock.log import a\n",
+    "src/penstock/log/c.py": "import penstock.log.b\n",
+    "src/penstock/log/shared.py": "def y():\n    from penstock.log.a import x\n    from penstock.log.b import z\n",
+    "src/penstock/broker/a.py": "class Store: ...\n",
+}
+
+
+@in_one_worker
+@pytest.mark.parametrize("rule", SHAPES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_its_shape(rule: RuleForAll) -> None:
+    complaints = list(rule(repository()))
+    assert not complaints, f"{rule.__doc__}\n" + "\n".join(map(str, complaints))
+
+
+@pytest.mark.parametrize(("rule", "files"), MISSHAPEN)
+def test_a_wrong_shape_is_noticed(rule: RuleForAll, files: dict[str, str]) -> None:
+    assert list(rule([Source(path, text) for path, text in files.items()]))
+
+
+@pytest.mark.parametrize("rule", SHAPES, ids=lambda rule: rule.__name__)
+def test_a_right_shape_is_not_complained_about(rule: RuleForAll) -> None:
+    assert not list(rule([Source(path, text) for path, text in WELL_SHAPED.items()]))
+
+
+def test_every_shape_is_shown_to_be_noticed() -> None:
+    assert [rule for rule, _ in MISSHAPEN] == SHAPES
+
+
+def test_the_page_for_contributors_lists_the_rooms_in_their_order() -> None:
+    page = (ROOT / "docs/contributing.md").read_text()
+    table = page.partition("## The rooms")[2].partition("\n## ")[0]
+    listed = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
+    assert [set(rooms) for rooms in listed[1:]] == [set(rooms) for rooms in ROOMS]
+    assert set(listed[0]) == {"model", "errors", "abc"}
+
+
+def test_the_page_on_the_architecture_names_files_that_are_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py)?)`", page)
+    files = [name for name in named if name.endswith(".py")]
+    folders = [name for name in named if not name.endswith(".py") and ("/" in name or name in HEIGHT)]
+    assert len(files) > 40
+    assert len(folders) > 10
+    missing = [name for name in files + folders if not (ROOT / "src/penstock" / name).exists()]
+    assert not missing, f"docs/architecture.md names what is not there: {missing}"
 
 
 @in_one_worker

@@ -61,7 +61,13 @@ def jar_bytes(compiler: Path) -> bytes:
 
 def compile_into(folder: Path, compiler: Path) -> None:
     options = ["--release", str(RELEASE), "-Xlint:all", "-Werror", "-g:source,lines", "-d", str(folder)]
-    command = [str(compiler), *options, "-cp", str(hadoop_jar()), *(str(file) for file in source_files())]
+    command = [
+        str(compiler),
+        *options,
+        "-cp",
+        ":".join(map(str, library_jars())),
+        *(str(file) for file in source_files()),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise BuildFailed(f"javac failed:\n{done.stdout}{done.stderr}")
@@ -71,12 +77,12 @@ def source_files() -> list[Path]:
     return sorted(SOURCES.rglob("*.java"))
 
 
-def hadoop_jar() -> Path:
-    """Hadoop's interfaces, as the pip package of Spark brings them."""
+def library_jars() -> list[Path]:
+    """The interfaces of Hadoop and log4j, as the pip package of Spark brings them."""
     import pyspark
 
-    (jar,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
-    return jar
+    jars = Path(pyspark.__file__).parent / "jars"
+    return [next(jars.glob(f"{name}-*.jar")) for name in ("hadoop-client-api", "log4j-api")]
 
 
 def digest_of_sources() -> str:

@@ -1,8 +1,8 @@
 """The reference of errors: every class of `penstock.errors`, what it means, and what to do.
 
-What an error means is its docstring; what to do about it stands here, as it is advice to people and not a contract. The
-line `<!-- errors -->` in a page becomes the tables, one for each family; `docs_hooks` calls `on_page_markdown`. An
-error that nobody has given advice for stops the build, and so does advice for one that is gone.
+The meaning is the docstring of the error; the advice is here. The line `<!-- errors -->` in a page becomes the tables,
+one for each family; `docs_hooks` calls `on_page_markdown`. An error without advice stops the build, and so does advice
+for an error that does not exist.
 """
 
 from __future__ import annotations
@@ -17,91 +17,97 @@ from tools.docs_tables import markdown_table
 PLACE: Final = "<!-- errors -->"
 
 FAMILIES: Final[Mapping[str, Mapping[str, str]]] = {
-    "Setting things up": {
-        "MissingExtraError": "Run the `pip install` that the message names.",
+    "Configuration": {
+        "MissingExtraError": "Run the `pip install` command in the message.",
         "ConfigError": "Correct the setting that the message names; it says what is allowed.",
-        "GuaranteeError": "Choose parts that can give the guarantee together, or a weaker guarantee; see "
+        "GuaranteeError": "Choose components that support the guarantee together, or a weaker guarantee; see "
         "[Guarantees](../guarantees.md).",
-        "HandlerError": "Change the handler as the message says: its parameters, its kind, where it stands.",
-        "UrlError": "Write the URL as one of those in [Concepts](../concepts.md#urls-choose-the-backend).",
+        "HandlerError": "Change the handler as the message says: its parameters, its kind, or where it is defined.",
+        "UrlError": "Use one of the URL forms in [Concepts](../concepts.md#urls-choose-the-backend).",
         "SchemaMismatchError": "Rename, add or cast the columns that the message lists.",
-        "JavaMissingError": "Install Java 17 or newer, or set `JAVA_HOME` to one that is there.",
+        "JavaMissingError": "Install Java 17 or newer, or set `JAVA_HOME` to an installed one.",
         "ConnectorMissingError": "Run `penstock spark jars` once.",
         "FilterError": "Correct the filter at the position that the message shows.",
     },
-    "Reaching the stream": {
-        "BrokerUnavailableError": "See that the broker runs and the address is right; for `log:` URLs the message has "
-        "what the broker last said. Trying again may help.",
+    "Connecting to the stream": {
+        "BrokerUnavailableError": "Check that the broker is running and that the address is right; for `log:` URLs the "
+        "message contains the broker's last output. A retry may succeed.",
         "ConnectionClosedError": "Use the connection inside its `with` block, or connect again.",
-        "ClosedError": "Do not use it after `close`, or open another.",
+        "ClosedError": "Do not use the object after `close`; open another.",
         "DataFolderInUseError": "Connect to the broker that owns the folder, with the `log:` URL, instead of opening "
-        "it a second time.",
-        "StreamError": "The message has the broker's own reason.",
-        "UnknownTopicError": "Create the topic, or correct its name: `penstock topics` lists what is there.",
-        "TopicExistsError": "Use the one that is there, or another name.",
+        "the folder a second time.",
+        "StreamError": "The message contains the broker's reason.",
+        "NotAllowedError": "Use another login, or have this one given the permission.",
+        "UnknownTopicError": "Create the topic, or correct its name: `penstock topics` lists the topics.",
+        "TopicExistsError": "Use the existing topic, or another name.",
         "InvalidTopicError": "Use letters, digits, `.`, `_` and `-`, at most 249 of them.",
-        "AliasChangedError": "Look again at what the name leads to, `penstock pipelines`, then switch.",
-        "GroupError": "Stop the members of the group before it is changed, or correct its name.",
-        "StaleDeliveryError": "Settle sooner, or give the queue a longer visibility timeout: the record was handed out "
+        "AliasChangedError": "Check the alias with `penstock pipelines`, then switch again.",
+        "GroupError": "Stop the members of the group before you change it, or correct its name.",
+        "StaleDeliveryError": "Settle sooner, or give the queue a longer visibility timeout: the record was delivered "
         "again.",
     },
     "Sending": {
-        "DeliveryError": "If `retriable`, send again; else the record can never be stored as it is, and the message "
-        "says why.",
-        "BufferFullError": "Send more slowly, make the buffer larger, or say with `when_full` what may be dropped.",
+        "DeliveryError": "If `retriable`, send again; otherwise the record can never be stored, and the message says "
+        "why.",
+        "BufferFullError": "Send more slowly, make the buffer larger, or choose with `when_full` what may be dropped.",
         "SpoolInUseError": "Stop the other producer, or give this one a spool of its own.",
-        "SpoolError": "Keep the folder for a look, and start with a new one; the message names the file.",
+        "SpoolError": "Keep the folder for analysis, and start with a new one; the message names the file.",
         "RecordTooLargeError": "Make the record smaller, or raise the topic's `max.message.bytes`.",
-        "InvalidTimestampError": "Correct the clock of whoever sends, or the topic's "
-        "`message.timestamp.before.max.ms` and `.after.max.ms`.",
+        "InvalidTimestampError": "Correct the clock of the sender, or the topic's `message.timestamp.before.max.ms` "
+        "and `.after.max.ms`.",
         "InvalidRecordError": "Give records of a compacted topic a key; the message says what else is not allowed.",
-        "OutOfOrderSequenceError": "Start the producer again: a batch was lost between it and the broker.",
-        "InvalidProducerEpochError": "Let the older producer end: a newer one of the same id has taken over.",
-        "InvalidTransactionStateError": "Begin a transaction before sending in it, and end it once.",
-        "TransactionCoordinatorFencedError": "Nothing: the newer coordinator goes on with the transaction.",
-        "TransactionError": "Leave the ending of the transaction to its `with` block.",
-        "TransactionAbortedError": "Do it again: nothing of it counts.",
+        "OutOfOrderSequenceError": "Restart the producer: a batch was lost between it and the broker.",
+        "InvalidProducerEpochError": "Stop the older producer: a newer one with the same id has taken over.",
+        "InvalidTransactionStateError": "Begin a transaction before you send in it, and end it once.",
+        "TransactionCoordinatorFencedError": "Nothing: the newer coordinator continues the transaction.",
+        "TransactionError": "Let the `with` block end the transaction.",
+        "TransactionAbortedError": "Repeat the transaction: nothing of it was stored.",
+        "TransactionLostError": "Close the producer and start another with the same `transactional_id`; it ends the "
+        "transaction.",
+        "OvertakenError": "Run one producer per `transactional_id`, or raise the transaction timeout.",
     },
     "Values": {
-        "SerdeError": "Sending: give a value of the topic's type. Reading: the record is with the dead letters; mend "
-        "the type or the sender, then redrive.",
-        "RegistryError": "Do as the registry's own message says.",
-        "RegistryUnavailableError": "See that the registry runs. No record is at fault; trying again may help.",
+        "SerdeError": "When sending: pass a value of the topic's type. When reading: the record became a dead letter; "
+        "correct the type or the sender, then redrive.",
+        "RegistryError": "Follow the registry's message.",
+        "RegistryUnavailableError": "Check that the registry is running. A retry may succeed; the record is valid.",
         "IncompatibleSchemaError": "Give new fields a default, or use another subject.",
     },
     "Handling": {
-        "Reject": "Your handler raised it: look at the dead letter, and redrive or discard it.",
-        "WorkerDiedError": "Look at what the record made the process die of; it is with the dead letters after five "
-        "deaths.",
-        "CircuitOpenError": "Mend what the handler depends on; handling goes on by itself when one record succeeds.",
+        "Reject": "Your handler raised it: inspect the dead letter, and redrive or discard it.",
+        "WorkerDiedError": "Find out why the record kills the process; after five deaths it is a dead letter.",
         "OffsetOutOfRangeError": "Choose a position inside the range that the message names, or `on_expired`. For a "
-        "group: retention was quicker than the reader.",
-        "RecordsExpiredError": "Say with `on_expired` where to go on, and raise `retention.ms` or `retention.bytes`.",
-        "FencedError": "Nothing, when a rebalance took the partition: the new owner goes on. Else see who uses the "
-        "same name.",
+        "group: retention deleted records before they were read.",
+        "RecordsExpiredError": "Set `on_expired` to say where to continue, and raise `retention.ms` or "
+        "`retention.bytes`.",
+        "RecordsLostError": "Set `on_expired` to continue without the records of the deleted topic or partition.",
+        "FencedError": "Nothing, if a rebalance took the partition: the new owner continues. Otherwise find the other "
+        "process that uses the same name.",
         "RedriveRunningError": "Wait until the other redrive has ended, or stop it where it was started.",
     },
     "Checkpoints": {
-        "StoreUnavailableError": "See that the store can be reached and has room. Trying again may help; records wait.",
-        "OutcomeUnknownError": "Claim the lease again and load the checkpoint before doing anything again; `App` does.",
-        "CorruptCheckpointError": "Restore the store from a copy, or forget the group and choose where it starts.",
+        "StoreUnavailableError": "Check that the store is reachable and has space. A retry may succeed; records wait.",
+        "OutcomeUnknownError": "Claim the lease again and load the checkpoint before you retry; `App` does this.",
+        "CorruptCheckpointError": "Restore the store from a backup, or delete the group's checkpoints and choose where "
+        "it starts.",
     },
     "Pipelines": {
         "PipelineError": "The message names the query, the reason and what to do.",
-        "CheckpointMismatchError": "Undo the change, or process everything again beside it: "
+        "CheckpointMismatchError": "Undo the change, or reprocess everything beside it: "
         "[Processing again](../spark/reprocessing.md).",
         "PipelineRunningError": "Stop the other run, or give this one a name or a checkpoint folder of its own.",
-        "TopicReplacedError": "Give the pipeline a new name, so that it begins anew with the topic as it is now.",
+        "TopicReplacedError": "Give the pipeline a new name, so that it starts again with the new topic.",
     },
     "Storage": {
-        "StorageError": "Make room, or replace the disk. After a failed sync, restart the broker on a healthy one.",
-        "CorruptBatchError": "Send the batch again; when it was read from a file, see below.",
-        "CorruptSegmentError": "Restore the file from a copy, or go on reading behind the damage.",
+        "StorageError": "Free some space, or replace the disk. After a failed fsync, restart the broker on a healthy "
+        "disk.",
+        "CorruptBatchError": "Send the batch again; if it was read from a file, see below.",
+        "CorruptSegmentError": "Restore the file from a backup, or continue reading behind the damage.",
     },
     "The console and alerts": {
-        "ReadOnlyError": "Start the console without `--read-only` where changes are wanted.",
-        "AuditError": "Make room where the audit log is kept, or give it another place: nothing is changed unseen.",
-        "NotifyError": "Correct the address or the credentials of the notifier; the message has the answer.",
+        "ReadOnlyError": "Start the console without `--read-only` if you need to make changes.",
+        "AuditError": "Free some space for the audit log, or move it: no change is made without an audit entry.",
+        "NotifyError": "Correct the address or the credentials of the notifier; the message contains the answer.",
         "SignInError": "Use the right password or token; after too many attempts, wait as long as the message says.",
     },
 }
@@ -116,9 +122,9 @@ def tables() -> str:
     known = classes()
     advised = {name for family in FAMILIES.values() for name in family}
     if missing := sorted(known.keys() - advised - ROOTS):
-        raise TypeError(f"tools/docs_errors.py says nothing about what to do about {', '.join(missing)}")
+        raise TypeError(f"tools/docs_errors.py has no advice for {', '.join(missing)}")
     if gone := sorted(advised - known.keys()):
-        raise TypeError(f"tools/docs_errors.py gives advice about errors that are gone: {', '.join(gone)}")
+        raise TypeError(f"tools/docs_errors.py has advice for errors that do not exist: {', '.join(gone)}")
     return "\n\n".join(
         f"## {title}\n\n"
         + markdown_table(
@@ -130,7 +136,7 @@ def tables() -> str:
 
 
 def classes() -> dict[str, type[Exception]]:
-    """Every error there is, by its name."""
+    """All error classes by name."""
     return {
         name: each
         for name, each in vars(errors).items()
@@ -139,7 +145,7 @@ def classes() -> dict[str, type[Exception]]:
 
 
 def _named(error: type[Exception]) -> str:
-    """With its own root, where that is one that people catch: `except ConfigError` catches both."""
+    """The name, and the parent class if users catch that: `except ConfigError` catches both."""
     (parent,) = error.__bases__
     shown = f'<a id="{error.__name__.lower()}"></a>`{error.__name__}`'
     return shown if parent.__name__ in ROOTS else f"{shown}, a `{parent.__name__}`"
@@ -147,5 +153,5 @@ def _named(error: type[Exception]) -> str:
 
 def _meaning(error: type[Exception]) -> str:
     if not error.__doc__:
-        raise TypeError(f"{error.__name__} has no docstring, which a reader needs")
+        raise TypeError(f"{error.__name__} needs a docstring")
     return " ".join(error.__doc__.split())

@@ -1,8 +1,9 @@
 """Tables of settings in the documentation, made from the code when the pages are built, so that they cannot go stale.
 
-A line `<!-- table: penstock.log.config:TOPIC_SETTINGS -->` in a page becomes the table of what stands under that name:
-rows of Setting, APIs with their versions, a dataclass whose fields carry docstrings, a command with its options, or
-the metrics that a collector, a registry or a list of definitions gives. It is one file, as mkdocs loads it by its path.
+A line `<!-- table: penstock.log.configs.topic_config:TOPIC_SETTINGS -->` in a page becomes the table of that name:
+rows of Setting, APIs with their versions, a dataclass whose fields carry docstrings, the features of systems, a command
+with its options, or the metrics that a collector, a registry or a list of definitions gives. It is one file, as mkdocs
+loads it by its path.
 mkdocs calls `on_page_markdown` (see `hooks:` in mkdocs.yml); a name that is not there stops the build.
 """
 
@@ -13,6 +14,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,13 +24,14 @@ import typer
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from penstock.abc import Feature, Features
 from penstock.broker.metrics import BrokerCollector
-from penstock.broker.wire.names import api_name
-from penstock.log.settings import Setting
-from penstock.observe.metrics_definition import Definition
-from penstock.observe.metrics_library import LIBRARY
-from penstock.observe.metrics_stream import STREAM
-from penstock.spark.progress import REGISTRY
+from penstock.broker.wire.schema import api_name
+from penstock.log.configs.setting import Setting
+from penstock.observe.metrics.definition import Definition
+from penstock.observe.metrics.library import LIBRARY
+from penstock.observe.metrics.stream import STREAM
+from penstock.spark.run.progress import REGISTRY
 
 PLACE: Final = re.compile(r"^<!-- table: (?P<module>[\w.]+):(?P<name>\w+) -->$", re.MULTILINE)
 MOST_LONG: Final = 2**63 - 1
@@ -44,6 +47,8 @@ def table_of(module: str, name: str) -> str:
         return metrics_table(metrics)
     if isinstance(what, Mapping) and all(isinstance(row, Setting) for row in what.values()):
         return settings_table(what.values())
+    if isinstance(what, Mapping) and all(isinstance(row, frozenset) for row in what.values()):
+        return features_table(what)
     if isinstance(what, Mapping):
         return versions_table(what)
     if inspect.isclass(what) and dataclasses.is_dataclass(what):
@@ -53,15 +58,36 @@ def table_of(module: str, name: str) -> str:
     raise TypeError(f"{module}:{name} is no table of settings, no dataclass and no command: no table can be made of it")
 
 
+def features_table(systems: Mapping[str, Features]) -> str:
+    """A column for each system, a row for each feature that one of them has."""
+    found = [feature for feature in Feature if any(feature in features for features in systems.values())]
+    rows = [
+        (
+            feature.name.lower().replace("_", " "),
+            *("yes" if feature in features else "" for features in systems.values()),
+        )
+        for feature in found
+    ]
+    return markdown_table(("", *(f"`{name}`" for name in systems)), rows)
+
+
 def settings_table(settings: Iterable[Setting]) -> str:
-    """Every setting that can be set; those that are fixed follow below, each with its reason."""
+    """Every setting that is obeyed; those that have no effect or are fixed follow below, each with its reason.
+
+    A star marks those that can be changed while a broker runs.
+    """
     shown = [setting for setting in settings if not setting.hidden]
-    free = [setting for setting in shown if not setting.fixed_because]
+    idle = [setting for setting in shown if setting.no_effect_because]
     fixed = [setting for setting in shown if setting.fixed_because]
     text = markdown_table(
         ("name", "default", "values", "what it sets"),
-        [(f"`{each.name}`", default_of(each), each.allowed, each.effect) for each in free],
+        [(name_of(each), default_of(each), each.allowed, each.effect) for each in shown if each.obeyed],
     )
+    if idle:
+        text += "\n\nThese are accepted, kept and shown, and have no effect.\n\n" + markdown_table(
+            ("name", "default", "values", "has no effect because"),
+            [(name_of(each), default_of(each), each.allowed, each.no_effect_because) for each in idle],
+        )
     if fixed:
         text += "\n\nThese are known, and have one value; any other is refused with the reason.\n\n" + markdown_table(
             ("name", "value", "because"), [(f"`{each.name}`", default_of(each), each.fixed_because) for each in fixed]
@@ -69,8 +95,12 @@ def settings_table(settings: Iterable[Setting]) -> str:
     return text
 
 
+def name_of(setting: Setting) -> str:
+    return f"`{setting.name}`" + (" \\*" if setting.dynamic else "")
+
+
 def default_of(setting: Setting) -> str:
-    if setting.default == MOST_LONG:
+    if setting.default in (MOST_LONG, sys.float_info.max):
         return "no limit"
     return f"`{setting.format(setting.default)}`" if setting.format(setting.default) else "not set"
 
@@ -84,13 +114,15 @@ def versions_table(versions: Mapping[int, tuple[int, int]]) -> str:
 
 
 def fields_table(kind: type[Any]) -> str:
+    """The fields that a dataclass declares itself: those of its bases have a table of their own."""
     texts = field_docstrings(kind)
-    missing = [field.name for field in dataclasses.fields(kind) if field.name not in texts]
+    fields = [field for field in dataclasses.fields(kind) if field.name in kind.__annotations__]
+    missing = [field.name for field in fields if field.name not in texts]
     if missing:
         raise TypeError(f"{kind.__name__} has fields without a docstring, which a reader needs: {missing}")
     return markdown_table(
         ("setting", "default", "what it sets"),
-        [(f"`{field.name}`", f"`{field_default(field)}`", texts[field.name]) for field in dataclasses.fields(kind)],
+        [(f"`{field.name}`", f"`{field_default(field)}`", texts[field.name]) for field in fields],
     )
 
 
@@ -202,6 +234,7 @@ def _idle_broker() -> SimpleNamespace:
             requests={}, produced_bytes=0, fetched_bytes=0, refused_connections=0, compactions=0, segments_deleted=0
         ),
         connections=(),
+        request_memory=SimpleNamespace(held_bytes=0),
         syncer=SimpleNamespace(usual_s=0.0, syncs=0),
         topics=SimpleNamespace(partitions=lambda: (), resources=SimpleNamespace(files=())),
         groups=SimpleNamespace(list=lambda: ()),

@@ -13,12 +13,15 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 KAFKA_POM: Final = ROOT / "tools" / "kafka" / "pom.xml"
 KAFKAJS_PACKAGE: Final = ROOT / "tools" / "kafkajs" / "package.json"
+KINESIS_PACKAGE: Final = ROOT / "tools" / "kinesis" / "package.json"
+ELASTICMQ_POM: Final = ROOT / "tools" / "elasticmq" / "pom.xml"
 QUIXSTREAMS_REQUIREMENTS: Final = ROOT / "tools" / "quixstreams" / "requirements.txt"
 JAVA_MINIMUM: Final = 17
 """Apache Kafka 4.x servers refuse to start on anything older."""
@@ -61,6 +64,18 @@ def redis_server() -> str:
     return _program("redis", "redis-server")
 
 
+def nats_server() -> str:
+    """The path of the nats-server program, which a package of the tests puts beside their Python."""
+    beside = Path(sys.executable).with_name("nats-server")
+    return str(beside) if os.access(beside, os.X_OK) else _program("nats", "nats-server")
+
+
+def rabbitmq_server() -> str:
+    """The path of the rabbitmq-server program: that in the package's own folder, which any user may run."""
+    programs = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
+    return str(programs[-1]) if programs else _program("rabbitmq", "rabbitmq-server")
+
+
 def postgres_programs() -> str:
     """The folder with PostgreSQL's programs, `initdb` and `postgres`: Debian keeps them off the PATH."""
     on_path = shutil.which("initdb")
@@ -88,6 +103,21 @@ def mvn() -> str:
 def kafkajs_modules() -> Path:
     """The `node_modules` folder that holds kafkajs: what NODE_PATH must name."""
     return _from_cache("kafkajs", "kafkajs/node_modules")
+
+
+def asyncapi_schema() -> Path:
+    """The official JSON schema of AsyncAPI 3.0.0, which comes from npm together with kafkajs."""
+    return _from_cache("kafkajs", "kafkajs/node_modules/@asyncapi/specs/schemas") / "3.0.0.json"
+
+
+def kinesis_local() -> Path:
+    """The folder of kinesis-local, whose `main.js` node runs."""
+    return _from_cache("kinesis-local", "kinesis/node_modules/kinesis-local")
+
+
+def elasticmq_jars() -> Path:
+    """The folder with the jars of ElasticMQ. Its class path is `FOLDER/*`."""
+    return _from_cache("elasticmq", "elasticmq/jars")
 
 
 def quixstreams_python() -> Path:

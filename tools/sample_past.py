@@ -27,7 +27,7 @@ from penstock.observe.facts import (
     Snapshot,
     TopicFacts,
 )
-from penstock.observe.history import History
+from penstock.observe.history.history import History
 
 HOUR_S: Final = 3_600
 STEP_S: Final = 30

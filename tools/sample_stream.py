@@ -24,8 +24,7 @@ from confluent_kafka import Consumer
 import penstock as ps
 from penstock.console.service import Service
 from penstock.console.views import Person
-from penstock.streams.kafka.connection import Connection
-from penstock.streams.kafka.groups import GroupAdministration
+from penstock.streams import Connection
 from tools import sample_past
 
 SEED: Final = 7
@@ -121,9 +120,9 @@ def _bill(url: str, stop: threading.Event) -> None:
 
 
 def _commit(stream: Connection, group: str, topic: str, part: float) -> None:
-    ends = [stream.stream(topic).locate(each, ps.Position.LATEST) for each in range(PARTITIONS[topic])]
+    ends = [stream.open_topic(topic).locate(each, ps.Position.LATEST) for each in range(PARTITIONS[topic])]
     committed = {(topic, partition): int(int(end) * part) for partition, end in enumerate(ends)}
-    GroupAdministration(stream.administration).move(group, committed)
+    stream.group_admin().move(group, committed)
 
 
 def _order(url: str, stop: threading.Event) -> None:

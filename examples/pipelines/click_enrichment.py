@@ -1,10 +1,10 @@
-"""Clicks, with what is known of whoever clicked: a stream joined to a table that changes while the pipeline runs.
+"""Add user profiles to clicks: a stream joined to a table that changes while the pipeline runs.
 
     python examples/pipelines/click_enrichment.py [URL]
 
-Profiles come as changes, in a compacted topic: the last one of each user counts, and a record without a value deletes
-one. No database is asked. While the pipeline runs, one user upgrades, one leaves and one signs up; the clicks that come
-then show it, without a restart. Clicks of users whom nobody knows are kept, with nothing about them.
+Profiles come as changes in a compacted topic: the last record of each user counts, and a record without a value deletes
+the profile. No database is queried. While the pipeline runs, one user upgrades, one leaves and one signs up; later
+clicks show the change without a restart. Clicks of unknown users are kept, without a profile.
 
 Without a URL it uses an embedded log in a temporary folder.
 """
@@ -26,7 +26,7 @@ from penstock.spark import Pipeline
 from penstock.spark.patterns import enrich
 
 CLICKS = 300
-"""Before the profiles change, and as many after."""
+"""The number of clicks before the profiles change, and again after."""
 PAGES = ("home", "prices", "manual", "forum")
 WAIT_S = 180.0
 
@@ -80,20 +80,20 @@ def generate(seed: int, first: int) -> list[Click]:
 
 def main(url: str, seed: int = 7) -> None:
     with ps.connect(url) as stream:
-        stream.administration.provide(profiles.name, 2, {"cleanup.policy": "compact"})
-        stream.administration.provide(clicks.name, 2, {})
-        stream.administration.provide("clicks.enriched", 2, {})
+        stream.admin().provide(profiles.name, 2, {"cleanup.policy": "compact"})
+        stream.admin().provide(clicks.name, 2, {})
+        stream.admin().provide("clicks.enriched", 2, {})
         send_profiles(stream, BEFORE)
         with (
             build(url) as pipeline,
-            stream.read("clicks.enriched", "latest", follow=True, timeout=WAIT_S) as enriched,
+            stream.read("clicks.enriched", "latest", follow=True, timeout_s=WAIT_S) as enriched,
         ):
             pipeline.start()
             for title, changes, first in (("before", {}, 0), ("after", CHANGES, CLICKS)):
                 send_profiles(stream, changes)
                 for click in generate(seed, first):
                     stream.send(clicks, click)
-                stream.flush(timeout=60)
+                stream.flush(timeout_s=60)
                 rows = [json.loads(record.value or b"") for record in itertools.islice(enriched, CLICKS)]
                 if len(rows) < CLICKS:
                     pipeline.wait(0.0)  # raises what went wrong, if anything did
@@ -104,11 +104,11 @@ def main(url: str, seed: int = 7) -> None:
 def send_profiles(stream: ps.Connection, changes: Mapping[str, Profile | None]) -> None:
     for user, profile in changes.items():
         stream.send(profiles, profile, key=user)
-    stream.flush(timeout=60)
+    stream.flush(timeout_s=60)
 
 
 def show(title: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """How many clicks there are of each user, with what is known of them."""
+    """The number of clicks of each user, with the user's profile."""
     known = Counter((row["user"], row["plan"], row["age"], row["city"]) for row in rows)
     print(f"\n{known.total()} clicks {title} the changes")
     for (user, plan, age, city), count in sorted(known.items(), key=str):

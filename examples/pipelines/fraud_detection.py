@@ -1,10 +1,10 @@
-"""Which cards are misused: four analysers, an aggregator, and verdicts in a database or, in milliseconds, in a topic.
+"""Find misused cards: four analysers, an aggregator, and verdicts in a database or, in milliseconds, in a topic.
 
     python examples/pipelines/fraud_detection.py [--real-time] [URL]
 
-Each transaction is looked at by its amount, by how far from the card's home it was made, and by what is known about the
-merchant; how often a card was used within a minute is the fourth. The aggregator adds up what they say about a card in
-a minute, and judges it. Cards and merchants are topics that anybody may update while the pipeline runs.
+Three analysers judge each transaction by its amount, its distance from the card's home, and its merchant; the fourth
+counts how often a card was used within a minute. The aggregator adds up their scores for a card and a minute, and gives
+a verdict. Cards and merchants are topics that can be updated while the pipeline runs.
 
 In batches the verdicts are rows of a SQLite table, exactly once. With --real-time the same frame runs in Spark's
 real-time mode, which writes each verdict to the topic `verdicts` as soon as a transaction changes it.
@@ -40,7 +40,7 @@ PATIENCE_S = 120.0
 LARGE_CENTS, MEDIUM_CENTS = 500_000, 100_000
 FAR_KM = 1_000
 QUICK = 3
-"""So often may a card be used within a minute."""
+"""How often a card may be used within a minute."""
 BLOCK, REVIEW = 100, 60
 
 
@@ -76,7 +76,7 @@ JSON_OF_A_TRANSACTION = "id bigint, card string, merchant string, cents bigint, 
 
 
 def generate(seed: int) -> tuple[list[Transaction], list[Card], list[Merchant]]:
-    """Every tenth card is in the wrong hands: far from home, in a hurry, and with expensive taste."""
+    """Transactions, cards and merchants; every tenth card is misused: far from home, often, for large amounts."""
     chance = random.Random(seed)
     owned = [Card(f"card-{n}", chance.randrange(-300, 300), chance.randrange(-300, 300)) for n in range(CARDS)]
     shops = [Merchant(f"shop-{n}", chance.choice((0, 0, 0, 10, 30))) for n in range(MERCHANTS)]
@@ -93,7 +93,7 @@ def generate(seed: int) -> tuple[list[Transaction], list[Card], list[Merchant]]:
 
 
 def judged(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
-    """What the analysers and the aggregator make of transactions: a row for each card and minute.
+    """The verdicts of the analysers and the aggregator: a row for each card and minute.
 
     Spark's own functions only, and joins with tables that go to every task: so it runs in real-time mode, too.
     """
@@ -150,12 +150,12 @@ def in_real_time(url: str, batch: str = "5 minutes") -> Pipeline:
 
 
 def run_in_batches(url: str, database: str, made: list[Transaction]) -> list[dict[str, Any]]:
-    """The verdicts of a database, after two runs of the pipeline with transactions for each."""
+    """The verdicts in the database after two runs of the pipeline, each with new transactions."""
     with ps.connect(url) as stream:
         for part in (made[: len(made) // 2], made[len(made) // 2 :]):
             for each in part:
                 stream.send(transactions, each)
-            stream.flush(timeout=60)
+            stream.flush(timeout_s=60)
             with in_batches(url, database) as pipeline:
                 pipeline.run(once=True)
     with sqlite3.connect(database.removeprefix("sqlite:")) as rows:
@@ -164,12 +164,12 @@ def run_in_batches(url: str, database: str, made: list[Transaction]) -> list[dic
 
 
 def run_in_real_time(url: str, made: list[Transaction]) -> list[dict[str, Any]]:
-    """The last verdict of each card and minute, once all transactions are in them, and how long each took."""
+    """The last verdict of each card and minute, once they cover all transactions, and the latency of each."""
     with ps.connect(url) as stream, in_real_time(url) as pipeline:
         pipeline.start()
         for each in made:
             stream.send(transactions, each)
-        stream.flush(timeout=60)
+        stream.flush(timeout_s=60)
         until = time.monotonic() + PATIENCE_S
         while sum(row["transactions"] for row in latest(stream)) < len(made):
             pipeline.wait(0.1)
@@ -197,7 +197,7 @@ def main(url: str, folder: str, real_time: bool, seed: int = 7) -> None:
             stream.send(cards, card)
         for shop in shops:
             stream.send(merchants, shop)
-        stream.flush(timeout=60)
+        stream.flush(timeout_s=60)
     rows = run_in_real_time(url, made) if real_time else run_in_batches(url, f"sqlite:{folder}/fraud.db", made)
     verdicts = Counter(row["verdict"] for row in rows)
     print(f"{sum(row['transactions'] for row in rows):,} transactions, {len(rows):,} verdicts: {dict(verdicts)}")

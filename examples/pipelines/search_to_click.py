@@ -1,10 +1,10 @@
-"""Which searches led to a click within ten seconds, and which to nothing: two streams, joined by user and time.
+"""Find the searches that led to a click within ten seconds, and those that did not: a join of streams by user and time.
 
     python examples/pipelines/search_to_click.py [URL]
 
-Searches and clicks arrive out of order, in topics of their own, and impatient browsers send some clicks twice. Each
-pair of a search and a click that followed it is a result; so is a search that no click followed, once it is certain
-that none will come. The pipeline is stopped in the middle and started again: pairs that were torn apart find together.
+Searches and clicks are in separate topics, arrive out of order, and some clicks arrive twice. Each pair of a search and
+a following click is a result; so is a search without a click, once none can arrive any more. The pipeline is stopped
+in the middle and restarted: pairs whose halves arrive before and after the restart are still found.
 
 Without a URL it uses an embedded log in a temporary folder.
 """
@@ -93,7 +93,7 @@ def generate(seed: int, begin: datetime.datetime) -> list[Search | Click]:
 def main(url: str, seed: int = 7) -> None:
     with ps.connect(url) as stream:
         for topic in (searches, clicks):
-            stream.administration.provide(topic.name, 2, {})
+            stream.admin().provide(topic.name, 2, {})
         begin = next_day(stream)
         made = generate(seed, begin)
         process(stream, made[: len(made) // 2])
@@ -106,16 +106,19 @@ def main(url: str, seed: int = 7) -> None:
 
 
 def process(stream: ps.Connection, arrived: list[Search | Click]) -> None:
-    """Send what has arrived, and run the pipeline until it has caught up."""
+    """Send the arrived records, and run the pipeline until it has caught up."""
     for event in arrived:
-        stream.send(searches if isinstance(event, Search) else clicks, event)
-    stream.flush(timeout=60)
+        if isinstance(event, Search):
+            stream.send(searches, event)
+        else:
+            stream.send(clicks, event)
+    stream.flush(timeout_s=60)
     with build(stream.url) as pipeline:
         pipeline.run(once=True)
 
 
 def next_day(stream: ps.Connection) -> datetime.datetime:
-    """The noon after everything that was sent before, so that the example may be run again on the same stream."""
+    """The noon after everything that was sent before, so that the example can be run again on the same stream."""
     first = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
     before = (searches.decode(record.value) for record in stream.read(searches.name))
     return max(

@@ -1,10 +1,10 @@
-"""How much each system is used: transactions per system and minute, exactly once, with late ones set aside.
+"""Count transactions per system and minute, exactly once, and keep late ones apart.
 
     python examples/pipelines/system_usage.py [URL]
 
-Transactions come from many gateways, so a few of them arrive long after their minute was closed. They are not dropped:
-they go to the topic `transactions.late`, and every transaction is in one place or the other, once. The pipeline is
-stopped in the middle and started again, as a deployment would do; the counts do not show it.
+Transactions come from many gateways, so a few of them arrive long after their minute was closed. They are not dropped
+but go to the topic `transactions.late`: every transaction is in one of the two results, once. The pipeline is stopped
+in the middle and restarted, as in a deployment, without an effect on the counts.
 
 Without a URL it uses an embedded log in a temporary folder.
 """
@@ -67,7 +67,7 @@ def generate(seed: int, begin: datetime.datetime) -> list[Transaction]:
 
 def main(url: str, seed: int = 7) -> None:
     with ps.connect(url) as stream:
-        stream.administration.provide(transactions.name, 2, {})
+        stream.admin().provide(transactions.name, 2, {})
         begin = next_day(stream)
         made = generate(seed, begin)
         process(stream, made[: TRANSACTIONS // 2])
@@ -80,16 +80,16 @@ def main(url: str, seed: int = 7) -> None:
 
 
 def process(stream: ps.Connection, arrived: list[Transaction]) -> None:
-    """Send what has arrived, and run the pipeline until it has caught up."""
+    """Send the arrived records, and run the pipeline until it has caught up."""
     for each in arrived:
         stream.send(transactions, each)
-    stream.flush(timeout=60)
+    stream.flush(timeout_s=60)
     with build(stream.url) as pipeline:
         pipeline.run(once=True)
 
 
 def next_day(stream: ps.Connection) -> datetime.datetime:
-    """The noon after everything that was sent before, so that the example may be run again on the same stream."""
+    """The noon after everything that was sent before, so that the example can be run again on the same stream."""
     first = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
     before = (transactions.decode(record.value) for record in stream.read(transactions.name))
     return max(

@@ -1,13 +1,12 @@
-"""The ten shares that moved most, for each day: two stages, with a topic of one partition between them.
+"""Rank the ten shares that moved most on each day: two stages, with a topic of one partition between them.
 
     python examples/pipelines/top_movers.py [URL]
 
-No single task could rank all trades of a day, and none has to. The first stage makes one row of each share and day, in
-as many tasks as there are partitions of `trades`; they go to the topic `moves`, which has one partition, as there are
-few of them. The second stage ranks them there. A day is ranked when the next one has been seen, once and for all.
+No single task could rank all trades of a day. The first stage computes one row for each share and day, in parallel over
+the partitions of `trades`, and writes these few rows to the topic `moves`, which has one partition. The second stage
+ranks them. A day is ranked once, when the next day has been seen.
 
-The pipeline runs each time for as long as there is something to do. One run over what is there takes it one stage
-further; left running, both stages work at the same time.
+A run with `once` runs the second stage after the first; otherwise both stages run at the same time.
 
 Without a URL it uses an embedded log in a temporary folder.
 """
@@ -32,7 +31,7 @@ from penstock.spark.windows import tumbling
 SYMBOLS = tuple(f"{a}{b}{c}" for a in "ABCD" for b in "KLMN" for c in "XYZ")
 TRADES_A_DAY = 25
 DAYS = 4
-"""The last of them stays open: nothing is known of the day after it but its first trade."""
+"""The day after the last has only its first trade, and stays open."""
 DAY = datetime.timedelta(days=1)
 
 
@@ -71,7 +70,7 @@ def build(url: str) -> Pipeline:
 
 
 def generate(seed: int, begin: datetime.datetime) -> list[Trade]:
-    """Trades in the order in which they arrive, up to ten minutes late; last comes the opening of one more day."""
+    """Trades in the order in which they arrive, up to ten minutes late; the last one opens one more day."""
     chance = random.Random(seed)
     arrived = []
     cents = {symbol: chance.randrange(500, 50_000) for symbol in SYMBOLS}
@@ -91,14 +90,14 @@ def generate(seed: int, begin: datetime.datetime) -> list[Trade]:
 
 def main(url: str, seed: int = 7) -> None:
     with ps.connect(url) as stream:
-        stream.administration.provide(trades.name, 4, {})
+        stream.admin().provide(trades.name, 4, {})
         begin = next_day(stream)
         made = generate(seed, begin)
         half = len(made) // 2
         for arrived in (made[:half], made[half:]):
             for trade in arrived:
                 stream.send(trades, trade)
-            stream.flush(timeout=60)
+            stream.flush(timeout_s=60)
             with build(url) as pipeline:
                 pipeline.run(once=True)
         rows = [json.loads(record.value or b"") for record in stream.read("movers")]
@@ -106,7 +105,7 @@ def main(url: str, seed: int = 7) -> None:
 
 
 def next_day(stream: ps.Connection) -> datetime.datetime:
-    """A day behind everything that was sent before, so that the example may be run again on the same stream."""
+    """The day after all records sent before, so that the example can be run again on the same stream."""
     first = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
     before = (trades.decode(record.value) for record in stream.read(trades.name))
     return max((each.at.replace(hour=0, minute=0, second=0) + DAY for each in before if each), default=first)

@@ -1,58 +1,67 @@
-"""`App`: topics and handlers declared in one place, run together."""
+"""`App`: declare handlers of topics in one place and run them together."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
 import inspect
 import logging
+import random
+import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from types import FrameType, TracebackType
-from typing import Any, Final, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any, Final, Self, TypeVar, Unpack
 
-from penstock.abc import CheckpointStore, Clock, DeadLetters, Streams
-from penstock.consuming.handlers import Handler, check_topic, handler_of
-from penstock.consuming.handling import HandlerConsumer
+from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, Queue, Stream
+from penstock.consuming.declaration import Declared
+from penstock.consuming.handler_consumer import HandlerConsumer
+from penstock.consuming.handlers import Handler, Middleware, check_several, chosen_topics, handler_of
 from penstock.consuming.health import Health
-from penstock.consuming.options import ConsumerOptions, options_from, retry_of
-from penstock.consuming.retry import Retry
-from penstock.consuming.shared_handling import SharedConsumer
-from penstock.consuming.snapshots import Snapshots
+from penstock.consuming.options import (
+    GuaranteeChoice,
+    HandlerOptions,
+    OrderChoice,
+    PositionChoice,
+    options_from,
+    position,
+    retry_of,
+)
+from penstock.consuming.pattern_consumer import PatternConsumer
+from penstock.consuming.queue.queue_consumer import QueueConsumer, queue_options
 from penstock.consuming.stages import Stage, Stages, stage_of
-from penstock.errors import ConfigError, GroupError, HandlerError
-from penstock.model import Guarantee, Order
+from penstock.consuming.workers.middlewares import check_middlewares
+from penstock.consuming.workers.snapshots import Snapshots
+from penstock.errors import BrokerUnavailableError, ConfigError, GroupError, GuaranteeError, HandlerError, PenstockError
+from penstock.model import Guarantee, Ordering, Position
 from penstock.model.clock import SystemClock
+from penstock.model.retry import Retry
+from penstock.observe.asyncapi import document
+from penstock.queues.opening import as_queue, queue_name
 from penstock.serde import Topic
-from penstock.streams.connecting import open_streams
-from penstock.streams.options import Options
-from penstock.streams.url import parse_url
+from penstock.streams.connecting import check_url, open_stream
+from penstock.streams.options import ConnectOptions, Options
+from penstock.streams.schemes import scheme_of
+from penstock.streams.topic_patterns import DEAD_LETTER_SUFFIX, TopicChoice, TopicPattern, described
+from penstock.streams.url import KAFKA_SCHEMES, is_memory
 
 logger = logging.getLogger(__name__)
 
+AnyConsumer = HandlerConsumer | QueueConsumer | PatternConsumer[HandlerConsumer | QueueConsumer]
 Function = TypeVar("Function", bound=Callable[..., Any])
+Made = TypeVar("Made")
 
 _LOOK_S: Final = 0.1
 _STAGES_STOP_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A handler and everything that was said about it."""
-
-    handler: Handler
-    group: str
-    options: ConsumerOptions
-    checkpoints: str | CheckpointStore | None
-    dead_letters: str | DeadLetters | None
-    snapshots: Snapshots | None
+_AGAIN: Final = Retry(first_delay_s=0.2, max_delay_s=5.0)
 
 
 class App:
-    """Handlers on topics of a system of streams, in a group.
+    """Handlers of topics and queues, in a consumer group.
 
     ```python
     app = App("log:./data", group="billing")
@@ -66,49 +75,63 @@ class App:
 
     def __init__(
         self,
-        streams: str | Streams,
+        stream: str | Stream | None = None,
         *,
         group: str,
         checkpoints: str | CheckpointStore | None = None,
         clock: Clock | None = None,
         metrics: str | None = None,
-        **connection: Any,
+        health: str | None = None,
+        insecure_endpoints: bool = False,
+        middlewares: Sequence[Middleware] = (),
+        **connection: Unpack[ConnectOptions],
     ) -> None:
-        """`streams` is a URL, or what `connect` gave; `connection` are options of `connect`, for a URL.
+        """`stream` is a URL or what `connect` returned; `connection` are options of `connect`, for a URL. An app that
+        handles queues alone needs no stream.
 
-        `metrics` is an address, HOST:PORT, at which metrics for Prometheus are served while it runs.
+        `metrics` and `health` are addresses, HOST:PORT, that serve `/metrics` for Prometheus, `/healthz` and `/readyz`
+        while the app runs. They need no login, so addresses that other machines can reach are refused unless
+        `insecure_endpoints` is true. `middlewares` wrap each call of every handler, the first one outermost.
         """
         if not isinstance(group, str) or not group:
-            raise GroupError("an app needs a group: the name under which the progress of its handlers is kept")
-        if isinstance(streams, str):
-            parse_url(streams)
-            _check_names(connection)
-        elif not isinstance(streams, Streams):
-            raise ConfigError(f"{streams!r} is no stream: give a URL, such as 'log:./data', or what `connect` gave")
+            raise GroupError("an app needs a group: the name under which the progress of its handlers is saved")
+        if isinstance(stream, str):
+            check_url(stream)
+            if is_memory(stream) or scheme_of(stream) in KAFKA_SCHEMES:
+                _check_names(connection)  # other backends refuse options that they do not know when they are opened
+        elif stream is not None and not isinstance(stream, Stream):
+            raise ConfigError(f"{stream!r} is not a stream: pass a URL such as 'log:./data', or a `connect` result")
         elif connection:
             raise ConfigError(
-                f"{', '.join(connection)}: options of the connection go to `connect`, which has been called"
+                f"{', '.join(connection)}: pass options of the connection to `connect`, which was called already"
+                if stream is not None
+                else f"{', '.join(connection)}: the app has no stream to connect to"
             )
-        self._url = streams if isinstance(streams, str) else streams.url
-        self._given = None if isinstance(streams, str) else streams
+        if clock is not None and not hasattr(clock, "monotonic_s"):
+            raise ConfigError(f"clock={clock!r} must be a penstock.abc.Clock")
+        self._url = stream if isinstance(stream, str) or stream is None else stream.url
+        self._given = None if isinstance(stream, str) else stream
         self._connection = connection
         self.group = group
         self._checkpoints = checkpoints
         self._clock = clock
         self._metrics = metrics
+        self._health = health
+        self._insecure_endpoints = insecure_endpoints
+        self._middlewares = tuple(middlewares)
         self._declared: list[Declared] = []
         self._stages: dict[str, Stage] = {}
-        self._consumers: list[HandlerConsumer | SharedConsumer] = []
+        self._consumers: list[AnyConsumer] = []
         self._stopping = threading.Event()
         self._running = False
 
     def handle(
         self,
-        topic: str | Topic[Any],
+        topic: TopicChoice | Queue,
         *,
-        to: str | Topic[Any] | None = None,
-        guarantee: str | Guarantee = Guarantee.AT_LEAST_ONCE,
-        order: str | Order = Order.PARTITION,
+        to: str | Topic[Any] | Queue | None = None,
+        guarantee: GuaranteeChoice = Guarantee.AT_LEAST_ONCE,
+        order: OrderChoice | None = None,
         workers: int = 1,
         retry: Retry | int | None = None,
         dead_letters: str | DeadLetters | bool | None = True,
@@ -118,105 +141,163 @@ class App:
         version: str | None = None,
         snapshot: Callable[[int], Any] | None = None,
         restore: Callable[[int, Any], None] | None = None,
-        **options: Any,
+        middlewares: Sequence[Middleware] = (),
+        **options: Unpack[HandlerOptions],
     ) -> Callable[[Function], Function]:
-        """Declare the handler of a topic. Returning means done, raising means to try again, `Reject` not to.
+        """Declare the handler of a topic, or of a queue: an `abc.Queue` or its URL, such as "memory:jobs". Returning
+        means done, raising means retry, raising `Reject` means no retry.
 
-        `to` is the topic for what the handler returns. `dead_letters` is a topic, "sqlite:./letters.db",
-        "file:./letters.jsonl", "postgresql://..." or an object of yours; by default the topic `TOPIC.dlq`; False: a
-        record that cannot be handled stops the app. `batch` has the handler called with lists of up to so many values.
-        `snapshot(partition)` gives the state that the handler keeps itself, and `restore(partition, state)` takes it
-        back when the partition is begun: it is saved together with the pointers. `group` and `checkpoints` are those of
-        the app unless given. All other options are those of `ConsumerOptions`.
+        `topic` is a name or a Topic, a list of them, or a pattern: a compiled one, `re.compile(r"orders\\..*")`, or a
+        `TopicPattern` that says how values are decoded. Each topic has its own consumer, so workers, limits and
+        commits count for each topic. Topics that match a pattern later join in within seconds and are read from
+        `start`; deleted ones drop out. A topic that another handler of the group names, or that matches a pattern
+        declared before, is left to that handler.
+
+        `order` is "partition" by default, and "none" for queues. `to` is the topic, or queue, for what the handler
+        returns. `dead_letters` is a topic, "sqlite:./letters.db", "file:./letters.jsonl", "postgresql://..." or an
+        object of yours; by default the topic `TOPIC.dlq`, or the queue's own if the app has no stream; False: a record
+        that cannot be handled stops the app. `batch` calls the handler with lists of at most this many values.
+        `snapshot(partition)` returns the state that the handler keeps itself, and `restore(partition, state)` restores
+        it when the partition is assigned: it is saved together with the checkpoint. `middlewares` wrap each call,
+        inside those of the app: functions that take the context and return a context manager. `group` and `checkpoints`
+        default to those of the app. All other options are those of `ConsumerOptions`.
         """
-        check_topic(topic)
+        queue, to_queue = as_queue(topic), as_queue(to)
+        results: Any = to if to_queue is None else queue_name(to_queue)
+        if to_queue is not None and guarantee in (Guarantee.EXACTLY_ONCE, "exactly-once"):
+            raise GuaranteeError(f"to={results!r} is a queue, which has no {Feature.TRANSACTIONS}: omit guarantee")
+        source: Any = topic if queue is None else queue_name(queue)
+        topics = chosen_topics(source)
+        if queue is None and self._url is None:
+            raise ConfigError(f"{described(topics)}: the app has no stream: create it with one, or handle a queue")
         if (snapshot is None) != (restore is None):
-            raise ConfigError("snapshot and restore go together: what was saved must be taken back")
+            raise ConfigError("snapshot and restore go together: pass both")
+        for name, function in (("snapshot", snapshot), ("restore", restore)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name}={function!r} must be a function")
+        if group is not None and (not isinstance(group, str) or not group):
+            raise GroupError(f"group={group!r} must be a non-empty string")
         snapshots = None if snapshot is None or restore is None else Snapshots(snapshot, restore)
-        settings = options_from(guarantee=guarantee, order=order, workers=workers, retry=retry, **options)
+        defaults: dict[str, Any] = {"order": Ordering.PARTITION if order is None else order}
+        if queue is not None or options.get("shared"):
+            given = {**options, "batch": batch, "snapshot": snapshot, "checkpoints": checkpoints}
+            what = described(topics) if queue is None else f"queue {source!r}"
+            shared = queue is None
+            defaults = queue_options(what, given, order=order, guarantee=guarantee, workers=workers, is_shared=shared)
+        settings = options_from(guarantee=guarantee, workers=workers, retry=retry, **{**defaults, **options})
+        check_several(topics, settings, with_snapshots=snapshots is not None)
+        each_topic: Sequence[str | Topic[Any]] = topics if isinstance(topics, list) else [topics.topic(topics.label)]
+        if isinstance(topic, re.Pattern):  # the annotation of the handler says what its values are
+            each_topic = [str(each) for each in each_topic]
 
         def declare(function: Function) -> Function:
-            handler = handler_of(function, topic, to=to, batch=batch, version=version)
-            self._declare(handler, group or self.group, settings, checkpoints, dead_letters, snapshots)
+            for each in each_topic:
+                handler = handler_of(function, each, to=results, batch=batch, version=version)
+                around = (*self._middlewares, *middlewares)
+                check_middlewares(handler.name, around, is_async=handler.is_async)
+                handler = replace(handler, middlewares=around)
+                pattern = topics if isinstance(topics, TopicPattern) else None
+                if isinstance(topic, re.Pattern):
+                    pattern = TopicPattern(topic, handler.topic.type)
+                self._declare(
+                    Declared(
+                        handler,
+                        group or self.group,
+                        settings,
+                        checkpoints if checkpoints is not None else self._checkpoints,
+                        self._letters_of(handler, dead_letters, pattern),
+                        snapshots,
+                        queue,
+                        rejects=dead_letters is True and self._url is None,
+                        to_queue=to_queue,
+                        pattern=pattern,
+                        has_own_letters=dead_letters is True and pattern is not None,
+                    )
+                )
             return function
 
         return declare
 
-    def _declare(
-        self,
-        handler: Handler,
-        group: str,
-        options: ConsumerOptions,
-        checkpoints: str | CheckpointStore | None,
-        dead_letters: str | DeadLetters | bool | None,
-        snapshots: Snapshots | None,
-    ) -> None:
+    def _letters_of(
+        self, handler: Handler, given: str | DeadLetters | bool | None, pattern: TopicPattern | None
+    ) -> str | DeadLetters | None:
+        if given is True:
+            has_topic = self._url is not None and pattern is None
+            return f"{handler.topic.name}{DEAD_LETTER_SUFFIX}" if has_topic else None
+        return None if given is False else given
+
+    def _declare(self, new: Declared) -> None:
+        handler, queue = new.handler, new.queue
         if self._running:
             raise HandlerError(f"{handler.name}: the app is running: declare its handlers before `run`")
         for other in self._declared:
-            if other.handler.topic.name == handler.topic.name and other.group == group:
+            if other.queue is not None or queue is not None:
+                if other.queue == queue:
+                    raise HandlerError(
+                        f"{handler.name} and {other.handler.name} both handle queue {handler.topic.name!r}: each would "
+                        "get a part of the records. Raise `workers` of one of them instead"
+                    )
+            elif other.handler.topic.name == handler.topic.name and other.group == new.group:
                 raise HandlerError(
                     f"{handler.name} and {other.handler.name} both handle topic {handler.topic.name!r} in group "
-                    f"{group!r}: each would get a part of the records. Give one of them a group of its own: group=..."
+                    f"{new.group!r}: each would get a part of the records. Give one of them its own group: group=..."
                 )
-        if dead_letters is True:
-            dead_letters = f"{handler.topic.name}.dlq"
-        if dead_letters == handler.topic.name:
+        if self._url is None and handler.to is not None and new.to_queue is None:
+            raise ConfigError(f"{handler.name}: to={handler.to.name!r} is a topic, and the app has no stream")
+        if queue is None and new.dead_letters == handler.topic.name:
             raise ConfigError(
-                f"{handler.name}: its dead letters would go to {dead_letters!r}, which it handles itself, and come "
-                f"back for ever: give them a place of their own, such as {dead_letters}.dlq"
+                f"{handler.name}: its dead letters would go to {new.dead_letters!r}, which it handles itself, and come "
+                f"back for ever: choose another topic, such as {new.dead_letters}.dlq"
             )
-        declared = Declared(
-            handler,
-            group,
-            options,
-            checkpoints if checkpoints is not None else self._checkpoints,
-            None if dead_letters is False or dead_letters is None else dead_letters,
-            snapshots,
-        )
-        self._declared.append(declared)
+        self._declared.append(new)
 
     def stage(self, name: str, *, workers: int = 1, retry: Retry | int | None = None) -> Callable[[Function], Function]:
-        """Declare a stage: a function for tasks that handlers, and other stages, give it with `ctx.emit(name, value)`.
+        """Declare a stage: a function for tasks that handlers and other stages give it with `ctx.emit(name, value)`.
 
-        A record that forked into tasks is finished when all of them, and all that they led to, have ended. A task that
-        fails is tried again as `retry` says (3 times unless given); when it fails for good, its record does.
+        A record that emitted tasks is finished when all of them, and all that they emitted, have ended. A failed task
+        is retried as `retry` says (3 attempts by default); when it fails for good, so does its record.
         """
         policy = retry_of(retry) or Retry(3)
 
         def declare(function: Function) -> Function:
+            stage = stage_of(name, function, workers, policy)
             if name in self._stages:
-                raise HandlerError(f"there is a stage {name!r} already: {self._stages[name].function!r}")
-            self._stages[name] = stage_of(name, function, workers, policy)
+                raise HandlerError(f"there is already a stage {name!r}: {self._stages[name].function!r}")
+            self._stages[name] = stage
             return function
 
         return declare
 
-    def run(self, *, metrics: str | None = None) -> None:
-        """Run all handlers until SIGTERM, Ctrl-C, or `stop`; or until all have come to their `end`.
+    def run(self, *, metrics: str | None = None, health: str | None = None, end: PositionChoice | None = None) -> None:
+        """Run all handlers until SIGTERM, Ctrl-C or `stop`, or until all have reached their `end`.
 
-        Then reading stops, handlers finish what they have in hand, and it is saved. Raises what made it impossible for
-        one of them to go on; the others are stopped first, too. A second Ctrl-C raises KeyboardInterrupt at once.
+        Then reading stops, running handlers finish, and their records are saved. Raises the error that ended a
+        handler's consumer, after stopping the others. A second Ctrl-C raises KeyboardInterrupt at once. The app waits
+        for an unavailable broker, now or later, and for a topic given by name; a declared Topic is created.
 
-        `metrics` is an address, HOST:PORT, at which metrics for Prometheus are served meanwhile.
+        The addresses `metrics` and `health`, HOST:PORT, which may be the same, serve `/metrics` for Prometheus;
+        `/healthz`, which is 503 when only a restart would help; and `/readyz`, which is 503 until every handler has its
+        partitions, and while one of them makes no progress.
+
+        `end` applies to every handler without one: `app.run(end="latest")` handles the records that exist now and
+        returns.
         """
-        with self._begun(metrics):
-            self._run()
+        until = None if end is None else position(end, "end")
+        with self._begin(metrics, health):
+            self._run(until)
 
-    def _run(self) -> None:
-        with self._opened() as streams, self._signals():
-            topics = [declared.handler.topic for declared in self._declared]
+    def _run(self, end: Position | None = None) -> None:
+        with self._signals(), self._open_stream() as stream:
+            if stream is None and self._url is not None:
+                return  # stopped before the broker was reached
+            topics = [each.pattern or each.handler.topic for each in self._declared if each.queue is None]
             stages = None
-            if self._stages or len(topics) > 1:  # else there is nothing that a record could fork into
-                stages = Stages(self._stages.values(), topics, streams, self._clock or SystemClock())
-            self._consumers = []
-            try:
-                for declared in self._declared:
-                    self._consumers.append(self._consumer(declared, streams, stages))
-            except BaseException:
-                for consumer in self._consumers:
-                    consumer.abandon()
-                raise
+            if self._stages or len(topics) > 1:  # otherwise records cannot emit tasks
+                stages = Stages(self._stages.values(), topics, stream, self._clock or SystemClock())
+            consumers = self._retry_until_stopped(lambda: self._make_consumers(stream, stages, end), _abandon)
+            if consumers is None:
+                return
+            self._consumers = consumers
             if stages is not None:
                 stages.start()
             patience_s = _STAGES_STOP_S
@@ -231,10 +312,59 @@ class App:
                 if stages is not None:
                     stages.stop(patience_s)
 
-    def start(self, *, metrics: str | None = None) -> threading.Thread:
-        """`run`, in a thread of its own, without hearing signals. What ends it badly is told by `threading.excepthook`,
-        and seen in `health`; an address for metrics that cannot be had is raised here."""
-        begun = self._begun(metrics)
+    def _make_consumers(self, stream: Stream | None, stages: Stages | None, end: Position | None) -> list[AnyConsumer]:
+        consumers: list[AnyConsumer] = []
+        try:
+            for declared in self._declared:
+                is_excluded = self._excluded(declared)
+                if declared.options.end is None and end is not None:
+                    declared = replace(declared, options=replace(declared.options, end=end))
+                if declared.pattern is None or stream is None:
+                    consumers.append(declared.consumer(stream, stages, self._clock))
+                else:
+                    consumers.append(declared.pattern_consumer(stream, stages, self._clock, is_excluded))
+        except BaseException:
+            _abandon(consumers)
+            raise
+        return consumers
+
+    def _excluded(self, declared: Declared) -> Callable[[str], bool]:
+        """Whether a topic that matches is not for this handler: another one's, or its own output."""
+        group = [each for each in self._declared if each.group == declared.group and each.queue is declared.queue]
+        names = {each.handler.topic.name for each in group if each.pattern is None}
+        names.update(str(each) for each in (declared.dead_letters, declared.handler.to) if each is not None)
+        before = [each.pattern for each in group[: group.index(declared)] if each.pattern is not None]
+        return lambda name: name in names or any(pattern.matches(name) for pattern in before)
+
+    def _retry_until_stopped(self, action: Callable[[], Made], undo: Callable[[Made], object]) -> Made | None:
+        """The result of an action that is retried while the broker is unavailable; None after `stop`.
+
+        It runs in its own thread, so that signals are handled at once. A result that comes too late is undone.
+        """
+        chance, attempts = random.Random(), 0
+        while not self._stopping.is_set():
+            made: concurrent.futures.Future[Made] = concurrent.futures.Future()
+            threading.Thread(target=_settle, args=(made, action), name="penstock-app-opening", daemon=True).start()
+            while not made.done() and not self._stopping.is_set():
+                concurrent.futures.wait([made], _LOOK_S)
+            if not made.done():
+                made.add_done_callback(lambda late: None if late.exception() else undo(late.result()))
+                return None
+            try:
+                return made.result()
+            except BrokerUnavailableError as error:
+                if not error.retriable:
+                    raise
+                attempts += 1
+                if attempts == 1:
+                    logger.warning("%s. The app retries until it is stopped", error)
+                self._stopping.wait(_AGAIN.backoff_s(attempts, chance))
+        return None
+
+    def start(self, *, metrics: str | None = None, health: str | None = None) -> threading.Thread:
+        """`run` in a thread of its own, without signal handlers. An error that ends it goes to `threading.excepthook`
+        and shows in `health`; an address that cannot be bound is raised here."""
+        begun = self._begin(metrics, health)
 
         def run() -> None:
             with begun:
@@ -245,51 +375,67 @@ class App:
         return thread
 
     def stop(self) -> None:
-        """Have `run` return, when handlers are done with what they have in hand. From any thread."""
+        """Make `run` return once running handlers have finished. Thread-safe."""
         self._stopping.set()
 
     def health(self) -> list[Health]:
-        """How each handler stands: whether it gets on, not whether it is alive."""
-        return [consumer.health() for consumer in self._consumers]
+        """Whether each handler makes progress, not merely whether it runs."""
+        return [consumer.health() for consumer in self.consumers]
+
+    def _stuck(self) -> list[str]:
+        """For `/healthz`: what only a restart would fix. Calls no stream and no store: they may be unavailable."""
+        return [f"{each.handler.name}: {why}" for each in self.consumers if (why := each.stuck())]
+
+    def _unready(self) -> list[str]:
+        """For `/readyz`: what keeps handlers from making progress."""
+        if self._stopping.is_set() or not self._running:
+            return ["the app is stopping"]
+        if len(self._consumers) < len(self._declared):
+            return ["the app is starting"]
+        problems = [each.problem for each in self._consumers if isinstance(each, PatternConsumer) and each.problem]
+        for consumer in self.consumers:
+            try:
+                found = [consumer.unready(), *consumer.health().problems]
+            except PenstockError as error:
+                found = [str(error)]
+            problems += [f"{consumer.handler.name}: {problem}" for problem in found if problem]
+        return problems
+
+    def asyncapi(self, *, title: str | None = None, version: str = "1.0.0") -> dict[str, Any]:
+        """An AsyncAPI 3.0 document: the topics, their types as JSON schemas, and which handlers read and write them.
+
+        The title defaults to the group. ConfigError for a type that has no JSON schema.
+        """
+        handlers = [
+            (each.handler if each.to_queue is None else replace(each.handler, to=None), each.group, each.pattern)
+            for each in self._declared
+            if each.queue is None
+        ]
+        return document(title or self.group, version, self._url or "", handlers)
 
     @property
-    def consumers(self) -> list[HandlerConsumer | SharedConsumer]:
-        """Those that run, one for each handler."""
-        return list(self._consumers)
+    def stream(self) -> str | Stream | None:
+        """The URL or stream that the app was created with; None for an app that handles queues alone."""
+        return self._url if self._given is None else self._given
+
+    @property
+    def declared(self) -> Sequence[Declared]:
+        """Its handlers, with their options."""
+        return tuple(self._declared)
+
+    @property
+    def consumers(self) -> list[HandlerConsumer | QueueConsumer]:
+        """The running consumers, one for each handler and topic."""
+        found: list[HandlerConsumer | QueueConsumer] = []
+        for consumer in self._consumers:
+            found += consumer.consumers if isinstance(consumer, PatternConsumer) else [consumer]
+        return found
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
-
-    def _consumer(
-        self, declared: Declared, streams: Streams, stages: Stages | None
-    ) -> HandlerConsumer | SharedConsumer:
-        if declared.options.shared:
-            return SharedConsumer(
-                streams,
-                declared.handler,
-                group=declared.group,
-                options=declared.options,
-                checkpoints=declared.checkpoints,
-                dead_letters=declared.dead_letters,
-                clock=self._clock,
-            )
-        return HandlerConsumer(
-            streams,
-            declared.handler.topic,
-            declared.handler,
-            group=declared.group,
-            options=declared.options,
-            checkpoints=declared.checkpoints,
-            dead_letters=declared.dead_letters,
-            clock=self._clock,
-            stages=stages,
-            snapshots=declared.snapshots,
-        )
 
     def _wait(self) -> None:
         waiting = list(self._consumers)
@@ -312,42 +458,50 @@ class App:
         if failure is not None:
             raise failure
 
-    def _begun(self, metrics: str | None) -> contextlib.AbstractContextManager[object]:
-        """From here on it runs, and `stop` stops it. Gives what is to be left when it has ended."""
+    def _begin(self, metrics: str | None, health: str | None) -> contextlib.AbstractContextManager[object]:
+        """Mark the app as running. Returns the context to leave at its end."""
         if not self._declared:
             raise HandlerError("the app has no handlers: declare one with @app.handle(TOPIC)")
         if self._running:
-            raise ConfigError("the app is running already")
-        address = metrics if metrics is not None else self._metrics
-        served: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if address is not None:
-            from penstock.observe.serving import serve  # only now: an app without metrics does not wait for it
+            raise ConfigError("the app is already running")
+        asked = (metrics if metrics is not None else self._metrics, health if health is not None else self._health)
+        addresses = dict.fromkeys(address for address in asked if address is not None)
+        with contextlib.ExitStack() as stack:
+            if addresses:
+                from penstock.observe.metrics.serving import serve
 
-            served = serve(address)
-        self._running = True
-        self._stopping.clear()
-        return served
+                probes = {"/healthz": self._stuck, "/readyz": self._unready}
+                for address in addresses:
+                    stack.enter_context(serve(address, probes=probes, insecure=self._insecure_endpoints))
+            self._running = True
+            self._stopping.clear()
+            self._consumers = []
+            return stack.pop_all()
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Streams]:
-        streams = self._given
+    def _open_stream(self) -> Iterator[Stream | None]:
+        """Open the stream; None when the app was stopped before it could be reached."""
+        stream = self._given
         try:
-            if streams is None:
-                streams = open_streams(self._url, **self._connection)
-            yield streams
+            url = self._url
+            if stream is None and url is not None:
+                stream = self._retry_until_stopped(
+                    lambda: open_stream(url, **self._connection), lambda late: late.close()
+                )
+            yield stream
         except KeyboardInterrupt:
-            if self._given is None and streams is not None:  # to close them now would wait for the handlers
-                threading.Thread(target=streams.close, name="penstock-close", daemon=True).start()
-                streams = None
+            if self._given is None and stream is not None:  # closing it here would wait for the handlers
+                threading.Thread(target=stream.close, name="penstock-close", daemon=True).start()
+                stream = None
             raise
         finally:
             self._running = False
-            if self._given is None and streams is not None:
-                streams.close()
+            if self._given is None and stream is not None:
+                stream.close()
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C stop the app; a second Ctrl-C does not wait."""
+        """Stop the app on SIGTERM and Ctrl-C; a second Ctrl-C does not wait."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -356,9 +510,9 @@ class App:
             if self._stopping.is_set() and number == signal.SIGINT:
                 raise KeyboardInterrupt
             if number == signal.SIGINT:
-                logger.warning("Ctrl-C: finishing what handlers have in hand; Ctrl-C again does not wait for it")
+                logger.warning("Ctrl-C: waiting for running handlers; press Ctrl-C again to quit at once")
             else:
-                logger.info("%s: finishing what handlers have in hand", signal.Signals(number).name)
+                logger.info("%s: waiting for running handlers", signal.Signals(number).name)
             self._stopping.set()
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -369,8 +523,20 @@ class App:
                 signal.signal(number, handler)
 
 
+def _settle(made: concurrent.futures.Future[Made], action: Callable[[], Made]) -> None:
+    try:
+        made.set_result(action())
+    except BaseException as error:
+        made.set_exception(error)
+
+
+def _abandon(consumers: Sequence[AnyConsumer]) -> None:
+    for consumer in consumers:
+        consumer.abandon()
+
+
 def _check_names(connection: Mapping[str, Any]) -> None:
-    """ConfigError for what is neither an option of the app nor one of `connect`."""
+    """Raise ConfigError for an option of neither the app nor `connect`."""
     known = [*inspect.signature(App).parameters, *(field.name for field in dataclasses.fields(Options))]
     for name in connection:
         if name not in known:

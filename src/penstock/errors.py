@@ -1,16 +1,27 @@
-"""Every error a user can meet. Each says what happened, to what, and what to do about it."""
+"""Every error that users can get. Each message says what happened, to what, and what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class PenstockError(Exception):
-    """The root of all errors that Penstock raises on purpose."""
+    """The base class of all errors that Penstock raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without calling the constructor, whose parameters differ from `args`."""
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(kind: type[PenstockError], args: tuple[Any, ...], fields: dict[str, Any]) -> PenstockError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(fields)
+    return error
 
 
 class MissingExtraError(PenstockError):
-    """A part was asked for whose optional dependency is not installed."""
+    """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs packages that are not installed; run: pip install 'penstock[{extra}]'")
@@ -18,32 +29,32 @@ class MissingExtraError(PenstockError):
 
 
 class ConfigError(PenstockError):
-    """A setting has a name or a value that is not allowed."""
+    """A setting has an unknown name or an invalid value."""
 
 
 class UrlError(PenstockError):
-    """A stream URL cannot be understood."""
+    """A stream URL is invalid."""
 
 
 class LogError(PenstockError):
-    """The root of the storage engine's errors."""
+    """The base class of the storage engine's errors."""
 
 
 class DataFolderInUseError(LogError):
-    """Another process owns the data folder."""
+    """Another process uses the data folder."""
 
 
 class CorruptBatchError(LogError):
-    """A record batch is damaged: its length, its checksum or its contents do not add up."""
+    """A record batch is damaged: its length, checksum or contents are wrong."""
 
 
 class CorruptSegmentError(CorruptBatchError):
-    """A stored batch is damaged. It is never served; the records around it still are."""
+    """A stored batch is damaged. It is never served; the records around it are."""
 
     def __init__(self, file: str, position: int, offset: int, reason: str) -> None:
         super().__init__(
             f"{file}: the batch at byte {position} (offset {offset}) is damaged: {reason}. "
-            "Records before and after it are intact; restore this file from a copy, or continue reading behind it."
+            "Records before and after it are intact; restore this file from a copy, or continue reading after it."
         )
         self.file = file
         self.position = position
@@ -56,22 +67,23 @@ class RecordTooLargeError(LogError):
 
 
 class InvalidTimestampError(LogError):
-    """A record's timestamp is further from the broker's clock than the topic allows."""
+    """A record's timestamp differs more from the broker's clock than the topic allows."""
 
 
 class InvalidRecordError(LogError):
-    """A record is well formed but not allowed here, such as one without a key in a compacted topic."""
+    """A well-formed record is not allowed here, such as one without a key in a compacted topic."""
 
     def __init__(self, message: str, records: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.records = tuple(records)
-        """Which records of their batch, counted from 0, where it is they and not the batch."""
+        """The indexes of the rejected records in their batch; empty if the whole batch was rejected."""
 
 
 class OffsetOutOfRangeError(LogError):
-    """The offset asked for is before the log's start (deleted) or past its end."""
+    """The requested offset is before the log's start (deleted) or past its end."""
 
     def __init__(self, partition: str, offset: int, start: int, end: int) -> None:
+        """`partition` is TOPIC-NUMBER."""
         where = "was deleted by retention" if offset < start else "has not been written yet"
         super().__init__(
             f"{partition}: offset {offset} {where}; the log holds {start} to {end}. Choose earliest, latest, or an "
@@ -84,7 +96,7 @@ class OffsetOutOfRangeError(LogError):
 
 
 class StorageError(LogError):
-    """The disk refused: it is full, or an I/O error happened. Nothing that was acknowledged is lost."""
+    """The disk is full, or an I/O error happened. Nothing that was acknowledged is lost."""
 
 
 class OutOfOrderSequenceError(LogError):
@@ -92,7 +104,7 @@ class OutOfOrderSequenceError(LogError):
 
 
 class InvalidProducerEpochError(LogError):
-    """A newer instance of this producer exists; the older one may not write any more."""
+    """A newer instance of this producer exists; the older one may no longer write."""
 
 
 class InvalidTransactionStateError(LogError):
@@ -100,23 +112,28 @@ class InvalidTransactionStateError(LogError):
 
 
 class TransactionCoordinatorFencedError(LogError):
-    """A transaction marker comes from a coordinator that has been replaced since."""
+    """A transaction marker comes from a coordinator that has been replaced."""
 
 
 class UnknownTopicError(LogError):
-    """No such topic or partition."""
+    """The topic or partition does not exist."""
 
 
 class TopicExistsError(LogError):
-    """A topic of that name exists already."""
+    """The topic already exists."""
 
 
 class InvalidTopicError(LogError):
-    """A topic name is not allowed."""
+    """The topic name is not allowed."""
 
 
 class BrokerUnavailableError(PenstockError):
     """The broker could not be started or reached."""
+
+    def __init__(self, message: str, *, retriable: bool = True) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+        """Whether another attempt with the same settings may succeed."""
 
 
 class DeliveryError(PenstockError):
@@ -125,192 +142,206 @@ class DeliveryError(PenstockError):
     def __init__(self, message: str, *, retriable: bool = False) -> None:
         super().__init__(message)
         self.retriable = retriable
-        """Whether sending it again, as it is, may help."""
+        """Whether sending the same record again may succeed."""
 
 
 class ConnectionClosedError(PenstockError):
-    """A connection was used after it had been closed."""
+    """The connection was used after it was closed."""
 
 
 class StreamError(PenstockError):
-    """The stream refused a request, or could not carry it out."""
+    """The stream refused a request, or could not execute it."""
 
 
 class GroupError(StreamError):
-    """A group is not there, or in use, or not as the request needs it."""
+    """The group does not exist, is in use, or is in the wrong state for the request."""
 
 
 class StaleDeliveryError(StreamError):
-    """A delivery of a queue was settled too late: it has been handed out again."""
+    """A queue delivery was settled too late: the record was delivered again."""
 
 
 class SerdeError(PenstockError):
-    """A value has no form in bytes, or bytes are no such value."""
+    """A value cannot be encoded, or bytes cannot be decoded."""
 
 
 class BufferFullError(PenstockError):
-    """The producer's buffer had no room, and did not get any in time."""
+    """The producer's buffer was full and did not get room in time."""
 
 
 class SpoolInUseError(PenstockError):
-    """Another producer owns the spool."""
+    """Another producer uses the spool."""
 
 
 class StoreUnavailableError(PenstockError):
-    """A store of checkpoints or dead letters cannot be reached, or refused for now. Trying again may help."""
+    """A store of checkpoints or dead letters is unavailable for now. Another attempt may succeed."""
 
 
 class CorruptCheckpointError(PenstockError):
-    """A stored checkpoint is damaged. It is not guessed at: restore it, or forget the group and choose its start."""
+    """A stored checkpoint is damaged. Restore it, or delete the group's checkpoints and choose where to start."""
 
 
 class FencedError(PenstockError):
-    """Somebody else owns the partition now. What this owner wanted to write was refused, and nothing is lost."""
+    """Another member owns the partition now. The write of this one was refused; nothing is lost."""
 
 
 class HandlerError(PenstockError):
-    """A handler is not one that can be called: its parameters, its kind, or its place do not fit."""
+    """A handler cannot be used: its parameters, its kind or where it is defined do not fit."""
 
 
 class GuaranteeError(ConfigError):
-    """A guarantee that these parts cannot give together."""
+    """The chosen parts cannot give the guarantee."""
 
 
 class WorkerDiedError(PenstockError):
-    """The process that handled a record ended in the middle of it."""
+    """The process that handled a record died while handling it."""
 
 
-class CircuitOpenError(PenstockError):
-    """Too many records in a row were about to be given up: it is the handler or what it needs, not the records."""
-
-
-class Reject(PenstockError):  # users raise it, and it reads as what they say
-    """Raised by a handler: this record can never succeed. It goes to the dead letters at once."""
+class Reject(PenstockError):
+    """Raised by a handler for a record that can never succeed: it becomes a dead letter at once."""
 
 
 class TransactionError(PenstockError):
-    """A transaction that belongs to Penstock was begun twice, or ended by somebody else."""
+    """User code began or ended a transaction that Penstock controls."""
 
 
 class RegistryError(PenstockError):
-    """The schema registry refused a request. It is about the registry and its rules, not about one record."""
+    """The schema registry refused a request. The cause is the registry or its rules, not one record."""
 
     def __init__(self, message: str, status: int | None = None, code: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-        """The HTTP status of the answer, if there was one."""
+        """The HTTP status, if there was an answer."""
         self.code = code
-        """The registry's own number for what is wrong, such as 40403: no such schema."""
-
-    def __reduce__(self) -> tuple[type[RegistryError], tuple[str, int | None, int | None]]:
-        return type(self), (str(self), self.status, self.code)
+        """The registry's error code, such as 40403: schema not found."""
 
 
 class RegistryUnavailableError(RegistryError):
-    """The schema registry cannot be reached, or is in trouble. Trying again may help; no record is at fault."""
+    """The schema registry is unavailable for now. Another attempt may succeed; no record is at fault."""
 
 
 class IncompatibleSchemaError(RegistryError):
-    """The schema breaks the compatibility that the registry demands of its subject: change it, or start another."""
+    """The schema breaks the compatibility level of its subject: change it, or use another subject."""
 
 
 class SpoolError(PenstockError):
-    """A spool's folder holds something that is damaged, or that this version cannot read."""
+    """A spool's folder is damaged, or from a version that this one cannot read."""
 
 
 class ClosedError(PenstockError):
-    """Something was used after it had been closed."""
+    """An object was used after it was closed."""
 
 
 class OutcomeUnknownError(StoreUnavailableError):
-    """The store was lost while a transaction was being committed: it counts, or it does not. Claim the lease again,
-    which waits for its end, and load the checkpoint, before anything is done again."""
+    """The connection to the store was lost during a commit: it may have happened or not.
+
+    Claim the lease again, which waits for the transaction to end, and load the checkpoint before retrying.
+    """
 
 
 class TransactionAbortedError(StoreUnavailableError):
-    """A transaction could not be committed. Nothing of it counts, and nobody has seen any of it: do it again."""
+    """A transaction was aborted: none of its effects is visible. Run it again."""
 
 
 class JavaMissingError(PenstockError):
-    """There is no Java that Spark can run on. The message says what was found, and what to install."""
+    """No Java that Spark can use was found. The message says what was found and what to install."""
 
 
 class SchemaMismatchError(ConfigError):
-    """Rows do not fit where they are to go: columns are missing, or of other types."""
+    """Rows do not fit their target: columns are missing or have other types."""
 
 
 class PipelineError(PenstockError):
-    """A pipeline cannot go on. The message says which query, why, and what to do."""
+    """A pipeline failed. The message says which query, why, and what to do."""
 
 
 class CheckpointMismatchError(PipelineError):
-    """A checkpoint belongs to another pipeline, or to a version of it whose state this one cannot read."""
+    """A checkpoint belongs to another pipeline, or to an incompatible version of this one."""
 
 
 class PipelineRunningError(PipelineError):
-    """Another process runs this pipeline with this checkpoint."""
+    """Another process is running this pipeline with this checkpoint."""
+
+
+class NotAllowedError(StreamError):
+    """The stream denied the request: the client has no permission for it."""
+
+
+class TransactionLostError(PenstockError):
+    """A transaction failed, and its producer cannot be used again; the next one with its transactional id ends it.
+
+    The outcome is known unless the commit was under way: then the next producer waits for it.
+    """
+
+    must_abort = False
+    """Whether its producer can go on once it has aborted the transaction."""
+
+
+class OvertakenError(TransactionLostError):
+    """Another producer was started with the same transactional id, or the transaction took too long."""
 
 
 class AliasChangedError(StreamError):
-    """A name leads to another topic than whoever wanted to switch it had seen."""
+    """Another process switched the alias to another topic in the meantime."""
 
 
 class RecordsExpiredError(PipelineError):
-    """The records that come next were deleted before they were read: by retention, or by somebody's hand."""
+    """The next records to read were deleted, by retention or by a user."""
 
     def __init__(self, topic: str, partition: int, wanted: int, earliest: int) -> None:
         super().__init__(
-            f"topic {topic!r}, partition {partition}: the next record to read has pointer {wanted}, and the earliest "
-            f"that is still there has {earliest}: {earliest - wanted} pointers are gone. To go on without them, say "
-            'where: on_expired="earliest" (the option onExpired), "latest", or a time; to have more time, raise the '
-            "topic's retention.ms or retention.bytes"
+            f"topic {topic!r}, partition {partition}: the next record to read has pointer {wanted}, but the earliest "
+            f"that exists has {earliest}: {earliest - wanted} pointers are gone. To continue without them, say "
+            'where: on_expired="earliest" (the option onExpired), "latest", or a time; to keep records longer, raise '
+            "the topic's retention.ms or retention.bytes"
         )
         self.topic = topic
         self.partition = partition
         self.wanted = wanted
         self.earliest = earliest
 
-    def __reduce__(self) -> tuple[type[RecordsExpiredError], tuple[str, int, int, int]]:
-        return type(self), (self.topic, self.partition, self.wanted, self.earliest)
+
+class RecordsLostError(PipelineError):
+    """A topic or partition was deleted before a query had read all of its records."""
 
 
 class TopicReplacedError(PipelineError):
-    """A topic is not the one that was read before: it was deleted, and perhaps created anew, or its end went back."""
+    """A topic is not the one read before: it was deleted, recreated, or truncated."""
 
 
 class ConnectorMissingError(PenstockError):
-    """Spark's Kafka connector is needed and not there, or could not be fetched. The message says what to do."""
+    """Spark's Kafka connector is missing, or could not be downloaded. The message says what to do."""
 
 
 class ReadOnlyError(PenstockError):
-    """The console only looks: it was started read-only, and refuses every change."""
+    """The console was started read-only and refuses every change."""
 
 
 class AuditError(PenstockError):
-    """The audit log cannot be written. Nothing is changed that nobody could look up afterwards."""
+    """The audit log cannot be written, so the change was refused."""
 
 
 class FilterError(ConfigError):
-    """A filter of messages cannot be understood. The message shows where, and what can be written there."""
+    """A message filter is invalid. The error shows where, and what is allowed there."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
         self.position = position
-        """The character, counted from 0, where the mistake is."""
+        """The index of the wrong character, counted from 0."""
 
 
 class RedriveRunningError(PenstockError):
-    """Somebody is redriving these dead letters already. The message says who, and how far it has come."""
+    """These dead letters are being redriven already. The message says by whom, and the progress."""
 
 
 class NotifyError(PenstockError):
-    """A message about alerts did not reach those whom a notifier tells. The message says why."""
+    """An alert notification could not be sent. The message says why."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """For how long the other side wants to be left alone, if it said so."""
+        """How long the receiver asked to wait before the next attempt, if it did."""
 
 
 class SignInError(PenstockError):
-    """Whoever wants to come into the console may not: a wrong password or token, too many attempts, or signed out."""
+    """The console refused a sign-in: wrong password or token, too many attempts, or signed out."""

@@ -5,6 +5,6 @@ So `spark.readStream.format("penstock")` works wherever Penstock is installed, w
 
 from __future__ import annotations
 
-from penstock.spark.source import PenstockDataSource as DefaultSource
+from penstock.spark.source.format import PenstockDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -6,11 +6,14 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -30,12 +33,12 @@ from tests.broker.plain_requests import (
     whole_values,
 )
 from tests.clients import wire
+from tests.clients.shared_server import ServerAddress
 from tests.clients.waiting import eventually
 from tests.seeds import seed_of
-from tests.servers import Penstock
+from tests.servers import ANNOUNCEMENT, Penstock, ServerProcess, wait_for_start
 
 MAX_REQUEST_BYTES = 32 * MEBIBYTE
-MAX_CONNECTIONS = 40
 IDLE_MS = 2_500
 LITTLE_BYTES = 8 * MEBIBYTE
 """More than this the broker may not grow by what one bad client does."""
@@ -43,7 +46,7 @@ LITTLE_BYTES = 8 * MEBIBYTE
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
-    settings = {"socket.request.max.bytes": MAX_REQUEST_BYTES, "max.connections": MAX_CONNECTIONS}
+    settings = {"socket.request.max.bytes": MAX_REQUEST_BYTES}
     arguments = [word for name, value in settings.items() for word in ("--config", f"{name}={value}")]
     with Penstock(tmp_path_factory.mktemp("limits"), *arguments) as server:
         yield server
@@ -186,16 +189,64 @@ def test_a_client_that_reads_no_answers_is_not_listened_to_any_more(penstock: Pe
             wire.decode(*METADATA, greedy.receive(), 1)
 
 
-def test_one_connection_too_many_is_closed_and_there_is_room_again_when_one_leaves(penstock: Penstock) -> None:
+CROWD = 5
+"""The connections that the broker of these tests takes."""
+LONG_MS = 60_000
+"""Longer than any of these tests takes."""
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[Penstock]:
+    settings = {"max.connections": CROWD, "group.initial.rebalance.delay.ms": LONG_MS}
+    arguments = [word for name, value in settings.items() for word in ("--config", f"{name}={value}")]
+    with Penstock(tmp_path, *arguments) as server:
+        yield server
+
+
+def test_the_connection_idle_the_longest_makes_room_for_a_new_one(crowded: Penstock) -> None:
+    topic = create_topic(crowded)
     with ExitStack() as stack:
-        connections = [stack.enter_context(wire.Connection(penstock)) for _ in range(MAX_CONNECTIONS)]
-        for connection in connections:
+        polling, silent, *others = (stack.enter_context(wire.Connection(crowded)) for _ in range(CROWD))
+        poll = polling.send(*FETCH, **fetch_fields(topic, 0, wait_ms=LONG_MS))
+        for connection in (silent, *others):
             assert connection.call(*METADATA, topics=[]).brokers
-        with wire.Connection(penstock, timeout_s=5) as refused:
-            drain(refused)
-        assert connections[0].call(*METADATA, topics=[]).brokers
-        connections.pop().close()
-        eventually("there is room for another client", lambda: is_answered(penstock))
+        assert wire.call(crowded, *METADATA, topics=[]).brokers
+        drain(silent)
+        for connection in others:
+            assert connection.call(*METADATA, topics=[]).brokers
+        produce(crowded, topic, [b"x"])
+        assert whole_values(wire.decode(*FETCH, polling.receive(), poll)) == [(0, b"x")]
+    said = crowded.process.output()
+    assert f"{CROWD} connections are open, and no more are allowed (max.connections): 1 since the last such" in said
+
+
+def test_a_new_connection_is_turned_away_when_all_others_have_a_request_open(crowded: Penstock) -> None:
+    topic = create_topic(crowded)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(wire.Connection(crowded)) for _ in range(CROWD)]
+        polls = [each.send(*FETCH, **fetch_fields(topic, 0, wait_ms=LONG_MS)) for each in connections[1:]]
+        # In one piece, so that the broker, which has read the polls by then, has the second when it answers the first.
+        metadata = framed(wire.encode(*METADATA, 1, {"topics": []}))
+        connections[0].socket.sendall(metadata + framed(wire.encode(*JOIN, 2, join_fields("readers"))))
+        assert wire.decode(*METADATA, connections[0].receive(), 1).brokers
+        for _ in range(50):
+            assert not is_answered(crowded)
+        connections[0].close()
+        eventually("there is room for another client", lambda: is_answered(crowded))
+        produce(crowded, topic, [b"x"])
+        for connection, poll in zip(connections[1:], polls, strict=True):
+            assert whole_values(wire.decode(*FETCH, connection.receive(), poll)) == [(0, b"x")]
+    assert crowded.process.output().count("no more are allowed (max.connections)") <= 2
+
+
+JOIN = ("join_group", 2)
+
+
+def join_fields(group: str) -> dict[str, Any]:
+    """A member that is alone, and waits for others as long as `group.initial.rebalance.delay.ms` says."""
+    protocols = [{"name": "range", "metadata": b"\0" * 10}]
+    times = {"session_timeout": LONG_MS, "rebalance_timeout": LONG_MS}
+    return {"group_id": group, **times, "protocol_type": "consumer", "protocols": protocols}
 
 
 def is_answered(penstock: Penstock) -> bool:
@@ -203,6 +254,82 @@ def is_answered(penstock: Penstock) -> bool:
         return bool(wire.call(penstock, *METADATA, topics=[]).brokers)
     except (wire.ConnectionClosed, ConnectionError):
         return False
+
+
+def test_there_are_no_more_connections_than_file_handles(tmp_path: Path) -> None:
+    """With too few of them, neither a connection nor a file of the log could be opened any more."""
+    serve = [sys.executable, "-m", "penstock.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+    few = ["sh", "-c", 'ulimit -n 128 && exec "$@"', "sh", *serve, "--config", "log.open.files.max=32"]
+    process = ServerProcess(few, tmp_path / "output.txt")
+    try:
+        wait_for_start(process, lambda: ANNOUNCEMENT.search(process.output()) is not None)
+        announcement = ANNOUNCEMENT.search(process.output())
+        assert announcement is not None
+        server = ServerAddress(int(announcement["port"]))
+        with ExitStack() as stack:
+            for _ in range(150):
+                assert stack.enter_context(wire.Connection(server)).call(*METADATA, topics=[]).brokers
+        assert "only 32 connections are accepted, not the 2000 of max.connections" in process.output()
+        assert "Traceback" not in process.output()
+    finally:
+        process.terminate()
+
+
+UNFINISHED_BYTES = 20 * MEBIBYTE
+QUEUED_BYTES = 16 * MEBIBYTE
+
+
+@pytest.fixture
+def frugal(tmp_path: Path) -> Iterator[Penstock]:
+    settings = {"socket.request.max.bytes": MAX_REQUEST_BYTES, "queued.max.request.bytes": QUEUED_BYTES}
+    arguments = [word for name, value in settings.items() for word in ("--config", f"{name}={value}")]
+    with Penstock(tmp_path, *arguments) as server:
+        yield server
+        assert "Traceback" not in server.process.output()
+
+
+def test_unfinished_requests_of_all_connections_together_have_a_bound(frugal: Penstock) -> None:
+    before = resident_bytes(frugal.pid)
+    unfinished = struct.pack(">ihh", MAX_REQUEST_BYTES, 0, 9) + bytes(UNFINISHED_BYTES)
+    with ExitStack() as stack:
+        left = {stack.enter_context(wire.Connection(frugal)).socket: memoryview(unfinished) for _ in range(12)}
+        for each in left:
+            each.setblocking(False)
+        calm_since = time.monotonic()
+        while time.monotonic() - calm_since < 1:
+            for each, rest in left.items():
+                with suppress(BlockingIOError):
+                    left[each] = rest[each.send(rest) :]
+                    calm_since = time.monotonic() if rest else calm_since
+        assert wire.call(frugal, *METADATA, topics=[]).brokers, "a short request needs none of that memory"
+        # One may exceed the bound to finish its request, and while a buffer grows there are two.
+        assert resident_bytes(frugal.pid) - before < QUEUED_BYTES + 2 * UNFINISHED_BYTES + LITTLE_BYTES
+
+
+def test_long_requests_of_many_clients_are_all_finished(frugal: Penstock) -> None:
+    topic = create_topic(frugal, max_message_bytes=str(MAX_REQUEST_BYTES))
+    value = b"x" * UNFINISHED_BYTES
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: wire.call(frugal, *PRODUCE, **produce_fields(topic, [value])), range(8)))
+    assert {produced(answer)[0] for answer in answers} == {ErrorCode.none}
+    assert "WARNING" not in frugal.process.output()
+
+
+def test_a_long_request_that_is_no_produce_is_refused_before_it_arrives(penstock: Penstock) -> None:
+    with wire.Connection(penstock, timeout_s=5) as connection:
+        connection.socket.sendall(struct.pack(">ihh", 9 * MEBIBYTE, 3, 12))
+        drain(connection)
+    assert "a request of 9437184 bytes other than Produce (other.request.max.bytes)" in penstock.process.output()
+
+
+def test_a_frame_of_twenty_bytes_that_claims_a_huge_array_is_refused_with_one_warning(penstock: Penstock) -> None:
+    before = penstock.process.output().count("WARNING")
+    with wire.Connection(penstock, timeout_s=5) as connection:
+        connection.socket.sendall(bytes.fromhex("000000100003000c00000001ffff00ffffffff7f"))
+        drain(connection)
+    said = penstock.process.output()
+    assert "a malformed request (API 3 version 12): an array claims" in said
+    assert said.count("WARNING") == before + 1
 
 
 @pytest.fixture(scope="module")

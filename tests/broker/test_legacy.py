@@ -11,7 +11,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from penstock.broker.legacy import to_batch
 from penstock.errors import CorruptBatchError
-from penstock.log.batch import check_crc, read_header, records_of
+from penstock.log.batches.batch import check_crc, read_header, records_of
 from tests.broker.plain_requests import create_topic
 from tests.servers import Penstock
 

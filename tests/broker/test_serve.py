@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -70,7 +71,31 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     [
         (("--listen", "9092"), "--listen '9092' is not HOST:PORT"),
         (("--listen", "127.0.0.1:70000"), "--listen '127.0.0.1:70000' is not HOST:PORT"),
-        (("--listen", "0.0.0.0:0"), "add --advertise HOST:PORT"),
+        (("--listen", "0.0.0.0:0", "--insecure"), "add --advertise HOST:PORT"),
+        (("--listen", "0.0.0.0:0", "--advertise", ":0", "--insecure"), "not an address that clients can connect to"),
+        (("--listen", "0.0.0.0:0", "--advertise", "box:9092"), "--listen 0.0.0.0:0 lets every machine that can reach"),
+        (
+            ("--listen", ":0", "--advertise", "box:9092"),
+            "read, change and delete everything in the log",
+        ),
+        (("--listen", "[::]:0", "--advertise", "box:9092"), "Listen on 127.0.0.1, or add --insecure"),
+        (("--listen", "192.0.2.1:9092"), "--listen 192.0.2.1:9092 lets every machine"),
+        (("--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0"), "--metrics 0.0.0.0:0 lets every machine"),
+        (
+            ("--listen", "192.0.2.1:9092", "--insecure"),
+            "cannot listen on 192.0.2.1:9092: Cannot assign",
+        ),
+        (
+            ("--listen", "127.0.0.1:0", "--metrics", "192.0.2.1:1", "--insecure"),
+            "cannot serve metrics on 192.0.2.1:1",
+        ),
+        (("--listen", "no such host:9092"), "'no such host' is not a host name or address"),
+        (("--config", "node.id=-1"), "node.id='-1' is not allowed: use a whole number of at least 0"),
+        (("--config", "advertised.listeners=box:9092"), "advertised.listeners='box:9092' is not allowed"),
+        (
+            ("--advertise", "box:1", "--config", "advertised.listeners=PLAINTEXT://box:1"),
+            "--advertise and --config advertised.listeners are the same setting",
+        ),
         (("--config", "num.partitions"), "--config 'num.partitions' is not NAME=VALUE"),
         (("--config", "num.partition=3"), "num.partition"),
         (("--config", "num.partitions=0"), "num.partitions='0' is not allowed: use a whole number of at least 1"),
@@ -80,6 +105,40 @@ def test_an_option_that_cannot_be_is_refused_with_its_reason(
     tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     assert said in serve_and_fail("--data", str(tmp_path / "data"), *arguments)
+
+
+def test_a_broker_has_the_id_and_the_address_that_it_is_given_and_its_folder_keeps_the_id(tmp_path: Path) -> None:
+    settings = ("--config", "node.id=7", "--config", "advertised.listeners=PLAINTEXT://broker.example:19092")
+    with Penstock(tmp_path, *settings) as penstock:
+        (node,) = wire.call(penstock, *METADATA, topics=[]).brokers
+        assert (node.node_id, node.host, node.port) == (7, "broker.example", 19092)
+        penstock.arguments = ()
+        penstock.restart()
+        (node,) = wire.call(penstock, *METADATA, topics=[]).brokers
+        assert (node.node_id, node.port) == (7, penstock.port)
+        penstock.terminate()
+        said = serve_and_fail("--data", str(penstock.data), "--listen", "127.0.0.1:0", "--config", "node.id=8")
+        assert f"node.id=8, but the data in {penstock.data} belong to node 7" in said
+
+
+def test_a_setting_that_was_changed_while_the_broker_ran_is_there_after_a_crash(tmp_path: Path) -> None:
+    change = {"name": "max.connections", "config_operation": 0, "value": "3"}
+    resource = {"resource_type": 4, "resource_name": "", "configs": [change]}
+    with Penstock(tmp_path) as penstock:
+        (answer,) = wire.call(penstock, "incremental_alter_configs", 1, resources=[resource]).responses
+        assert answer.error_code is ErrorCode.none
+        penstock.kill()
+        penstock.start()
+        with contextlib.ExitStack() as stack:
+            connections = [stack.enter_context(wire.Connection(penstock)) for _ in range(4)]
+            for connection in connections[1:]:
+                assert connection.call(*METADATA, topics=[]).brokers
+            assert connections[0].is_closed_by_server(), "the one that was idle the longest made room"
+        penstock.terminate()
+        kept = penstock.data / "broker-configs"
+        kept.write_bytes(b"neither copy is whole")
+        said = serve_and_fail("--data", str(penstock.data), "--listen", "127.0.0.1:0")
+        assert f"{kept} is damaged" in said
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -160,6 +219,9 @@ def test_giving_up_durability_is_said_when_it_starts(tmp_path: Path) -> None:
         penstock.start()
         answer = wire.call(penstock, *FETCH, **fetch_fields(topic, 0))
         assert whole_values(answer) == [(0, b"kept")], "a killed process loses nothing even so"
+        said = penstock.process.output()
+        assert "recovered: checked " in said
+        assert "per GB" not in said, "a few bytes say nothing about how long a large recovery takes"
         penstock.terminate()
         penstock.arguments = ()
         penstock.start()

@@ -1,4 +1,4 @@
-"""The broker's settings: Kafka's names, one table, nothing taken that has no effect."""
+"""The broker's settings: Kafka's names, one table, and what has no effect says so."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.broker.limits import Limits
 from penstock.broker.settings import BROKER_SETTINGS, BrokerSettings, describe_broker
 from penstock.broker.transactions.settings import TransactionSettings
 from penstock.errors import ConfigError
-from penstock.log.config import TOPIC_DEFAULTS, TopicConfig
-from penstock.log.described import Source
+from penstock.log.configs.described import ConfigSource
+from penstock.log.configs.topic_config import TOPIC_DEFAULTS, TopicConfig
 
 
 def test_nothing_set_is_the_default() -> None:
@@ -51,7 +51,7 @@ def test_every_field_of_the_parts_can_be_set(part: type[GroupSettings | Transact
         {
             name: str(setting.default + 1)
             for name, setting in BROKER_SETTINGS.items()
-            if type(setting.default) is int and name not in TOPIC_DEFAULTS and not setting.fixed_because
+            if type(setting.default) is int and name not in TOPIC_DEFAULTS and setting.obeyed
         }
     )
     (made,) = (value for value in (changed.groups, changed.transactions, changed.limits) if isinstance(value, part))
@@ -66,7 +66,7 @@ def test_every_field_of_the_parts_can_be_set(part: type[GroupSettings | Transact
         ("num.partitions", "0", "num.partitions='0' is not allowed: use a whole number of at least 1"),
         ("default.replication.factor", "3", "one node and keeps one copy; use Apache Kafka for replication"),
         ("log.retention.ms", "soon", "log.retention.ms='soon' is not allowed"),
-        ("offset.metadata.max.bytes", "100000", "must be at most 8191"),
+        ("offset.metadata.max.bytes", "100000", "use a whole number from 1 to 8191"),
         ("retention.ms", "1", "no broker setting is called 'retention.ms'; did you mean log.retention.ms"),
     ],
 )
@@ -82,11 +82,13 @@ def test_defaults_of_topics_that_contradict_each_other_are_refused_before_the_br
 
 
 def test_a_row_shows_what_was_set_before_the_default() -> None:
-    rows = {row.name: row for row in describe_broker({"num.partitions": "3"})}
+    rows = {row.name: row for row in describe_broker([(ConfigSource.BROKER, {"num.partitions": "3"})])}
     assert rows["num.partitions"].value == "3"
     assert [tuple(origin) for origin in rows["num.partitions"].origins] == [
-        ("num.partitions", "3", Source.BROKER),
-        ("num.partitions", "1", Source.DEFAULT),
+        ("num.partitions", "3", ConfigSource.BROKER),
+        ("num.partitions", "1", ConfigSource.DEFAULT),
     ]
     assert (rows["log.retention.hours"].value, rows["log.retention.ms"].value) == ("168", None)
-    assert all(row.read_only for row in rows.values())
+    assert {name for name, row in rows.items() if not row.read_only} == {
+        name for name, setting in BROKER_SETTINGS.items() if setting.dynamic
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 
 from penstock.broker.syncing import Syncer
 from penstock.errors import StorageError
-from penstock.log.batch import NewRecord, build_batch
-from penstock.log.config import TopicConfig
+from penstock.log.batches.batch import NewRecord, build_batch
+from penstock.log.configs.topic_config import TopicConfig
 from penstock.log.disk import Disk
 from penstock.log.partition import PartitionLog
 from penstock.log.segment import Resources
@@ -138,6 +139,26 @@ def test_records_that_something_else_made_safe_first_are_shown_too(tmp_path: Pat
         log.sync()
         await asyncio.gather(first, second)
         assert log.high_watermark == 2
+        syncer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_that_was_deleted_meanwhile_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = GatedDisk()
+        kept, deleted = partition(tmp_path, disk), partition(tmp_path, disk, 1)
+        syncer = Syncer(asyncio.get_running_loop())
+        for log in (kept, deleted):
+            write_one(log)
+        deleted.resources.files.close()
+        shutil.rmtree(deleted.folder)
+        failures: asyncio.Queue[int] = asyncio.Queue()
+        for log in (deleted, kept):
+            syncer.submit([log], lambda failed: failures.put_nowait(len(failed)))
+        syncer.kick()
+        assert [await asyncio.wait_for(failures.get(), 10) for _ in range(2)] == [1, 0]
+        assert kept.synced_offset == 1
         syncer.close()
 
     asyncio.run(scenario())

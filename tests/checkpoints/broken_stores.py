@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoints.fencing import lease_named
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.errors import FencedError
-from penstock.model import Change, Checkpoint, CheckpointKey, Happening, Lease, Pointer
+from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Lease, Pointer
 
 
 class Store(SqliteCheckpoints):
@@ -180,12 +180,12 @@ class KeepsStateThatIsGone(Store):
 
 
 class TellsTheOldestLines(Store):
-    def history(self, key: CheckpointKey, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[Happening]:
+    def history(self, key: CheckpointKey, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[HistoryEntry]:
         return super().history(key, pointer, 1_000_000)[:limit]
 
 
 class FindsOnlyTheFirstOfARun(Store):
-    def history(self, key: CheckpointKey, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[Happening]:
+    def history(self, key: CheckpointKey, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[HistoryEntry]:
         lines = super().history(key, pointer, limit)
         return [line for line in lines if pointer is None or line.first == pointer]
 
@@ -281,7 +281,7 @@ class LetsUsersCommit(Store):
 
 class _Unguarded(AbstractContextManager[Any]):
     def __init__(self, database: Any) -> None:
-        from penstock.checkpoints.sqlite_transaction import SqliteTransaction
+        from penstock.checkpoints.sqlite.transaction import SqliteTransaction
 
         self._inner = SqliteTransaction(database)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from penstock.abc import CheckpointStore
-from penstock.model import Change, Checkpoint, CheckpointKey, Handled, Happening, Status
+from penstock.model import Change, Checkpoint, CheckpointKey, Handled, HistoryEntry, Status
 
 NAMES = 12
 """How many keys of state there are: few, so that they change and go again and again."""
@@ -18,7 +18,7 @@ def nth_change(seed: int, number: int) -> Change:
     state = {b"name-%d" % name: None if rng.random() < 0.3 else b"%d %d" % (number, name) for name in names}
     first = number * 10
     lines = tuple(
-        Happening(first + each, first + each + 1, Status.SUCCEEDED, 1, "", number, number, "writer", "handler")
+        HistoryEntry(first + each, first + each + 1, Status.SUCCEEDED, 1, "", number, number, "writer", "handler")
         for each in range(rng.randrange(1, 4))
     )
     finished = tuple((first + 2 * each, first + 2 * each + 1) for each in range(1, rng.randrange(1, 40)))

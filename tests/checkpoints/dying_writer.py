@@ -13,11 +13,11 @@ import signal
 import sys
 from typing import Any
 
-from penstock.checkpoints import _cleaning
+from penstock.checkpoints.objects import cleaning as _cleaning
 from penstock.model import CheckpointKey
 from tests.checkpoints.aws_wire import Wire, make_client
 from tests.checkpoints.changes import nth_change
-from tests.checkpoints.small_shelf import open_small
+from tests.checkpoints.small_objects import open_small
 
 
 def say(text: str) -> None:

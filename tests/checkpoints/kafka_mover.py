@@ -13,9 +13,10 @@ import sys
 from typing import Final
 
 import penstock
-from penstock.checkpoints.kafka import KafkaCheckpoints
+from penstock.checkpoints.kafka.store import KafkaCheckpoints
 from penstock.errors import FencedError
 from penstock.model import Change, Checkpoint, CheckpointKey, NewRecord
+from penstock.streams.kafka.stream import kafka_of
 
 STEPS: Final = ("begun", "appended", "saved", "committed")
 AT_ONCE: Final = 10
@@ -32,7 +33,7 @@ def main(bootstrap: str, source: str, target: str, group: str, owner: str, count
         loaded = store.load(key)
         at = loaded.start if loaded is not None else 0
         say("claimed", str(at))
-        feed = connection.stream(source).feed()
+        feed = kafka_of(connection).open_topic(source).feed()
         feed.add(0, at)
         transactions = 0
         try:

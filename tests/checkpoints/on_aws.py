@@ -15,16 +15,20 @@ from typing import IO
 import pytest
 
 from penstock.abc import CheckpointStore
-from penstock.checkpoints import _cleaning
-from penstock.checkpoints._versioned import VersionedCheckpoints
+from penstock.checkpoints.objects import cleaning as _cleaning
+from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import CorruptCheckpointError, FencedError
 from penstock.model import CheckpointKey, Lease, Runs
 from tests.checkpoints.aws_wire import Wire, lose_answer, make_client
 from tests.checkpoints.changes import assert_holds, nth_change, number_in
-from tests.checkpoints.small_shelf import open_small
+from tests.checkpoints.small_objects import open_small
+from tests.sampling import sample
 from tests.servers import LAUNCHER
 
 SAVES = 6
+NEVER = 10_000
+"""A write that no writer comes to."""
+DEATHS_IN_A_SAMPLE = 5
 
 
 def fresh_key() -> CheckpointKey:
@@ -48,41 +52,47 @@ def small(service: str) -> Iterator[tuple[VersionedCheckpoints, Wire]]:
 
 
 def check_a_writer_killed_before_any_request(service: str, seed: int) -> None:
-    """Kill a writer before its first, second, third ... write, until it comes to its end. Each time the store holds
-    all of the last change it was told of, or all of the one after it; and the next owner goes on, and cleans up."""
+    """Let a writer come to its end, then kill others before their first, second, third ... write. Each time the store
+    holds all of the last change it was told of, or all of the one after it; and the next owner goes on, and cleans up.
+    """
     command = [sys.executable, "-c", LAUNCHER, str(os.getpid()), sys.executable, "-m", "tests.checkpoints.dying_writer"]
     process = subprocess.Popen([*command, service], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdin is not None
-        assert process.stdout is not None
+        orders, answers = process.stdin, process.stdout
+        assert orders is not None
+        assert answers is not None
         with small(service) as (store, _):
-            die_at = 0
-            has_ended = False
-            while not has_ended:
-                die_at += 1
+
+            def live(die_at: int) -> tuple[int, int | None]:
                 key = fresh_key()
-                process.stdin.write(f"{key.group} {seed} {SAVES} {die_at}\n")
-                process.stdin.flush()
-                acknowledged, has_ended = hear(process.stdout)
+                print(f"{key.group} {seed} {SAVES} {die_at}", file=orders, flush=True)
+                acknowledged, writes = hear(answers)
                 check_what_is_left(store, key, seed, acknowledged)
-            assert die_at > 2 * SAVES, "the writer wrote no parts, so little was tested"
+                return acknowledged, writes
+
+            acknowledged, writes = live(die_at=NEVER)
             assert acknowledged == SAVES
+            assert writes is not None
+            assert writes > 2 * SAVES, "the writer wrote no parts, so little was tested"
+            for die_at in sample(range(1, writes + 1), DEATHS_IN_A_SAMPLE):
+                _, ended = live(die_at)
+                assert ended is None, f"the writer should have died before write {die_at}"
     finally:
         process.kill()
         process.communicate()
 
 
-def hear(output: IO[str]) -> tuple[int, bool]:
-    """The last change that a writer has acknowledged, once it is dead, and whether it came to its end."""
-    acknowledged, has_ended = 0, False
+def hear(output: IO[str]) -> tuple[int, int | None]:
+    """The last change that a writer has acknowledged, once it is dead, and how many writes took it to its end."""
+    acknowledged, writes = 0, None
     while (line := output.readline().strip()) != "dead":
         assert line, "the process that starts the writers has ended"
         assert not line.startswith("failed"), line
         if line.startswith("end"):
-            has_ended = True
+            writes = int(line.removeprefix("end "))
         else:
             acknowledged = int(line)
-    return acknowledged, has_ended
+    return acknowledged, writes
 
 
 def check_what_is_left(store: VersionedCheckpoints, key: CheckpointKey, seed: int, acknowledged: int) -> None:
@@ -92,7 +102,7 @@ def check_what_is_left(store: VersionedCheckpoints, key: CheckpointKey, seed: in
     lease = claimed(store, key, "next owner")
     store.save(lease, key, nth_change(seed, number + 1))
     assert_holds(store, key, seed, number + 1)
-    assert set(store._shelf.parts(key.group, key.lease_name)) == parts_needed(store, key)
+    assert set(store._objects.parts(key.group, key.lease_name)) == parts_needed(store, key)
 
 
 def spoil(store: CheckpointStore, key: CheckpointKey) -> None:
@@ -101,9 +111,9 @@ def spoil(store: CheckpointStore, key: CheckpointKey) -> None:
     now = store._heads.read(key.group, key.lease_name)
     assert now is not None
     if now.head.part:
-        data = store._shelf.get_part(key.group, key.lease_name, now.head.part)
+        data = store._objects.get_part(key.group, key.lease_name, now.head.part)
         assert data is not None
-        store._shelf.put_part(key.group, key.lease_name, now.head.part, with_flipped_bit(data))
+        store._objects.put_part(key.group, key.lease_name, now.head.part, with_flipped_bit(data))
     else:
         spoilt = now.head.changed(inline=with_flipped_bit(now.head.inline))
         assert store._heads.swap(key.group, key.lease_name, now, spoilt)
@@ -126,7 +136,7 @@ def check_a_missing_part_is_told(service: str) -> None:
         lease = claimed(store, key, "owner")
         for number in range(1, 12):
             store.save(lease, key, nth_change(1, number))
-        store._shelf.remove_parts(key.group, key.lease_name, store._shelf.parts(key.group, key.lease_name))
+        store._objects.remove_parts(key.group, key.lease_name, store._objects.parts(key.group, key.lease_name))
         with pytest.raises(CorruptCheckpointError, match="is missing"):
             other.state(key)
         with pytest.raises(CorruptCheckpointError, match="is missing"):
@@ -149,7 +159,7 @@ def check_a_paused_owner_is_fenced(service: str, seed: int) -> None:
     with small(service) as (old, wire), small(service) as (new, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_cleaning, "AT_ONCE", 1000)  # so that the last write of a save is the one that makes it count
         last, writes = a_save_with_parts(old, wire, seed)
-        for pause_at in range(1, writes + 1):
+        for pause_at in sample(range(1, writes + 1), 3):
             key = fresh_key()
             lease = claimed(old, key, "old owner")
             for number in range(1, last):
@@ -188,7 +198,7 @@ def check_lost_answers(service: str, seed: int) -> None:
     """The answer to one write after the other is lost, so the client sends it again: claims are won all the same, and
     nothing is saved twice."""
     with small(service) as (store, wire):
-        for lost in range(1, 12):
+        for lost in sample(range(1, 12), 4):
             key = fresh_key()
             lose_answer(wire, lost)
             lease = store.claim(key.group, key.lease_name, "owner", None)

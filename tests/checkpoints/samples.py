@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.abc import CheckpointStore
-from penstock.model import Change, Checkpoint, CheckpointKey, Handled, Happening, Lease, Status
+from penstock.model import Change, Checkpoint, CheckpointKey, Handled, HistoryEntry, Lease, Status
 
 KEY: Final = CheckpointKey("billing", "orders", 0)
 NOW_MS: Final = 1_700_000_000_000
@@ -23,7 +23,7 @@ def change(start: int, told: bool = True) -> Change:
     """A change with something of everything in it."""
     if not told:
         return Change(Checkpoint(start, start + 100))
-    line = Happening(start, start + 1, Status.SUCCEEDED, 1, "", NOW_MS, NOW_MS + start, "a", "bill")
+    line = HistoryEntry(start, start + 1, Status.SUCCEEDED, 1, "", NOW_MS, NOW_MS + start, "a", "bill")
     state = {b"number": b"%d" % start}
     return Change(Checkpoint(start, start + 100), (line,), state, (Handled(f"id-{start}", NOW_MS + start),))
 

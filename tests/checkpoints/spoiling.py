@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import psycopg
 
-from penstock.checkpoints.file import FileCheckpoints
-from penstock.checkpoints.postgres import PostgresCheckpoints
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.file.store import FileCheckpoints
+from penstock.checkpoints.postgres.store import PostgresCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.model import CheckpointKey
 from tests.postgres import shared_postgres
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.checkpoints.memory import MemoryCheckpoints
-from penstock.testing.conformance.checkpoint_crashes import CrashCases
-from penstock.testing.conformance.checkpoint_store import checkpoint_store
-from penstock.testing.conformance.checkpoint_walks import WalkCases
+from penstock.testing.conformance.checkpoints import checkpoint_store
+from penstock.testing.conformance.checkpoints.saving import StoreCrashCases
+from penstock.testing.conformance.checkpoints.walks import WalkCases
 from penstock.testing.conformance.suite import collect
 from tests.checkpoints.spoiling import (
     open_file,
@@ -19,7 +19,7 @@ from tests.checkpoints.spoiling import (
 )
 
 
-class SmallJournalCases(WalkCases, CrashCases):
+class SmallJournalCases(WalkCases, StoreCrashCases):
     """Journals that are begun anew all the time: what matters is that nothing is lost, also by a kill."""
 
 
@@ -29,4 +29,4 @@ TestFile = checkpoint_store(open_file, spoil=spoil_file)
 TestFileWithSmallJournals = collect(SmallJournalCases, open_small_files)
 TestPostgres = checkpoint_store(open_postgres, spoil=spoil_postgres)
 
-del CrashCases, WalkCases, SmallJournalCases  # they have no backend, and nothing to show
+del StoreCrashCases, WalkCases, SmallJournalCases  # they have no backend, and nothing to show

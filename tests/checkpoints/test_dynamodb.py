@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoints import _dynamodb_shelf
-from penstock.checkpoints.dynamodb import DynamoCheckpoints
+from penstock.checkpoints.objects import dynamodb as _dynamodb_shelf
+from penstock.checkpoints.objects.dynamodb import DynamoCheckpoints
 from penstock.errors import ConfigError, CorruptCheckpointError, MissingExtraError, StoreUnavailableError
 from penstock.model import Change, Checkpoint, Lease
-from penstock.testing.conformance.checkpoint_store import checkpoint_store
-from tests.checkpoints import on_aws, small_shelf
+from penstock.testing.conformance.checkpoints import checkpoint_store
+from tests.checkpoints import on_aws, small_objects
 from tests.checkpoints.aws_wire import Wire, make_client
 from tests.checkpoints.changes import nth_change
 from tests.checkpoints.on_aws import claimed, fresh_key, scattered
@@ -30,7 +30,7 @@ def _moto() -> None:
 
 def open_dynamodb() -> DynamoCheckpoints:
     shared_endpoint()
-    return DynamoCheckpoints(small_shelf.dynamodb_url())
+    return DynamoCheckpoints(small_objects.dynamodb_url())
 
 
 TestDynamo = checkpoint_store(open_dynamodb, spoil=on_aws.spoil)
@@ -38,7 +38,7 @@ TestDynamo = checkpoint_store(open_dynamodb, spoil=on_aws.spoil)
 
 @pytest.fixture
 def store() -> Iterator[DynamoCheckpoints]:
-    with closing(DynamoCheckpoints(small_shelf.dynamodb_url())) as store:
+    with closing(DynamoCheckpoints(small_objects.dynamodb_url())) as store:
         yield store
 
 
@@ -70,7 +70,7 @@ def test_a_large_set_of_finished_records_is_split_over_items_and_old_ones_go(sto
         store.save(lease, key, Change(Checkpoint(start, runs[-1][1], runs)))
     assert store.load(key) == Checkpoint(-1, runs[-1][1], runs)
     store.release(lease)
-    assert len(store._shelf.parts(key.group, key.lease_name)) == 1
+    assert len(store._objects.parts(key.group, key.lease_name)) == 1
     assert count_items(f"parts/{key.group}/partition%3Atopic%3A0") >= 2
 
 
@@ -81,11 +81,11 @@ def test_a_part_of_which_an_item_is_missing_is_not_taken_for_a_whole_one(store: 
     store.save(lease, key, Change(Checkpoint(-1, runs[-1][1], runs)))
     place = f"parts/{key.group}/partition%3Atopic%3A0"
     client = make_client("dynamodb")
-    (part,) = store._shelf.parts(key.group, key.lease_name)
+    (part,) = store._objects.parts(key.group, key.lease_name)
     last = count_items(place) - 1
-    client.delete_item(TableName=small_shelf.TABLE, Key={"place": {"S": place}, "name": {"S": f"{part}/{last:06}"}})
+    client.delete_item(TableName=small_objects.TABLE, Key={"place": {"S": place}, "name": {"S": f"{part}/{last:06}"}})
     with (
-        closing(DynamoCheckpoints(small_shelf.dynamodb_url())) as other,
+        closing(DynamoCheckpoints(small_objects.dynamodb_url())) as other,
         pytest.raises(CorruptCheckpointError, match="is missing"),
     ):
         other.load(key)
@@ -96,7 +96,7 @@ def count_items(place: str) -> int:
         make_client("dynamodb")
         .get_paginator("query")
         .paginate(
-            TableName=small_shelf.TABLE,
+            TableName=small_objects.TABLE,
             KeyConditionExpression="place = :place",
             ExpressionAttributeValues={":place": {"S": place}},
         )
@@ -115,7 +115,7 @@ def test_names_of_every_kind_are_kept_apart(store: DynamoCheckpoints) -> None:
 
 def test_a_table_is_created_on_request_and_billed_on_demand() -> None:
     table = fresh_table()
-    with closing(DynamoCheckpoints(small_shelf.dynamodb_url(table))) as store:
+    with closing(DynamoCheckpoints(small_objects.dynamodb_url(table))) as store:
         assert store.groups() == []
     described = make_client("dynamodb").describe_table(TableName=table)["Table"]
     assert described["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
@@ -135,7 +135,7 @@ def test_a_table_for_something_else_is_refused() -> None:
         KeySchema=[{"AttributeName": "customer", "KeyType": "HASH"}],
     )
     with pytest.raises(ConfigError, match="it is a table for something else"):
-        DynamoCheckpoints(small_shelf.dynamodb_url(table))
+        DynamoCheckpoints(small_objects.dynamodb_url(table))
 
 
 def test_being_throttled_for_long_is_unavailable_and_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +164,8 @@ def test_items_that_dynamodb_had_no_room_for_are_written_again(
     store: DynamoCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_dynamodb_shelf, "PAUSE_S", 0.0)
-    shelf: Any = store._shelf
-    write = shelf._client.batch_write_item
+    objects: Any = store._objects
+    write = objects._client.batch_write_item
     refusals = 3
 
     def take_some(RequestItems: dict[str, list[Any]]) -> dict[str, Any]:
@@ -177,13 +177,13 @@ def test_items_that_dynamodb_had_no_room_for_are_written_again(
             return {"UnprocessedItems": {table: requests[1:]} if requests[1:] else {}}
         return dict(write(RequestItems=RequestItems))
 
-    monkeypatch.setattr(shelf._client, "batch_write_item", take_some)
+    monkeypatch.setattr(objects._client, "batch_write_item", take_some)
     key = fresh_key()
     lease = claimed(store, key, "owner")
     runs = scattered(400_000, seed_of())
     store.save(lease, key, Change(Checkpoint(-1, runs[-1][1], runs)))
     assert store.load(key) == Checkpoint(-1, runs[-1][1], runs)
-    monkeypatch.setattr(shelf._client, "batch_write_item", lambda RequestItems: {"UnprocessedItems": RequestItems})
+    monkeypatch.setattr(objects._client, "batch_write_item", lambda RequestItems: {"UnprocessedItems": RequestItems})
     with pytest.raises(StoreUnavailableError, match="Raise its capacity"):
         store.save(lease, key, Change(Checkpoint(0, runs[-1][1], runs)))
 
@@ -199,7 +199,7 @@ def test_an_endpoint_where_nobody_listens_is_unavailable() -> None:
     [
         ("dynamodb://eu-central-1", "names no region and table"),
         ("dynamodb:///table", "names no region and table"),
-        ("dynamodb://eu-central-1/table?create=maybe", "create is true or false"),
+        ("dynamodb://eu-central-1/table?create=maybe", "create must be true or false"),
         ("dynamodb://eu-central-1/table?prefix=x", "there is no option 'prefix'; there are create, endpoint"),
     ],
 )
@@ -211,4 +211,4 @@ def test_a_url_that_cannot_be_understood_is_refused(url: str, complaint: str) ->
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3.session", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'penstock\[aws\]'"):
-        DynamoCheckpoints(small_shelf.dynamodb_url())
+        DynamoCheckpoints(small_objects.dynamodb_url())

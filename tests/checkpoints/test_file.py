@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoints.file import FileCheckpoints
-from penstock.checkpoints.file_locks import Locks, file_name
+from penstock.checkpoints.file.locks import Locks, file_name
+from penstock.checkpoints.file.store import FileCheckpoints
 from penstock.errors import ConfigError, ConnectionClosedError, CorruptCheckpointError, StoreUnavailableError
 from penstock.model import Change, Checkpoint
 from tests.checkpoints.samples import KEY, NOW_MS, change, lease_on, start_of
@@ -214,7 +214,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = FileCheckpoints(tmp_path)
     store.close()
-    with pytest.raises(ConnectionClosedError, match="have been closed"):
+    with pytest.raises(ConnectionClosedError, match="are closed"):
         store.load(KEY)
 
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from penstock.checkpoints.format import (
     decode_checkpoint,
-    decode_happenings,
+    decode_history,
     decode_runs,
     encode_checkpoint,
-    encode_happenings,
+    encode_history,
     encode_runs,
     storable,
 )
 from penstock.errors import CorruptCheckpointError
-from penstock.model import Checkpoint, CheckpointKey, Claim, Failing, Happening, Runs, Status
+from penstock.model import Checkpoint, CheckpointKey, Claim, Failing, HistoryEntry, Runs, Status
 from tests.seeds import seed_of
 
 KEY = CheckpointKey("billing", "orders", 3)
@@ -62,7 +62,7 @@ def checkpoints(draw: st.DrawFn) -> Checkpoint:
 
 
 happenings = st.builds(
-    Happening,
+    HistoryEntry,
     st.integers(-(1 << 70), 1 << 200),
     st.integers(-(1 << 70), 1 << 200),
     st.sampled_from(Status),
@@ -81,8 +81,8 @@ def test_a_checkpoint_comes_out_as_it_went_in(checkpoint: Checkpoint) -> None:
 
 
 @given(st.lists(happenings, max_size=5))
-def test_lines_of_history_come_out_as_they_went_in(lines: list[Happening]) -> None:
-    assert decode_happenings(encode_happenings(lines), KEY) == lines
+def test_lines_of_history_come_out_as_they_went_in(lines: list[HistoryEntry]) -> None:
+    assert decode_history(encode_history(lines), KEY) == lines
 
 
 @given(st.integers(0, 1 << 70).flatmap(lambda base: st.tuples(st.just(base), runs_behind(base))))
@@ -145,7 +145,7 @@ def test_garbage_is_an_error_and_nothing_else(garbage: bytes) -> None:
     with pytest.raises(CorruptCheckpointError):
         decode_checkpoint(garbage, KEY)
     with pytest.raises(CorruptCheckpointError):
-        decode_happenings(garbage, KEY)
+        decode_history(garbage, KEY)
 
 
 @given(st.binary(min_size=1, max_size=60))
@@ -162,7 +162,7 @@ def test_the_error_says_whose_checkpoint_it_is_and_what_to_do() -> None:
         decode_checkpoint(b"\x01garbage", KEY)
     text = str(caught.value)
     assert "orders-3 of group 'billing'" in text
-    assert "restore it from a copy" in text
+    assert "Restore it from a backup" in text
 
 
 def test_a_newer_version_is_told_from_damage() -> None:

@@ -18,9 +18,9 @@ from typing import Final
 import pytest
 
 import penstock
-from penstock.checkpoints.kafka import TOPIC, KafkaCheckpoints
-from penstock.checkpoints.kafka_entries import PIECE_BYTES, partition_of
-from penstock.checkpoints.kafka_writing import LeaseWriter
+from penstock.checkpoints.kafka.entries import PIECE_BYTES, partition_of
+from penstock.checkpoints.kafka.store import TOPIC, KafkaCheckpoints
+from penstock.checkpoints.kafka.writing import LeaseWriter
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -28,15 +28,16 @@ from penstock.errors import (
     StoreUnavailableError,
     TransactionAbortedError,
     TransactionError,
+    TransactionLostError,
 )
-from penstock.model import Change, Checkpoint, CheckpointKey, Happening, Lease, NewRecord, Status
-from penstock.streams.kafka.groups import GroupAdministration
-from penstock.streams.kafka.transactions import TransactionalProducer, TransactionLostError
+from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Lease, NewRecord, Status
+from penstock.streams.kafka.producing.transactions import TransactionalProducer
 from tests.checkpoints import kafka_mover
 from tests.clients.conftest import SETTINGS, loaded_kafka
 from tests.clients.names import fresh
 from tests.clients.shared_server import shared
 from tests.clients.waiting import eventually
+from tests.sampling import times
 from tests.seeds import seed_of
 from tests.servers import Penstock, Server
 
@@ -74,7 +75,7 @@ def either(request: pytest.FixtureRequest) -> Iterator[penstock.Connection]:
 def new_topic(connection: penstock.Connection, records: int = 0) -> str:
     topic = fresh()
     connection.create_topic(topic)
-    receipts = connection.stream(topic).append([NewRecord(topic, b"%d" % number) for number in range(records)])
+    receipts = connection.open_topic(topic).append([NewRecord(topic, b"%d" % number) for number in range(records)])
     for receipt in receipts:
         receipt.result(TIMEOUT_S)
     return topic
@@ -115,7 +116,7 @@ def test_outputs_and_checkpoint_and_group_offset_count_together(either: penstock
         assert KafkaCheckpoints(either).load(key) is None
     eventually_holds(either, target, [b"a", b"b"])
     assert store.load(key) == at(7).checkpoint
-    described = GroupAdministration(either.administration).describe(key.group)
+    described = either.group_admin().describe(key.group)
     assert [(each.topic, each.partition, each.committed) for each in described.progress] == [(source, 0, 7)]
     store.close()
 
@@ -200,7 +201,7 @@ def test_who_is_fenced_only_because_somebody_looked_goes_on(connection: penstock
     transaction = store.begin(lease)
     transaction.append([NewRecord(target, b"first try")])
     transaction.save(lease, key, at(2))
-    with pytest.raises(TransactionAbortedError, match="do it again"):
+    with pytest.raises(TransactionAbortedError, match="repeat it"):
         transaction.commit()
     with store.begin(lease) as transaction:
         transaction.append([NewRecord(target, b"second try")])
@@ -229,7 +230,7 @@ def test_a_commit_whose_answer_was_lost_is_found_to_count(
         transaction.append([NewRecord(target, b"once")])
         transaction.save(lease, key, at(5))
     monkeypatch.setattr(TransactionalProducer, "commit", lose_the_answer)
-    line = Happening(0, 5, Status.SUCCEEDED, 1, "", 1, 2, "a", "h")
+    line = HistoryEntry(0, 5, Status.SUCCEEDED, 1, "", 1, 2, "a", "h")
     store.save(lease, key, replace(at(6), happenings=(line,)))
     monkeypatch.setattr(TransactionalProducer, "commit", lose_the_answer)
     with store.begin(lease) as transaction:
@@ -273,7 +274,7 @@ def test_the_dangling_transaction_of_another_owner_does_not_hold_up_a_claim_for_
     writer: LeaseWriter = store._writer_of(group, dead.lease_name)
     writer.producer.begin()
     writer.producer.produce(topic, b"half of it", b"no entry", 0)
-    writer.producer._producer.flush(TIMEOUT_S)
+    writer.producer.flush(TIMEOUT_S)
     second = KafkaCheckpoints(connection, topic=topic)
     begun_s = time.monotonic()
     second.save(claimed(second, other, "b"), other, at(2))
@@ -417,7 +418,7 @@ def test_movers_killed_at_random_move_each_record_once(either: penstock.Connecti
     rng = random.Random(seed_of())
     count = 400
     source, target, group = new_topic(either, count), new_topic(either), fresh("group")
-    for _ in range(4):
+    for _ in range(times(2, soak=20)):
         victim = Mover(either, source, target, group, count=str(count))
         try:
             victim.wait_until_said("claimed")

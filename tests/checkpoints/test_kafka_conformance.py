@@ -9,10 +9,10 @@ from typing import Final
 import pytest
 from confluent_kafka import Producer
 
-from penstock.checkpoints.kafka import TOPIC, KafkaCheckpoints
-from penstock.checkpoints.kafka_entries import checkpoint_entry, encode_key, partition_of
+from penstock.checkpoints.kafka.entries import checkpoint_entry, encode_key, partition_of
+from penstock.checkpoints.kafka.store import TOPIC, KafkaCheckpoints
 from penstock.model import CheckpointKey
-from penstock.testing.conformance.checkpoint_store import checkpoint_store
+from penstock.testing.conformance.checkpoints import checkpoint_store
 from tests.servers import Penstock
 
 BOOTSTRAP: Final = "PENSTOCK_KAFKA_STORE_BOOTSTRAP"

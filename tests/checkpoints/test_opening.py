@@ -9,10 +9,10 @@ import pytest
 
 from penstock.abc import Feature
 from penstock.checkpoints import STORE_URLS, open_store
-from penstock.checkpoints.file import FileCheckpoints
+from penstock.checkpoints.file.store import FileCheckpoints
 from penstock.checkpoints.memory import MemoryCheckpoints
-from penstock.checkpoints.postgres import PostgresCheckpoints
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.postgres.store import PostgresCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.errors import ConfigError
 from tests.postgres import shared_postgres
 
@@ -70,18 +70,18 @@ def test_a_store_is_given_back_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("mysql://host/db", "'mysql' is no kind of checkpoint store"),
-        ("./x.db", "names no kind"),
+        ("mysql://host/db", "'mysql' is not a kind of checkpoint store"),
+        ("./x.db", "does not name a checkpoint store"),
         ("sqlite:", "names no file"),
         ("file:", "names no file"),
-        ("sqlite:///var/x.db", "right behind the colon"),
+        ("sqlite:///var/x.db", "right after the colon"),
         ("sqlite:x.db?sync=FULL", "no setting 'sync'"),
         ("sqlite:x.db?synchronous=OFF", "NORMAL or FULL"),
         ("sqlite:x.db?busy_timeout_s=long", "number of seconds"),
-        ("sqlite:x.db?busy_timeout_s=0", "more than 0"),
-        ("sqlite:x.db?synchronous", "cannot be understood"),
-        ("memory:x", "nothing may follow"),
-        ("postgresql://u:secret@h/db?nonsense=1", "cannot be understood"),
+        ("sqlite:x.db?busy_timeout_s=0", "must be positive"),
+        ("sqlite:x.db?synchronous", "the query is invalid"),
+        ("memory:x", "takes no path"),
+        ("postgresql://u:secret@h/db?nonsense=1", "is invalid"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_said(url: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,5 +100,5 @@ def test_an_unknown_kind_lists_what_can_be_written() -> None:
 
 def test_something_that_is_no_store_is_refused() -> None:
     nonsense: Any = 42
-    with pytest.raises(ConfigError, match="42 is no checkpoint store"):
+    with pytest.raises(ConfigError, match="42 is not a checkpoint store"):
         open_store(nonsense)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.abc import CheckpointStore
-from penstock.checkpoints.s3 import S3Checkpoints
+from penstock.checkpoints.objects.s3 import S3Checkpoints
 from penstock.errors import ConfigError, CorruptCheckpointError, MissingExtraError, StoreUnavailableError
 from penstock.model import Change, Checkpoint, CheckpointKey, Lease
-from penstock.testing.conformance.checkpoint_store import checkpoint_store
-from tests.checkpoints import on_aws, small_shelf
+from penstock.testing.conformance.checkpoints import checkpoint_store
+from tests.checkpoints import on_aws, small_objects
 from tests.checkpoints.aws_wire import make_client
 from tests.checkpoints.changes import nth_change
 from tests.checkpoints.on_aws import claimed, fresh_key, scattered, small
@@ -25,8 +25,8 @@ from tests.servers import free_ports
 @functools.cache
 def bucket() -> str:
     """The bucket, made when it is first needed."""
-    small_shelf.make_bucket()
-    return small_shelf.BUCKET
+    small_objects.make_bucket()
+    return small_objects.BUCKET
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _bucket() -> None:
 
 def open_s3() -> S3Checkpoints:
     bucket()
-    return S3Checkpoints(small_shelf.s3_url())
+    return S3Checkpoints(small_objects.s3_url())
 
 
 TestS3 = checkpoint_store(open_s3, spoil=on_aws.spoil)
@@ -45,7 +45,7 @@ TestS3 = checkpoint_store(open_s3, spoil=on_aws.spoil)
 
 @pytest.fixture
 def store() -> Iterator[S3Checkpoints]:
-    with closing(S3Checkpoints(small_shelf.s3_url())) as store:
+    with closing(S3Checkpoints(small_objects.s3_url())) as store:
         yield store
 
 
@@ -65,7 +65,7 @@ def test_a_small_checkpoint_is_one_request(store: S3Checkpoints) -> None:
     key = fresh_key()
     lease = claimed(store, key, "owner")
     store.save(lease, key, Change(Checkpoint(1, 2)))
-    assert store._shelf.parts(key.group, key.lease_name) == []
+    assert store._objects.parts(key.group, key.lease_name) == []
     assert store.load(key) == Checkpoint(1, 2)
 
 
@@ -77,7 +77,7 @@ def test_a_large_set_of_finished_records_is_an_object_of_its_own_and_old_ones_go
         store.save(lease, key, Change(Checkpoint(start, runs[-1][1], runs)))
     assert store.load(key) == Checkpoint(-1, runs[-1][1], runs)
     store.release(lease)
-    assert len(store._shelf.parts(key.group, key.lease_name)) == 1
+    assert len(store._objects.parts(key.group, key.lease_name)) == 1
 
 
 def test_only_heads_that_changed_are_read_again() -> None:
@@ -89,14 +89,14 @@ def test_only_heads_that_changed_are_read_again() -> None:
             assert store.claim(group, f"member:{number}", "owner", None) is not None
         assert len(store.leases(group)) == 6
         gets: list[str] = []
-        shelf: Any = store._shelf
-        get = shelf._get
+        objects: Any = store._objects
+        get = objects._get
 
         def count(name: str) -> Any:
             gets.append(name)
             return get(name)
 
-        shelf._get = count
+        objects._get = count
         store.renew(lease)
         assert len(store.leases(group)) == 6
         assert [each.rpartition("/")[2] for each in gets] == ["partition%3Atopic%3A0"]
@@ -121,7 +121,7 @@ def test_a_store_that_ignores_conditions_is_refused_at_opening(condition: str) -
 
     client.meta.events.register("provide-client-params.s3.PutObject", drop)
     with pytest.raises(ConfigError, match="does not honour If-Match and If-None-Match"):
-        S3Checkpoints(f"s3://{small_shelf.BUCKET}/probe", client=client)
+        S3Checkpoints(f"s3://{small_objects.BUCKET}/probe", client=client)
 
 
 def test_a_store_without_conditional_deletes_keeps_what_is_left_of_a_lease() -> None:
@@ -131,7 +131,7 @@ def test_a_store_without_conditional_deletes_keeps_what_is_left_of_a_lease() -> 
         params.pop("IfMatch", None)
 
     client.meta.events.register("provide-client-params.s3.DeleteObject", drop)
-    with closing(S3Checkpoints(f"s3://{small_shelf.BUCKET}/tombs", client=client)) as store:
+    with closing(S3Checkpoints(f"s3://{small_objects.BUCKET}/tombs", client=client)) as store:
         group = fresh_key().group
         lease = store.claim(group, "member:1", "owner", None)
         assert lease is not None
@@ -147,9 +147,9 @@ def test_a_damaged_head_is_told_to_who_asks_for_it_and_nobody_else(store: S3Chec
     store.save(lease, key, nth_change(1, 1))
     client = make_client("s3")
     name = f"some/prefix/heads/{key.group}/partition%3Atopic%3A0"
-    body = bytearray(client.get_object(Bucket=small_shelf.BUCKET, Key=name)["Body"].read())
+    body = bytearray(client.get_object(Bucket=small_objects.BUCKET, Key=name)["Body"].read())
     body[-3] ^= 1
-    client.put_object(Bucket=small_shelf.BUCKET, Key=name, Body=bytes(body))
+    client.put_object(Bucket=small_objects.BUCKET, Key=name, Body=bytes(body))
     with pytest.raises(CorruptCheckpointError, match="its checksum is wrong"):
         store.load(key)
     with pytest.raises(CorruptCheckpointError):
@@ -175,7 +175,7 @@ def test_a_large_checkpoint_whose_object_is_damaged_or_gone_can_be_replaced(stor
 def remove_parts(store: CheckpointStore, key: CheckpointKey) -> None:
     """What a careless lifecycle rule does."""
     assert isinstance(store, S3Checkpoints)
-    store._shelf.remove_parts(key.group, key.lease_name, store._shelf.parts(key.group, key.lease_name))
+    store._objects.remove_parts(key.group, key.lease_name, store._objects.parts(key.group, key.lease_name))
 
 
 def test_a_missing_part_is_told_and_not_guessed_at() -> None:
@@ -184,7 +184,7 @@ def test_a_missing_part_is_told_and_not_guessed_at() -> None:
 
 def test_a_bucket_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="Create the bucket 'penstock-nowhere'"):
-        S3Checkpoints(small_shelf.s3_url("penstock-nowhere"))
+        S3Checkpoints(small_objects.s3_url("penstock-nowhere"))
 
 
 def test_an_endpoint_where_nobody_listens_is_unavailable() -> None:
@@ -196,7 +196,7 @@ def test_an_endpoint_where_nobody_listens_is_unavailable() -> None:
 def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.session.Session.get_credentials", lambda _: None)
     with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID"):
-        S3Checkpoints(small_shelf.s3_url())
+        S3Checkpoints(small_objects.s3_url())
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ def test_a_url_that_cannot_be_understood_is_refused(url: str, complaint: str) ->
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3.session", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'penstock\[aws\]'"):
-        S3Checkpoints(small_shelf.s3_url())
+        S3Checkpoints(small_objects.s3_url())

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoints.sqlite import SqliteCheckpoints
-from penstock.checkpoints.sqlite_schema import SCHEMA_VERSION, prepare
+from penstock.checkpoints.sqlite.statements import SCHEMA
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -27,6 +27,7 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.model import Lease
+from penstock.sql.sqlite import prepare
 from tests.checkpoints.samples import KEY, NOW_MS, change, lease_on, start_of
 
 
@@ -70,7 +71,7 @@ def test_tables_of_a_newer_version_are_refused(path: Path) -> None:
     with sqlite3.connect(path) as other:
         other.execute("UPDATE penstock_schema SET version = 99")
     other.close()
-    with pytest.raises(ConfigError, match=r"version 99.*knows version 1 only"):
+    with pytest.raises(ConfigError, match=r"version 99.*supports only version 1"):
         SqliteCheckpoints(path)
 
 
@@ -78,7 +79,7 @@ def test_tables_of_our_names_that_are_not_ours_are_refused(path: Path) -> None:
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE penstock_lease (x)")
     other.close()
-    with pytest.raises(ConfigError, match="that this program did not make"):
+    with pytest.raises(ConfigError, match="that this program did not create"):
         SqliteCheckpoints(path)
 
 
@@ -90,7 +91,7 @@ def test_a_damaged_database_is_told_as_one(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096:] = b"\x5a" * (len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(CorruptCheckpointError, match="restore it from a copy"):
+    with pytest.raises(CorruptCheckpointError, match="Restore it from a backup"):
         SqliteCheckpoints(path).history(KEY)
 
 
@@ -103,13 +104,13 @@ def test_synchronous_is_obeyed(path: Path, setting: str, level: int) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreUnavailableError, match="folder cannot be made"):
+    with pytest.raises(StoreUnavailableError, match="folder cannot be created"):
         SqliteCheckpoints(tmp_path / "file" / "x.db")
 
 
 def test_many_processes_may_open_a_new_file_at_once(path: Path) -> None:
     program = (
-        "import sys; from penstock.checkpoints.sqlite import SqliteCheckpoints\n"
+        "import sys; from penstock.checkpoints.sqlite.store import SqliteCheckpoints\n"
         "sys.stdin.readline(); store = SqliteCheckpoints(sys.argv[1]); store.claim('g', sys.argv[2], 'a', None)"
     )
     children = [
@@ -126,10 +127,10 @@ def test_many_processes_may_open_a_new_file_at_once(path: Path) -> None:
 
 
 class Overtaken(sqlite3.Connection):
-    """Another process makes the tables just before this one counts how many there are, if it can."""
+    """Another process makes the tables after this one has found none, just before it begins to make them."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        if not self.in_transaction and sql.startswith("SELECT count"):
+        if sql.startswith("BEGIN"):
             (_, _, file) = super().execute("PRAGMA database_list").fetchone()
             SqliteCheckpoints(file).close()
         return super().execute(sql, parameters)
@@ -137,8 +138,8 @@ class Overtaken(sqlite3.Connection):
 
 def test_tables_that_somebody_quicker_has_just_made_are_no_strangers(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None, factory=Overtaken)) as connection:
-        prepare(connection, str(path), "FULL", 5.0)
-        assert connection.execute("SELECT version FROM penstock_schema").fetchall() == [(SCHEMA_VERSION,)]
+        prepare(connection, str(path), SCHEMA, "FULL", 5.0)
+        assert connection.execute("SELECT version FROM penstock_schema").fetchall() == [(SCHEMA.version,)]
 
 
 def test_another_process_that_writes_for_too_long_makes_the_store_unavailable(path: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_transaction_is_not_ended_from_inside(store: SqliteCheckpoints, ending
             ENDINGS[ending](tx.connection)
             tx.save(lease, KEY, change(1))
 
-    with pytest.raises(TransactionError, match="ends when its block does"):
+    with pytest.raises(TransactionError, match="ends with its block"):
         use()
     assert effects(store) == []
     assert start_of(store) is None
@@ -352,7 +353,7 @@ def test_a_closed_store_says_so(path: Path) -> None:
     store = SqliteCheckpoints(path)
     store.close()
     for use in (store.groups, lambda: store.claim("g", "x", "a", None), lambda: store.transaction().__enter__()):
-        with pytest.raises(ConnectionClosedError, match="have been closed"):
+        with pytest.raises(ConnectionClosedError, match="are closed"):
             use()
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.checkpoints import _segments
-from penstock.checkpoints._heads import Segment
-from penstock.checkpoints._versioned import VersionedCheckpoints
+from penstock.checkpoints.objects import segments as _segments
+from penstock.checkpoints.objects.heads import Segment
+from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import FencedError, GroupError, StoreUnavailableError
-from penstock.model import Change, Checkpoint, CheckpointKey, Handled, Happening, Lease, Status
+from penstock.model import Change, Checkpoint, CheckpointKey, Handled, HistoryEntry, Lease, Status
 from tests.checkpoints.changes import assert_holds, nth_change
-from tests.checkpoints.memory_shelf import MemoryShelf
+from tests.checkpoints.memory_objects import MemoryObjects
 from tests.checkpoints.on_aws import parts_needed
 from tests.seeds import seed_of
 
@@ -29,23 +29,23 @@ def claimed(store: VersionedCheckpoints, key: CheckpointKey, owner: str) -> Leas
 def test_many_changes_by_many_owners_leave_what_they_say_and_nothing_else() -> None:
     seed = seed_of()
     rng = random.Random(seed)
-    shelf = MemoryShelf()
-    store = VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    store = VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner 0")
     for number in range(1, 300):
         if rng.random() < 0.05:
-            store = VersionedCheckpoints(shelf)  # as another process would, which remembers nothing
+            store = VersionedCheckpoints(objects)  # as another process would, which remembers nothing
             lease = claimed(store, KEY, f"owner {number}")
         store.save(lease, KEY, nth_change(seed, number))
         if number % 20 == 0:
-            assert_holds(VersionedCheckpoints(shelf), KEY, seed, number)
+            assert_holds(VersionedCheckpoints(objects), KEY, seed, number)
     store.release(lease)
-    assert set(shelf.parts(KEY.group, KEY.lease_name)) == parts_needed(store, KEY)
+    assert set(objects.parts(KEY.group, KEY.lease_name)) == parts_needed(store, KEY)
 
 
 def test_a_partition_has_few_segments_however_many_changes_there_were() -> None:
-    shelf = MemoryShelf()
-    store = VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    store = VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner")
     for number in range(1, 2000):
         state = {b"%d" % number: b"x" * 30}
@@ -57,11 +57,11 @@ def test_a_partition_has_few_segments_however_many_changes_there_were() -> None:
 
 
 def test_what_is_forgotten_goes_from_the_shelf_too() -> None:
-    shelf = MemoryShelf()
-    store = VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    store = VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner")
     for number in range(1, 400):
-        lines = (Happening(number, number + 1, Status.SUCCEEDED, 1, "", number, number, "owner", "handler"),)
+        lines = (HistoryEntry(number, number + 1, Status.SUCCEEDED, 1, "", number, number, "owner", "handler"),)
         handled = (Handled(str(number), number),)
         store.save(
             lease, KEY, Change(Checkpoint(number, number), lines, {}, handled, max(0, number - 10), max(0, number - 10))
@@ -84,8 +84,8 @@ def test_a_segment_is_merged_with_those_before_it_that_are_not_much_larger() -> 
 
 def test_renewing_and_saving_at_once_lose_nothing() -> None:
     seed = seed_of()
-    shelf = MemoryShelf()
-    store = VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    store = VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner")
     is_over = threading.Event()
     beats: list[int] = []
@@ -109,32 +109,32 @@ def test_renewing_and_saving_at_once_lose_nothing() -> None:
 
 
 def test_an_owner_needs_no_reading_to_save() -> None:
-    shelf = MemoryShelf()
-    store = VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    store = VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner")
-    reads = shelf.reads
+    reads = objects.reads
     for number in range(1, 4):
         store.save(lease, KEY, Change(Checkpoint(number, number)))
         lease = store.renew(lease)
-    assert shelf.reads == reads
+    assert objects.reads == reads
 
 
 @pytest.mark.parametrize("is_saved_first", [False, True])
 def test_a_save_whose_answer_is_unknown_is_told_apart_from_one_that_was_refused(is_saved_first: bool) -> None:
     """The write is done, or not; another owner claims; and then the first one hears that it was not done."""
-    shelf = MemoryShelf()
-    old, new = VersionedCheckpoints(shelf), VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    old, new = VersionedCheckpoints(objects), VersionedCheckpoints(objects)
     lease = claimed(old, KEY, "old")
-    swap = shelf.swap_head
+    swap = objects.swap_head
 
     def lose(group: str, name: str, stamp: str | None, data: bytes) -> str | None:
-        shelf.swap_head = swap  # type: ignore[method-assign]
+        objects.swap_head = swap  # type: ignore[method-assign]
         if is_saved_first:
             swap(group, name, stamp, data)
         claimed(new, KEY, "new")
         return swap(group, name, stamp, data)
 
-    shelf.swap_head = lose  # type: ignore[method-assign]
+    objects.swap_head = lose  # type: ignore[method-assign]
     if is_saved_first:
         old.save(lease, KEY, nth_change(1, 1))
     else:
@@ -145,57 +145,57 @@ def test_a_save_whose_answer_is_unknown_is_told_apart_from_one_that_was_refused(
 
 def test_parts_of_a_write_that_may_still_arrive_are_kept() -> None:
     """The answer to a save never comes. Its head arrives long afterwards, before the owner has tried again."""
-    shelf = MemoryShelf()
-    store = VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    store = VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner")
     for number in range(1, 9):
         store.save(lease, KEY, nth_change(3, number))
-    swap, late = shelf.swap_head, list[Callable[[], object]]()
+    swap, late = objects.swap_head, list[Callable[[], object]]()
 
     def vanish(group: str, name: str, stamp: str | None, data: bytes) -> str | None:
         late.append(lambda: swap(group, name, stamp, data))
         raise StoreUnavailableError("no answer")
 
-    shelf.swap_head = vanish  # type: ignore[method-assign]
+    objects.swap_head = vanish  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailableError):
         store.save(lease, KEY, nth_change(3, 9))
-    shelf.swap_head = swap  # type: ignore[method-assign]
+    objects.swap_head = swap  # type: ignore[method-assign]
     late.pop()()
-    assert_holds(VersionedCheckpoints(shelf), KEY, 3, 9)
+    assert_holds(VersionedCheckpoints(objects), KEY, 3, 9)
     store.save(lease, KEY, nth_change(3, 9))
     store.save(lease, KEY, nth_change(3, 10))
     assert_holds(store, KEY, 3, 10)
 
 
 def test_a_version_that_is_replaced_while_it_is_read_is_read_again() -> None:
-    shelf = MemoryShelf()
-    store, reader = VersionedCheckpoints(shelf), VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    store, reader = VersionedCheckpoints(objects), VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner")
     for number in range(1, 30):
         store.save(lease, KEY, nth_change(5, number))
-    get = shelf.get_part
+    get = objects.get_part
 
     def change_first(group: str, name: str, part: str) -> bytes | None:
-        shelf.get_part = get  # type: ignore[method-assign]
+        objects.get_part = get  # type: ignore[method-assign]
         for number in range(30, 60):
             store.save(lease, KEY, nth_change(5, number))
         store._cleaner.clean(group, name)
         return get(group, name, part)
 
-    shelf.get_part = change_first  # type: ignore[method-assign]
-    assert reader.state(KEY) == VersionedCheckpoints(shelf).state(KEY)
+    objects.get_part = change_first  # type: ignore[method-assign]
+    assert reader.state(KEY) == VersionedCheckpoints(objects).state(KEY)
     assert_holds(reader, KEY, 5, 59)
 
 
 def test_a_group_that_is_claimed_while_it_is_forgotten_stays() -> None:
-    shelf = MemoryShelf()
-    store, other = VersionedCheckpoints(shelf), VersionedCheckpoints(shelf)
+    objects = MemoryObjects()
+    store, other = VersionedCheckpoints(objects), VersionedCheckpoints(objects)
     last = CheckpointKey("group", "topic", 1)
     for key in (KEY, last):
         lease = claimed(store, key, "owner")
         store.save(lease, key, nth_change(7, 1))
         store.release(lease)
-    shelf.before_swap = lambda: claimed(other, last, "newcomer")
+    objects.before_swap = lambda: claimed(other, last, "newcomer")
     with pytest.raises(GroupError, match="is in use"):
         store.forget("group")
     assert {lease.name: lease.owner for lease in store.leases("group")} == {

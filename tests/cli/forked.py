@@ -16,16 +16,17 @@ from typing import Final
 import confluent_kafka.admin  # noqa: F401  loaded for all that are forked, as the others are
 import psycopg  # noqa: F401
 
-import penstock.consuming.dead_letters.redriving
-import penstock.observe.looking
+import penstock.cli.programs
 import penstock.producing.producer
-import penstock.streams.kafka.groups  # noqa: F401
-from penstock.cli.main import main
+import penstock.streams.kafka.administration.groups  # noqa: F401
+from penstock.cli.main import Commands, main
 from penstock.testing.conformance.child import Child, Parent
 from tests.cli.running import TIMEOUT_S, Command, Done
 
 STREAMS: Final = (("given", os.O_RDONLY), ("out", os.O_WRONLY | os.O_CREAT), ("err", os.O_WRONLY | os.O_CREAT))
 """The files in place of standard input, output and error."""
+LOADED: Final = dict(Commands())
+"""Every command, imported once for all that are forked."""
 
 
 class ForkedCommand(Command):
@@ -53,7 +54,7 @@ def run_command(_: Nothing, parent: Parent, arguments: list[str], environment: d
         os.dup2(file, number)
         os.close(file)
     sys.argv = ["penstock", *arguments]
-    parent.say(exit_code())
+    parent.send(exit_code())
 
 
 def exit_code() -> int:

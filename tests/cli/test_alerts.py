@@ -15,15 +15,14 @@ import pytest
 import typer
 
 import penstock
-from penstock.cli import alerts, notifiers
-from penstock.cli.alert_checking import look_and_check
+from penstock.cli.commands import alerts, notifiers
+from penstock.cli.commands.alerts import look_and_check
 from penstock.console.service import default_state
 from penstock.errors import ConfigError
-from penstock.observe.alerts import Book, Kind, NotifierSettings, Phase, Rule, WebhookSettings
-from penstock.observe.alerts.book import BookFile
+from penstock.observe.alerts import AlertConfig, NotifierSettings, Phase, Rule, RuleKind, WebhookSettings
+from penstock.observe.alerts.config_file import AlertConfigFile
 from penstock.observe.alerts.memory import MemoryFile
-from penstock.observe.alerts.place import rules_path
-from penstock.streams.kafka.groups import GroupAdministration
+from penstock.observe.place import rules_path
 from tests.cli.running import Command
 from tests.clients.names import fresh
 from tests.clients.waiting import eventually
@@ -35,7 +34,7 @@ LATE: dict[str, Any] = {"kind": "lag_s", "threshold": "2m", "match": "bill*", "u
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Commands hush the library's log, in this process as well when they are called here."""
+    """Commands silence the library's log, in this process as well when they are called here."""
     library = logging.getLogger("penstock")
     handlers, propagate = list(library.handlers), library.propagate
     yield
@@ -57,16 +56,16 @@ def rules(tmp_path: Path) -> Path:
 def behind(stream: penstock.Connection, numbers: str) -> str:
     """A group that is six records behind."""
     name = fresh("group")
-    GroupAdministration(stream.administration).move(name, {(numbers, 0): 4})
+    stream.group_admin().move(name, {(numbers, 0): 4})
     return name
 
 
 def write_rules(path: Path, *rules: Rule, notifiers: tuple[NotifierSettings, ...] = ()) -> None:
-    path.write_bytes(msgspec.json.encode(Book(rules=rules, notifiers=notifiers)))
+    path.write_bytes(msgspec.json.encode(AlertConfig(rules=rules, notifiers=notifiers)))
 
 
 def read_rules(path: Path) -> dict[str, Rule]:
-    return {rule.name: rule for rule in BookFile(path).read().rules}
+    return {rule.name: rule for rule in AlertConfigFile(path).read().rules}
 
 
 def test_the_default_rules_are_listed_and_nothing_is_written(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,13 +88,13 @@ def test_rules_are_added_replaced_muted_and_removed(rules: Path, capsys: pytest.
         alerts.add("late", **LATE, rules=rules)
     alerts.add("late", **LATE, rules=rules, replace=True, as_json=True)
     alerts.mute("late", for_time="2h", subject="billing", rules=rules)
-    assert [(mute.rule, mute.subject) for mute in BookFile(rules).read().mutes] == [("late", "billing")]
+    assert [(mute.rule, mute.subject) for mute in AlertConfigFile(rules).read().mutes] == [("late", "billing")]
     capsys.readouterr()
     alerts.list_rules(rules=rules)
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("late ")]
     assert "lag_s >= 2 min, of bill*, unless *-test" in row
     alerts.mute("late", off=True, subject="billing", rules=rules)
-    assert BookFile(rules).read().mutes == ()
+    assert AlertConfigFile(rules).read().mutes == ()
     alerts.remove("late", rules=rules, as_json=True)
     assert json.loads(capsys.readouterr().out)["name"] == "late"
     with pytest.raises(ConfigError, match="there is no rule 'late'"):
@@ -106,10 +105,10 @@ def test_rules_are_added_replaced_muted_and_removed(rules: Path, capsys: pytest.
     ("wrong", "kind", "said"),
     [
         ({"kind": "lagg"}, typer.BadParameter, "is not one of lag_s"),
-        ({"threshold": "5m"}, typer.BadParameter, "no number of records"),
-        ({"threshold": "0"}, ConfigError, "always true"),
+        ({"threshold": "5m"}, typer.BadParameter, "not a number of records"),
+        ({"threshold": "0"}, ConfigError, "always holds"),
         ({"threshold": "nan"}, ConfigError, "threshold nan"),
-        ({"for_time": "5"}, typer.BadParameter, "no length of time"),
+        ({"for_time": "5"}, typer.BadParameter, "not a duration"),
         ({"notify": ["pager"]}, ConfigError, "there is no such notifier"),
         ({"severity": "bad"}, ConfigError, "severities warning, critical"),
     ],
@@ -145,16 +144,16 @@ def test_notifiers_are_added_listed_without_secrets_and_removed(
     assert rows["mail"]["target"] == "b@example.com by mail.example.com:2525"
     assert "far-behind" in rows["log"]["rules"]
     notifiers.remove("oncall", rules=rules)
-    assert [each.name for each in BookFile(rules).read().notifiers] == ["mail", "file"]
+    assert [each.name for each in AlertConfigFile(rules).read().notifiers] == ["mail", "file"]
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({}, "say how"),
-        ({"webhook": "https://a.example", "log_file": "x"}, "say how"),
-        ({"webhook": "https://a.example", "sender": "a@example.com"}, "means nothing beside --webhook"),
-        ({"log_file": "x", "secret_env": "X"}, "means nothing beside --log-file"),
+        ({}, "give one of"),
+        ({"webhook": "https://a.example", "log_file": "x"}, "give one of"),
+        ({"webhook": "https://a.example", "sender": "a@example.com"}, "cannot be combined with --webhook"),
+        ({"log_file": "x", "secret_env": "X"}, "cannot be combined with --log-file"),
         ({"smtp": "mail.example.com"}, "mail needs --sender and --to"),
         ({"smtp": "mail:x", "sender": "a@b.example", "to": ["c@d.example"]}, "HOST:PORT"),
         ({"webhook": "http://a.example"}, "use https"),
@@ -175,7 +174,7 @@ def test_a_notifier_is_tried_and_a_failure_ends_with_1(run: Command, rules: Path
 
 
 def test_a_check_ends_with_1_when_something_is_wrong(run: Command, rules: Path, behind: str) -> None:
-    limit = Rule(name="behind", kind=Kind.LAG, threshold=7, match=behind, for_s=3600)
+    limit = Rule(name="behind", kind=RuleKind.LAG, threshold=7, match=behind, for_s=3600)
     write_rules(rules, limit)
     well = run("alerts", "check", "--look-for", "0", "--rules", str(rules))
     assert (well.code, well.err.strip()) == (0, "Nothing is wrong.")
@@ -190,22 +189,22 @@ def test_what_stands_still_is_seen_from_one_check_to_the_next(
     server: Penstock, rules: Path, behind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"kafka://{server.bootstrap}"
-    write_rules(rules, Rule(name="stands", kind=Kind.STALLED, threshold=3600, match=behind))
-    assert look_and_check(BookFile(rules), url, 0.0, [], None) == []
+    write_rules(rules, Rule(name="stands", kind=RuleKind.STALLED, threshold=3600, match=behind))
+    assert look_and_check(AlertConfigFile(rules), url, 0.0, [], None) == []
     remembered = rules.with_name("alerts.check.json")
     memory = json.loads(remembered.read_text())
     memory["at_ms"] -= 3_600_000
     memory["good_ms"] -= 3_600_000
     remembered.write_text(json.dumps(memory))
-    (state,) = look_and_check(BookFile(rules), url, 0.0, [], None)
+    (state,) = look_and_check(AlertConfigFile(rules), url, 0.0, [], None)
     assert "has committed nothing" in state.text
     remembered.write_text("{")
-    assert look_and_check(BookFile(rules), url, 0.0, [], None) == []
+    assert look_and_check(AlertConfigFile(rules), url, 0.0, [], None) == []
     assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_stream_that_is_away_is_what_is_wrong_and_no_error(rules: Path) -> None:
-    (state,) = look_and_check(BookFile(rules), "kafka://127.0.0.1:1", 0.0, [], None)
+    (state,) = look_and_check(AlertConfigFile(rules), "kafka://127.0.0.1:1", 0.0, [], None)
     assert state.rule == "stream-away"
 
 
@@ -244,7 +243,7 @@ def test_of_two_that_watch_one_tells_and_when_it_is_killed_the_other_goes_on(
 ) -> None:
     write_rules(
         rules,
-        Rule(name="behind", kind=Kind.LAG, threshold=6, match=behind, quiet_s=0, notify=("oncall",)),
+        Rule(name="behind", kind=RuleKind.LAG, threshold=6, match=behind, quiet_s=0, notify=("oncall",)),
         notifiers=(WebhookSettings(name="oncall", url=webhook.url),),
     )
     first = watching()
@@ -255,7 +254,7 @@ def test_of_two_that_watch_one_tells_and_when_it_is_killed_the_other_goes_on(
     memory = MemoryFile(rules.with_name("alerts.state.json"))
     eventually("it is remembered who was told", lambda: memory.read()[0].ledger[0].phase is Phase.FIRING)
     first.kill()
-    GroupAdministration(stream.administration).move(behind, {(numbers, 0): 10})
+    stream.group_admin().move(behind, {(numbers, 0): 10})
     assert webhook.next(60).json["status"] == "resolved"
     assert json.loads(second.stdout.readline())["phase"] == "resolved"
     second.send_signal(signal.SIGTERM)

@@ -111,6 +111,18 @@ def test_some_partitions_can_be_read(run: Command, stream: penstock.Connection) 
     assert "has no partition 7" in done.err
 
 
+def test_several_topics_and_patterns_are_read_with_the_topic_on_each_line(
+    run: Command, stream: penstock.Connection
+) -> None:
+    prefix = fresh()
+    for letter in "ab":
+        stream.send(f"{prefix}.{letter}", letter, timestamp=MORNING).result(20)
+    expected = [f"{prefix}.{letter}  0:0        2024-11-15T08:00:00.000Z  -  {letter}" for letter in "ab"]
+    assert sorted(run.well("consume", f"{prefix}.a", f"{prefix}.b").out.splitlines()) == expected
+    assert sorted(run.well("consume", "--pattern", rf"{prefix}\..*").out.splitlines()) == expected
+    assert sorted(raw(run, "--pattern", rf"{prefix}\..")) == ["a", "b"]
+
+
 def test_a_deleted_offset_is_an_error_that_names_the_range(run: Command, server: Penstock, numbers: str) -> None:
     confluent.delete_records(server, numbers, before=6)
     done = run("consume", numbers, "--from", "3")
@@ -123,13 +135,19 @@ def test_a_deleted_offset_is_an_error_that_names_the_range(run: Command, server:
     ("arguments", "code", "complaint"),
     [
         (["no-such-topic"], 1, "there is no such topic"),
-        (["x", "--from", "yesterday"], 2, "'yesterday' is no position"),
-        (["x", "--from", "-5"], 2, "'-5' is no position"),
-        (["x", "--timeout", "1"], 2, "it is for --follow"),
-        (["x", "--group", "g", "--partition", "0"], 2, "shares out the partitions itself"),
+        (["x", "--from", "yesterday"], 2, "'yesterday' is not a position"),
+        (["x", "--from", "-5"], 2, "'-5' is not a position"),
+        (["x", "--timeout", "1"], 2, "it needs --follow"),
+        (["x", "--group", "g", "--partition", "0"], 2, "the group assigns the partitions"),
         (["x", "--group", "g", "--from", "42"], 2, "penstock groups reset"),
         (["no-such-topic", "--group", "g"], 1, "there is no topic 'no-such-topic'"),
         (["x", "--format", "xml"], 2, "--format"),
+        ([], 2, "name topics, or pass --pattern"),
+        (["x", "--pattern", "y"], 2, "and not both"),
+        (["--pattern", "(y"], 2, "not a regular expression"),
+        (["x", "y", "--partition", "0"], 2, "it needs one topic"),
+        (["x", "y", "--group", "g"], 2, "a group reads one topic here"),
+        (["x", "y", "--from", "42"], 1, "in one topic only"),
     ],
 )
 def test_what_cannot_be_done_is_told(run: Command, arguments: list[str], code: int, complaint: str) -> None:

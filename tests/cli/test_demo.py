@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.cli.demo.live import Live
-from penstock.cli.demo.parts import parts_for
-from penstock.cli.demo.plan import DemoSettings
-from penstock.cli.demo.processes import end_session
-from penstock.cli.demo.show import LiveShow, Show, show_for
+from penstock.demo.live import Live
+from penstock.demo.process_group import parts_for
+from penstock.demo.processes import end_session
+from penstock.demo.settings import DemoSettings
+from penstock.demo.show import LiveShow, Show, show_for
 from penstock.errors import JavaMissingError
 from tests.cli.running import COMMAND
 
@@ -142,17 +142,11 @@ def test_the_report_stands_alone_and_tells_the_same(runs: Runs) -> None:
 
 
 @in_one_worker
-def test_the_report_has_a_picture(runs: Runs) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib, which draws the picture, is not installed")
-    assert (runs.plain / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-@in_one_worker
 def test_it_fails_when_a_record_is_lost(runs: Runs) -> None:
     out, err = runs.faulty_process.communicate(timeout=TIMEOUT_S)
     assert runs.faulty_process.returncode == 1
     assert re.search(r"^lost +1 +WRONG", out, re.MULTILINE)
-    assert err.startswith("penstock: the demo found something wrong with seed 1: lost: 1")
+    assert err.startswith("penstock: the demo failed with seed 1: lost: 1")
     assert "not as promised" in (runs.faulty / "report" / "report.html").read_text("utf-8")
     assert not alive(out)
     (kept,) = (runs.faulty / "tmp").iterdir()
@@ -178,7 +172,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signa
 @in_one_worker
 def test_with_stay_it_goes_on_until_it_is_interrupted(runs: Runs) -> None:
     process = runs.staying_process
-    said = read_until(process, "It goes on")
+    said = read_until(process, "It continues")
     assert "Nothing was lost" in said
     process.send_signal(signal.SIGINT)
     rest, complaints = process.communicate(timeout=TIMEOUT_S)
@@ -219,7 +213,7 @@ def test_without_java_the_rest_takes_part_and_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed")
-    from penstock.spark import java
+    from penstock.spark.sessions import java
 
     def find_none() -> None:
         raise JavaMissingError("Spark needs Java 17 or newer; found none. Install one with `install java`.")
@@ -232,7 +226,7 @@ def test_without_java_the_rest_takes_part_and_it_says_what_to_install(
 
 @pytest.mark.parametrize(
     ("package", "part", "extra"),
-    [("pyspark", "spark", "spark"), ("nicegui", "console", "console"), ("matplotlib", "picture", "demo")],
+    [("pyspark", "spark", "spark"), ("nicegui", "console", "console")],
 )
 def test_a_missing_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, part: str, extra: str
@@ -257,14 +251,44 @@ def test_without_a_terminal_plain_lines_are_shown(tmp_path: Path) -> None:
     assert type(show_for(settings, live)) is Show
 
 
+def of_query(read: int, written: int, batch: int) -> dict[str, Any]:
+    """What a driver tells of a query."""
+    counts = {"read": read, "written": written, "batch": batch, "lag": 0}
+    return {"kind": "query", "query": "page-use", "state": "running", "error": None, **counts}
+
+
+def spark_words(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a plain line says of the query."""
+    Show(DemoSettings(report=tmp_path), live)._refresh()
+    return capsys.readouterr().out.partition("page-use on Spark: ")[2].strip()
+
+
+def test_what_spark_has_read_and_written_stays_so_when_its_driver_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = Live(time.monotonic())
+    live.hear_driver(of_query(read=0, written=0, batch=-1))
+    assert spark_words(live, tmp_path, capsys) == "its first batch is running"
+    live.hear_driver(of_query(read=4_647, written=12, batch=0))
+    assert spark_words(live, tmp_path, capsys) == "4,647 read, 12 written"
+    live.forget_driver()
+    assert spark_words(live, tmp_path, capsys) == "4,647 read, 12 written"
+    assert live.queries["page-use"].batch == -1, "its next driver has done nothing yet"
+    live.hear_driver(of_query(read=0, written=0, batch=-1))
+    assert spark_words(live, tmp_path, capsys) == "4,647 read, 12 written"
+    live.hear_driver({**of_query(read=0, written=0, batch=-1), "state": "waiting", "error": "OSError: no"})
+    assert spark_words(live, tmp_path, capsys) == "starts again after OSError: no"
+    live.hear_driver(of_query(read=5_000, written=3, batch=7))
+    assert spark_words(live, tmp_path, capsys) == "5,000 read, 15 written"
+
+
 def test_on_a_terminal_a_table_says_how_things_stand(tmp_path: Path) -> None:
     from rich.console import Console
 
     live = Live(time.monotonic())
     live.hear_generator({"kind": "sent", "sent": 1_234, "to_judge": 600, "acknowledged": 1_200})
     live.listener_of("consumer 1")({"kind": "assigned", "topic": "transactions", "partitions": [0, 2]})
-    live.hear_driver({"kind": "query", "query": "page-use", "read": 77, "written": 5, "lag": 0, "state": "running",
-                      "error": None})  # fmt: skip
+    live.hear_driver(of_query(read=77, written=5, batch=0))
     live.saw(verdicts=590, letters=3, lag=10, page_lag=4)
     with (console := Console(width=100)).capture() as capture:
         console.print(LiveShow(DemoSettings(report=tmp_path), live).standing())

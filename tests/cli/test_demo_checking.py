@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.demo.account import Account, window_name
-from penstock.cli.demo.checking import Check, Latencies, checks_of, typical_second, wrong_with
-from penstock.cli.demo.events import LARGE_CENTS, Chance, Event, MalformedRow, PageEvent, Transaction, Verdict
-from penstock.cli.demo.generator import FAULTS
-from penstock.cli.demo.results import Results
+from penstock.demo.checking import Check, Latencies, checks_of, typical_second, wrong_with
+from penstock.demo.events import LARGE_CENTS, Event, EventSource, MalformedRow, PageEvent, Transaction, Verdict
+from penstock.demo.generator import FAULTS, Account, window_name
+from penstock.demo.results import Results
 from penstock.model import DeadLetter, Record
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -19,7 +18,7 @@ NOON_MS = round(NOON.timestamp() * 1000)
 
 
 def events(seed: int = 3, count: int = 4_000) -> list[Event]:
-    chance = Chance(seed)
+    chance = EventSource(seed)
     return [chance.next_event(NOON + datetime.timedelta(milliseconds=10 * number)) for number in range(count)]
 
 
@@ -182,7 +181,7 @@ def test_the_same_seed_gives_the_same_events() -> None:
 
 
 def test_every_malformed_row_is_none_that_can_be_decoded() -> None:
-    from penstock.cli.demo.events import TRANSACTIONS
+    from penstock.demo.events import TRANSACTIONS
     from penstock.errors import SerdeError
 
     rows = [event for event in events(count=20_000) if isinstance(event, MalformedRow)]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.checks import data_folder, examining, extras, java, machine, network
+from penstock.cli.checks import data_folder, extras, java, machine, network
 from penstock.cli.checks.extras import Extra
 from penstock.cli.checks.finding import Finding, Level, ok
+from penstock.cli.commands import doctor as examining
 from penstock.errors import ConfigError
 from tests.servers import Penstock
 
@@ -79,7 +80,7 @@ def test_a_clock_that_jumps_is_doubtful_and_one_of_1970_is_wrong() -> None:
     times = iter([2_000_000_000.0, 2_000_000_000.0, 2_000_000_005.2])
     steady = iter([10.0, 10.2, 10.2])
     found = only(machine.check_clock(0.2, lambda: next(steady), lambda: next(times), lambda _: None))
-    assert (found.level, found.text) == (Level.WARN, "it jumped by 5000 ms while it was watched")
+    assert (found.level, found.text) == (Level.WARN, "it jumped by 5000 ms during the check")
     assert only(machine.check_clock(0, wall=lambda: 100.0)).level is Level.FAIL
 
 
@@ -112,7 +113,7 @@ def test_a_data_folder_that_is_well_is_left_as_it_was(tmp_path: Path) -> None:
 
 def test_a_data_folder_that_is_not_there_is_judged_by_where_it_will_be_and_not_made(tmp_path: Path) -> None:
     found = data_folder.check_data_folder(tmp_path / "a" / "b")
-    assert f"to be made in {tmp_path}" in named(found, "data folder").text
+    assert f"to be created in {tmp_path}" in named(found, "data folder").text
     assert not (tmp_path / "a").exists()
 
 
@@ -209,13 +210,13 @@ def test_what_extras_need_is_read_from_the_package_itself() -> None:
         'numpy>=2.0; extra == "arrow"',
         'pandas<3,>=2.2 ; extra == "spark"',
         "penstock[arrow]; extra == 'spark'",
-        'psycopg[binary]>=3.2; extra == "postgres"',
+        'psycopg[binary,pool]>=3.2; extra == "postgres"',
         'numpy>=2.0; extra == "all"',
     ]
     found = extras.declared(lines)
     assert {name: extra.packages for name, extra in found.items()} == {
         "arrow": {"numpy": ">=2.0"},
-        "postgres": {"psycopg": ">=3.2"},
+        "postgres": {"psycopg": ">=3.2", "psycopg-pool": ""},
         "spark": {"pandas": "<3,>=2.2"},
     }
     packages = {package for extra in extras.declared().values() for package in extra.packages}
@@ -246,7 +247,7 @@ def test_a_package_that_takes_python_with_it_does_not_end_the_check(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     tried = extras.try_imports(["deadly", "wrong", "json"], 60.0)
     assert tried == {
-        "deadly": "importing it ends Python (exit code 7)",
+        "deadly": "importing it crashes Python (exit code 7)",
         "wrong": "ImportError no such symbol",
         "json": None,
     }
@@ -267,7 +268,7 @@ def test_java_is_found_or_what_to_install_is_told(tmp_path: Path, monkeypatch: p
     program.write_text("")
     program.chmod(0o755)
     (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="21.0.1"\n')
-    monkeypatch.setattr("penstock.spark.java._installed", lambda: iter(()))
+    monkeypatch.setattr("penstock.spark.sessions.java._installed", lambda: iter(()))
     found = only(java.check_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": ""}))
     assert (found.level, found.text) == (Level.OK, f"21 (JAVA_HOME={tmp_path}/jdk)")
     (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="11.0.1"\n')
@@ -326,7 +327,7 @@ def test_a_port_is_free_or_a_brokers_or_somebody_elses(web_port: int, server: Pe
     free, ours, taken = network.check_ports(((free_port(), "serve"), (broker, "serve"), (web_port, "serve")))
     assert (free.level, free.text) == (Level.OK, "free, for penstock serve")
     assert ours.level is Level.OK
-    assert "Kafka's protocol answers" in ours.text
+    assert "a Kafka broker answers" in ours.text
     assert taken.level is Level.WARN
     if sys.platform == "linux":
         assert f"process {os.getpid()} " in taken.text

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from penstock.cli import init
+from penstock.cli.commands import init
 from penstock.errors import ConfigError
 
 command = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -26,11 +26,12 @@ def run(*words: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.output.split())
 
 
-@pytest.mark.parametrize("options", [[], ["--no-spark"]])
-def test_a_project_passes_its_own_tests(tmp_path: Path, options: list[str]) -> None:
+@pytest.mark.parametrize(("options", "stream"), [([], "memory"), (["--no-spark"], "log")])
+def test_a_project_passes_its_own_tests(tmp_path: Path, options: list[str], stream: str) -> None:
     assert run(str(tmp_path / "shop"), *options)[0] == 0
+    ours = ("--ignore", "tests/test_pipeline.py", "-p", "no:cacheprovider", f"--penstock-stream={stream}")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--ignore", "tests/test_pipeline.py", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", *ours],
         cwd=tmp_path / "shop",
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
         capture_output=True,
@@ -75,7 +76,7 @@ def test_the_name_is_that_of_the_folder_unless_given(
 def test_a_name_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
     code, said = run(str(tmp_path / "new"), f"--name={name}")
     assert code == 2
-    assert "is no name for a project" in said.replace("│ ", "")
+    assert "is not a valid project name" in said.replace("│ ", "")
     assert not (tmp_path / "new").exists()
 
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.input_lines import BadInputError, InputRecord, parse_json, parse_key_and_value, read_records
-from penstock.cli.record_formats import as_json, printable
+from penstock.cli.commands.produce import BadInputError, InputRecord, parse_json, parse_key_and_value, read_records
+from penstock.cli.record_formats import as_json, printable_bytes
 from penstock.model import Record
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{oops", "no JSON"),
+        ("{oops", "not JSON"),
         ("[1]", "not a JSON object"),
         ('"text"', "not a JSON object"),
-        ("", "no JSON"),
+        ("", "not JSON"),
         ('{"key": "k"}', 'no "value"'),
         ('{"value": 1, "vlaue": 2}', "unknown field 'vlaue'"),
         ('{"value": 1, "value_base64": "AA=="}', 'both "value" and "value_base64"'),
@@ -71,6 +71,6 @@ def test_the_first_separator_ends_the_key(key: bytes, value: bytes) -> None:
 
 @given(st.binary())
 def test_printed_text_is_one_line_that_moves_no_cursor(content: bytes) -> None:
-    shown = printable(content)
+    shown = printable_bytes(content)
     assert shown.isprintable()
     assert len(shown.splitlines()) <= 1

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.observe import figures
-from penstock.observe.capacity import Demand, plan
-from penstock.observe.quantity_texts import bytes_text, time_text
+from penstock.observe import capacity as figures
+from penstock.observe.capacity import Demand, bytes_text, plan, time_text
 
 DAY_S = 86_400.0
 MODEST = Demand(rate_per_s=5_000, size_bytes=1_000, retention_s=7 * DAY_S, readers=3)

@@ -91,7 +91,7 @@ def test_a_line_that_cannot_be_understood_ends_it_by_its_number(
     """What came before is stored, and what comes after is not sent."""
     done = run("produce", topic, "--json", given='{"value": "good"}\n{oops\n{"value": "never"}\n')
     assert done.code == 1
-    assert done.err.startswith("penstock: line 2: no JSON: ")
+    assert done.err.startswith("penstock: line 2: not JSON: ")
     assert "1 record acknowledged" in done.err
     assert values(stream, topic) == [b"good"]
 
@@ -135,7 +135,7 @@ def test_the_rate_is_kept(run: Command, topic: str) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--json", "--key-separator", ":"], "leave it away"),
+        (["--json", "--key-separator", ":"], "omit it"),
         (["--header", "x"], "is not NAME=VALUE"),
         (["--acks", "2"], "--acks"),
     ],

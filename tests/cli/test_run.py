@@ -31,20 +31,20 @@ def program(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "code", "complaint"),
     [
-        (["--master", "spork://here:1"], 2, "is no master of Spark: write local[N]"),
-        (["--master", "local[0]"], 2, "is no master of Spark"),
-        (["--master", "spark://nowhere"], 2, "is no master of Spark"),
+        (["--master", "spork://here:1"], 2, "is not a Spark master: write local[N]"),
+        (["--master", "local[0]"], 2, "is not a Spark master"),
+        (["--master", "spark://nowhere"], 2, "is not a Spark master"),
         (["--conf", "spark.ui.enabled"], 2, "is not NAME=VALUE"),
         (["--conf", "ui.enabled=true"], 2, "they begin with spark."),
-        (["--from", "yesterday-ish"], 2, "is no position"),
-        (["--from", "42"], 2, "is a pointer"),
+        (["--from", "yesterday-ish"], 2, "is not a position"),
+        (["--from", "42"], 2, "is an offset"),
         (["--engine", "steam"], 2, "steam"),
-        (["--metrics", "9464"], 1, "is no address for metrics"),
-        (["--archive", "env.tar.gz"], 1, "with a local master, everything runs in here"),
-        (["--retire"], 2, "it is for --reprocess"),
-        (["--switch", "always"], 2, "it is for --reprocess"),
-        (["--reprocess", "--delete-topics"], 2, "it is for --retire"),
-        (["--reprocess", "--from", "latest"], 2, "from the earliest records on"),
+        (["--metrics", "9464"], 1, "the address for metrics '9464' is not HOST:PORT"),
+        (["--archive", "env.tar.gz"], 1, "a local master runs everything in this process"),
+        (["--retire"], 2, "it needs --reprocess"),
+        (["--switch", "always"], 2, "it needs --reprocess"),
+        (["--reprocess", "--delete-topics"], 2, "it needs --retire"),
+        (["--reprocess", "--from", "latest"], 2, "starts at the earliest records"),
     ],
 )
 def test_what_is_written_wrongly_is_told(
@@ -103,6 +103,28 @@ def test_a_mistake_in_the_program_is_shown_from_its_own_lines_on(run: Command, t
     assert (done.code, "SyntaxError" in done.err) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("source", "needed"),
+    [
+        ("from pyspark.sql.functions import udf\n@udf('long')\ndef f(x): ...\n", True),
+        ("from penstock.spark import Pipeline\n", True),
+        ("from penstock.spark import Pipeline\nfrom penstock.spark.windows import session\nsession('at')\n", True),
+        ("import penstock\nprint(penstock.__version__)\n", False),
+        ("from penstock.spark import Pipeline, session\n", False),
+        ("from penstock.spark.sessions.opening import session\n", False),
+        ("import penstock.spark\npenstock.spark.session(conf={})\n", False),
+        ("from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n", False),
+        ("import pyspark\npyspark.SparkContext()\n", False),
+        ("def f(:\n", False),
+    ],
+)
+def test_a_session_is_made_for_programs_that_use_spark_and_make_none(tmp_path: Path, source: str, needed: bool) -> None:
+    from penstock.cli.programs import needs_session
+
+    (tmp_path / "program.py").write_text(source)
+    assert needs_session(tmp_path / "program.py") is needed
+
+
 def test_a_program_chooses_its_own_exit_code(run: Command, tmp_path: Path) -> None:
     file = tmp_path / "leaves.py"
     file.write_text("raise SystemExit(7)\n")
@@ -114,17 +136,16 @@ def test_errors_of_ours_are_one_sentence(run: Command, tmp_path: Path) -> None:
     file.write_text("from penstock.spark.pipeline import Pipeline\np = Pipeline('a b', 'log:./x')\n")
     done = run("run", str(file))
     assert (done.code, "Traceback" in done.err) == (1, False)
-    assert done.err.startswith("penstock: ")
-    assert "'a b' is not allowed" in done.err
+    assert "penstock: the name of a pipeline 'a b' is not allowed" in done.err
 
 
 def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     file = tmp_path / "needs_spark.py"
-    file.write_text("from penstock.spark.sessions import session\nsession()\n")
+    file.write_text("from penstock.spark.sessions.opening import session\nsession()\n")
     empty = tmp_path / "empty"
     empty.mkdir()
     hidden = (
-        "from pathlib import Path; import penstock.spark.java as java; java.jvm_folders = lambda: (); "
+        "from pathlib import Path; import penstock.spark.sessions.java as java; java.jvm_folders = lambda: (); "
         "from penstock.cli import main; main()"
     )
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_REMOTE")}
@@ -159,9 +180,9 @@ def test_the_version_may_stand_behind_reprocess() -> None:
 
 
 def test_no_versions_yet_says_how_to_make_one(run: Command) -> None:
-    done = run.well("pipelines")
+    done = run.well("pipelines", "versions")
     assert "penstock run FILE.py --reprocess" in done.err
-    assert run.well("pipelines", "--json").json == []
+    assert run.well("pipelines", "versions", "--json").json == []
 
 
 def test_a_pipeline_nobody_knows_is_told(run: Command) -> None:

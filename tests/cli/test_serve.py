@@ -71,7 +71,7 @@ def test_a_port_that_is_in_use_is_one_sentence(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["--listen", "here"], "--listen 'here' is not HOST:PORT"),
-        (["--listen", "0.0.0.0:0"], "add --advertise HOST:PORT"),
+        (["--listen", "0.0.0.0:0", "--insecure"], "add --advertise HOST:PORT"),
         (["--metrics", "x:y"], "--metrics 'x:y' is not HOST:PORT"),
         (["--config", "num.partitions"], "--config 'num.partitions' is not NAME=VALUE"),
         (["--config", "num.partition=3"], "num.partition"),

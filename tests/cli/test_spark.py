@@ -8,8 +8,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from penstock.spark.class_archive import archive_file, session_jars
-from penstock.spark.java import find_java
+from penstock.spark.sessions.class_archive import archive_file, session_jars
+from penstock.spark.sessions.java import find_java
 from tests.cli.running import Command
 
 
@@ -30,7 +30,7 @@ def filled(cache: Path) -> Path:
 def test_jars_that_are_there_are_printed_and_not_fetched_again(filled: Path) -> None:
     done = Command("memory:").well("spark", "jars")
     assert done.out == f"{filled}\n"
-    assert "there already" in done.err
+    assert "exists already" in done.err
     assert "1 jar, 2.0 KB" in done.err
 
 
@@ -49,7 +49,7 @@ def test_where_they_would_be_is_told_with_how_to_get_them(cache: Path) -> None:
 def test_where_and_force_contradict_each_other(filled: Path) -> None:
     done = Command("memory:")("spark", "jars", "--where", "--force")
     assert done.code == 1
-    assert "name one of them" in done.err
+    assert "exclude each other" in done.err
 
 
 def test_a_maven_that_fails_is_told_in_one_sentence(
@@ -61,7 +61,7 @@ def test_a_maven_that_fails_is_told_in_one_sentence(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     done = Command("memory:")("spark", "jars")
     assert done.code == 1
-    assert "could not be asked" in done.err
+    assert "did not answer" in done.err
     assert "Unknown host repository.example" in done.err
     assert "Traceback" not in done.err
 
@@ -83,8 +83,8 @@ def test_an_archive_that_is_there_is_printed_and_not_made_again(cache: Path) -> 
     file.write_bytes(b"x" * 2048)
     done = Command("memory:").well("spark", "archive")
     assert done.out == f"{file}\n"
-    assert "there already" in done.err
+    assert "exists already" in done.err
     assert Command("memory:").well("spark", "archive", "--where").out == f"{file}\n"
     done = Command("memory:")("spark", "archive", "--where", "--force")
     assert (done.code, done.out) == (1, "")
-    assert "name one of them" in done.err
+    assert "exclude each other" in done.err

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tests.clients import confluent
+from tests.clients.java_programs import JavaPrograms
 from tests.clients.names import fresh
 from tests.clients.shared_server import shared
+from tests.clients.waiting import eventually
 from tests.clients.wire import Connection
-from tests.servers import ApacheKafka, Penstock, Server
+from tests.servers import START_TIMEOUT_S, ApacheKafka, Penstock, Server
 
 # Both servers get these: groups start at once and may soon miss a member, and transactions left open are looked for
 # often.
@@ -55,9 +57,27 @@ def loaded_kafka(folder: Path) -> Iterator[Server]:
     """Apache Kafka with its coordinators loaded: it makes their topics when they are first asked for."""
     with ApacheKafka(folder, SETTINGS) as server:
         with confluent.consumer(server) as reader:
-            reader.committed([TopicPartition("no-such-topic", 0)], timeout=confluent.TIMEOUT_S)
+            eventually("the group coordinator is loaded", lambda: is_coordinated(reader), START_TIMEOUT_S)
         confluent.producer(server, {"transactional.id": fresh("txn")}).init_transactions(confluent.TIMEOUT_S)
         yield server
+
+
+def is_coordinated(reader: Consumer) -> bool:
+    """Apache Kafka names a coordinator a moment before that knows that it is one."""
+    try:
+        reader.committed([TopicPartition("no-such-topic", 0)], timeout=confluent.TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.NOT_COORDINATOR:
+            raise
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def java_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPrograms]:
+    """For tests of the group "java", which stay in one worker."""
+    with JavaPrograms(tmp_path_factory.mktemp("java")) as programs:
+        yield programs
 
 
 @pytest.fixture(params=["penstock", "apache_kafka"])

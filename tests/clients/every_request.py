@@ -256,6 +256,7 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "alter_client_quotas": Example(lambda stage: {}, frozenset()),
     "describe_user_scram_credentials": Example(lambda stage: {"users": None}),
     "alter_user_scram_credentials": Example(lambda stage: {}, frozenset()),
+    "update_features": Example(lambda stage: {}),
     "describe_cluster": Example(lambda stage: {}),
     "describe_producers": Example(lambda stage: {"topics": [{"name": stage.topic, "partition_indexes": [0]}]}),
     "describe_transactions": Example(

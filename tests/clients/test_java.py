@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests import real_parts
 from tests.clients import confluent
+from tests.clients.java_programs import TIMEOUT_S, JavaPrograms
 from tests.clients.names import fresh
-from tests.servers import QUICK_START, Server, java_command
+from tests.sampling import times
+from tests.servers import Penstock, Server
 
-TIMEOUT_S: Final = 240.0
-SOURCES: Final = Path(__file__).parent / "java"
 Program = Callable[..., Any]
 
 pytestmark = pytest.mark.xdist_group("java")
-"""The programs are compiled once."""
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the compiled programs."""
-    folder = tmp_path_factory.mktemp("java")
-    javac = Path(real_parts.java_with_compiler()).resolve().with_name("javac")
-    sources = [str(source) for source in sorted(SOURCES.glob("*.java"))]
-    command = [str(javac), "-cp", real_parts.kafka_class_path(), "-d", str(folder), *sources]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder
+"""The programs are compiled once, and most run in one JVM."""
 
 
 @pytest.fixture
-def java(server: Server, compiled: Path) -> Program:
+def java(server: Server, java_programs: JavaPrograms) -> Program:
     """Runs one of the programs; the answer is what it saw."""
 
     def run(program: str, *arguments: str) -> Any:
-        *options, class_path = java_command(*QUICK_START, "-Xmx256m")
-        command = [*options, f"{class_path}:{compiled}", program, server.bootstrap, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        done = java_programs.run(program, server.bootstrap, *arguments)
+        assert not done.failed, done.printed
+        return json.loads(done.printed.splitlines()[-1])
 
     return run
 
@@ -128,3 +115,59 @@ def test_topics_and_groups_are_administered(server: Server, java: Program) -> No
         "describedAfterDeletion": "GroupIdNotFoundException",
         "deletedAgain": "UnknownTopicOrPartitionException",
     }
+
+
+RESTARTS: Final = 4
+SOAK_RESTARTS: Final = 30
+
+
+def test_producers_and_consumers_survive_restarts_under_load(tmp_path: Path, java_programs: JavaPrograms) -> None:
+    """The broker is stopped and killed in turn; consumers with and without a group see all that was acknowledged.
+
+    A consumer that loses its broker may begin a fetch session by topic name and go on by id, or the reverse.
+    """
+    with Penstock(tmp_path, "--config", "group.initial.rebalance.delay.ms=0") as penstock:
+        topic = confluent.create_topic(penstock, partitions=4)
+        command = java_programs.command("Restarts", penstock.bootstrap, topic, "4", fresh("group"))
+        with running(command, tmp_path / "java.txt") as ask:
+            for number in range(times(RESTARTS, SOAK_RESTARTS)):
+                assert ask("check") == {"failures": {}}, f"before restart {number}"
+                penstock.kill() if number % 2 else penstock.terminate()
+                penstock.restart()
+            assert ask("check") == {"failures": {}}, "after the last restart"
+            seen = ask("stop")
+        assert "Traceback" not in (tmp_path / "output.txt").read_text("utf-8")
+    print(seen)
+    assert seen["acknowledged"] == seen["sent"] > 0
+    assert seen["failures"] == {}
+    readers = ("assigned-0", "assigned-1", "assigned-2", "subscribed")
+    assert seen["missing"] == dict.fromkeys(readers, 0)
+    assert [seen["repeated"][reader] for reader in readers[:3]] == [0, 0, 0]
+
+
+@contextmanager
+def running(command: list[str], log: Path) -> Iterator[Callable[[str], Any]]:
+    """A program, and what says a line to it and waits for its answer. What else it prints is in the log."""
+    with (
+        log.open("w", encoding="utf-8") as errors,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        inbound, outbound = process.stdin, process.stdout
+        watchdog = threading.Timer(TIMEOUT_S, process.kill)
+        watchdog.start()
+
+        def ask(line: str) -> Any:
+            print(line, file=inbound, flush=True)
+            for answer in outbound:
+                if answer.startswith("{"):
+                    return json.loads(answer)
+                errors.write(answer)
+            raise AssertionError(f"the program has ended, and said nothing to {line!r}: see {log}")
+
+        try:
+            yield ask
+        finally:
+            watchdog.cancel()
+            process.kill()

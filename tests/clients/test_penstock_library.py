@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 import penstock
+from penstock.errors import InvalidTopicError, OffsetOutOfRangeError, TopicExistsError, UnknownTopicError
 from tests.cli.forked import ForkedCommand
 from tests.cli.running import Command
 from tests.clients.names import fresh
@@ -42,9 +43,9 @@ def test_records_come_back_whole_from_every_position(stream: penstock.Connection
     later = [record.value for record in stream.read(topic, MORNING + datetime.timedelta(hours=4))]
     assert sorted(value or b"" for value in later) == [b"4", b"5"]
     assert [record.value for record in stream.read(topic, {1: 1})] == [b"3", b"5"]
-    with pytest.raises(penstock.OffsetOutOfRangeError, match="has not been written yet"):
+    with pytest.raises(OffsetOutOfRangeError, match="has not been written yet"):
         stream.read(topic, {1: 9})
-    with pytest.raises(penstock.TopicExistsError):
+    with pytest.raises(TopicExistsError):
         stream.create_topic(topic)
 
 
@@ -53,9 +54,9 @@ def test_what_is_refused_says_why(stream: penstock.Connection) -> None:
     stream.create_topic(topic)
     with pytest.raises(penstock.DeliveryError, match=r"raise max\.message\.bytes"):
         stream.send(topic, b"x" * 2_000_000).result(TIMEOUT_S)
-    with pytest.raises(penstock.UnknownTopicError):
+    with pytest.raises(UnknownTopicError):
         stream.read(fresh())
-    with pytest.raises(penstock.InvalidTopicError):
+    with pytest.raises(InvalidTopicError):
         stream.create_topic("not a topic")
     with pytest.raises(penstock.ConfigError):
         stream.create_topic(fresh(), config={"no.such.setting": "1"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import uuid
+from typing import Final
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -42,14 +43,18 @@ def test_what_we_say_we_have_is_a_part_of_what_kafka_has_and_is_tested_here(pens
 
 
 @pytest.mark.parametrize("api", sorted(wire.API_KEYS))
-def test_an_api_that_we_lack_is_answered_with_the_protocols_own_error(penstock: Penstock, api: str) -> None:
+def test_an_api_that_we_lack_is_refused_or_closes_the_connection(penstock: Penstock, api: str) -> None:
+    """Never an answer that looks like success: an empty list says nothing of the error."""
     ours = advertised(penstock).get(api, range(0))
-    with wire.Connection(penstock, timeout_s=NEVER_A_HANG_S) as connection:
-        for version in sorted(set(wire.versions_of(api)) - set(ours)):
-            answer = connection.call(api, version)
-            # Some answers have no place for an error when there is nothing to answer about.
-            assert codes_in(answer) <= {ErrorCode.unsupported_version}, f"version {version}: {answer}"
-        assert connection.call("api_versions", 0).error_code is ErrorCode.none
+    for version in sorted(set(wire.versions_of(api)) - set(ours)):
+        with wire.Connection(penstock, timeout_s=NEVER_A_HANG_S) as connection:
+            try:
+                answer = connection.call(api, version)
+            except wire.ConnectionClosed:
+                continue
+            assert codes_in(answer) == {ErrorCode.unsupported_version}, f"version {version}: {answer}"
+            assert connection.call("api_versions", 0).error_code is ErrorCode.none
+    assert wire.call(penstock, "api_versions", 0).error_code is ErrorCode.none
 
 
 @pytest.mark.parametrize("version", [5, 99, 32767])
@@ -129,3 +134,28 @@ def test_a_topic_is_found_by_its_id_and_an_unknown_id_is_refused(server: Server)
         unknown = uuid.uuid4()
         (topic,) = connection.call("metadata", 12, topics=[{"topic_id": unknown, "name": None}]).topics
         assert (topic.name, topic.topic_id, topic.error_code) == (None, unknown, ErrorCode.unknown_topic_id)
+
+
+NULLS: Final = {
+    "ListOffsets' topics": (2, 1, "ffffffff" + "ffffffff"),
+    "Heartbeat's group": (12, 0, "ffff" + "00000000" + "0000"),
+    "Produce's topics": (0, 9, "00" + "00" + "0001000003e8" + "00" + "00"),
+    "the name of Produce's topic": (0, 9, "00" + "00" + "0001000003e8" + "0200" + "0100" + "00"),
+    "Fetch's topics": (1, 12, "00" + "ffffffff" + 3 * "00000000" + "00" + "00000000ffffffff" + "00010100"),
+}
+
+
+@pytest.mark.parametrize("what", NULLS)
+def test_null_where_the_protocol_has_none_closes_the_connection(server: Server, what: str) -> None:
+    api_key, version, rest = NULLS[what]
+    with wire.Connection(server) as connection:
+        connection.send_frame(struct.pack(">hhih", api_key, version, 1, -1) + bytes.fromhex(rest))
+        assert connection.is_closed_by_server()
+
+
+def test_bytes_behind_a_request_are_passed_over(server: Server) -> None:
+    fields = {"group_id": "g", "member_id": "nobody", "generation_id": 1}
+    with wire.Connection(server) as connection:
+        connection.send_frame(wire.encode("heartbeat", 4, 1, fields) + b"more")
+        answer = wire.decode("heartbeat", 4, connection.receive(), 1)
+    assert answer.error_code is ErrorCode.unknown_member_id

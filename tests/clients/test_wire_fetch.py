@@ -16,7 +16,7 @@ from tests.clients.batches import batch, values_in
 from tests.clients.every_request import Stage, set_stage
 from tests.clients.names import fresh
 from tests.clients.waiting import eventually
-from tests.clients.wire import Connection
+from tests.clients.wire import Connection, only_known
 from tests.servers import Server
 
 
@@ -247,3 +247,41 @@ def test_the_end_of_an_epoch_is_the_end_of_the_log_for_the_present_one(
 
 def test_nothing_is_throttled(connection: Connection, stage: Stage) -> None:
     assert fetch_all(connection, stage).throttle_time == datetime.timedelta(0)
+
+
+@pytest.mark.parametrize(("first", "then"), [(12, 13), (13, 12), (7, 17)])
+def test_a_session_does_not_change_between_names_and_ids(
+    connection: Connection, stage: Stage, first: int, then: int
+) -> None:
+    def fetch_in(version: int, session_id: int, epoch: int, *, again: bool) -> Any:
+        part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+        topics = [{"topic": stage.topic, "topic_id": stage.topic_id, "partitions": [part]}] if again else []
+        fields = {"replica_id": -1, "max_wait": 0, "min_bytes": 0, "max_bytes": 1 << 20, "topics": topics}
+        session = {"session_id": session_id, "session_epoch": epoch}
+        return connection.call("fetch", version, **only_known("fetch", version, {**fields, **session}))
+
+    opened = fetch_in(first, 0, 0, again=True)
+    assert opened.error_code is ErrorCode.none
+    for again in (True, False):
+        refused = fetch_in(then, opened.session_id, 1, again=again)
+        assert (refused.error_code, refused.responses) == (ErrorCode.fetch_session_topic_id_error, ())
+    gone_on = fetch_in(first, opened.session_id, 1, again=False)
+    assert (gone_on.error_code, gone_on.session_id) == (ErrorCode.none, opened.session_id)
+
+
+def test_a_session_of_which_nothing_is_left_is_over(connection: Connection, stage: Stage) -> None:
+    session_id = fetch_all(connection, stage, session_epoch=0).session_id
+    forgotten = [{"topic_id": stage.topic_id, "partitions": [0]}]
+    limits = {"max_wait": 0, "min_bytes": 0, "max_bytes": 1 << 20, "session_id": session_id}
+    last = connection.call("fetch", 16, topics=[], forgotten_topics_data=forgotten, session_epoch=1, **limits)
+    assert (last.error_code, last.session_id, last.responses) == (ErrorCode.none, 0, ())
+    after = connection.call("fetch", 16, topics=[], session_epoch=2, **limits)
+    assert after.error_code is ErrorCode.fetch_session_id_not_found
+
+
+def test_an_unknown_topic_id_is_told_again_and_again(connection: Connection, stage: Stage) -> None:
+    opened = fetch_all(connection, stage, session_epoch=0, topic_id=uuid.uuid4())
+    assert opened.responses[0].partitions[0].error_code is ErrorCode.unknown_topic_id
+    limits = {"max_wait": 0, "min_bytes": 0, "max_bytes": 1 << 20, "session_id": opened.session_id}
+    (again,) = connection.call("fetch", 16, topics=[], session_epoch=1, **limits).responses
+    assert again.partitions[0].error_code is ErrorCode.unknown_topic_id

@@ -5,16 +5,18 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from penstock.log.batches import compression
 from tests.clients import confluent, wire
 from tests.clients.batches import CRC_AT, batch, values_in, with_checksum
 from tests.clients.names import fresh
 from tests.clients.wire import Connection
-from tests.servers import Server
+from tests.log.batches import Batch, frame, varint
+from tests.servers import Penstock, Server
 
 
 @pytest.fixture
@@ -268,3 +270,69 @@ def test_a_transactional_batch_outside_a_transaction_is_refused(connection: Conn
     answer = connection.call("produce", 9, transactional_id=transactional_id, acks=-1, timeout=5000, topic_data=data)
     assert answer.responses[0].partition_responses[0].error_code is ErrorCode.invalid_txn_state
     assert stored(connection, topic) == []
+
+
+def record(delta: int, body: bytes = b"\x01\x02v\0") -> bytes:
+    """A record of the batch, at its start: its offset within the batch, then key, value and headers."""
+    return sized(b"\0\0" + varint(delta) + body)
+
+
+def sized(body: bytes) -> bytes:
+    return varint(len(body)) + body
+
+
+LYING: Final = {
+    "a record of 2^31-1 bytes": (varint(2**31 - 1) + record(0)[1:], 1),
+    "a record of -1 bytes": (varint(-1) + record(0)[1:], 1),
+    "2^31-1 records of which there is 1": (record(0), 2**31 - 1),
+    "5 records of which there is 1": (record(0), 5),
+    "1 record of which there are 3": (record(0) + record(1) + record(2), 1),
+    "1 record of which there is none": (b"", 1),
+    "a byte behind the last record": (record(0) + b"\0", 1),
+    "a record with bytes behind its fields": (record(0, b"\x01\x02v\0xx"), 1),
+    "a record that is shorter than its fields": (varint(5) + record(0)[1:], 1),
+    "a key that is longer than its record": (record(0, b"\x7e\x02v\0"), 1),
+    "a value that is longer than its record": (record(0, b"\x01\x08v\0") + record(1), 2),
+    "-1 headers": (record(0, b"\x01\x02v\x01"), 1),
+    "5 headers of which there is none": (record(0, b"\x01\x02v\x0a"), 1),
+    "a header without a name": (record(0, b"\x01\x02v\x02\x01\x01"), 1),
+    "a header that is longer than its record": (record(0, b"\x01\x02v\x02\x7eh\x01"), 1),
+    "a number of too many bytes": (record(0, b"\x80\x80\x80\x80\x80\0\x02v\0"), 1),
+}
+LENGTHS: Final = {"a record of 2^31-1 bytes", "a record of -1 bytes", "a record that is shorter than its fields"}
+"""Lies that Kafka does not notice in a batch that it has to unpack: there it does not look at these lengths."""
+
+
+def lying_batch(section: bytes, count: int, codec: int) -> bytes:
+    return frame(Batch(0, (), count - 1, codec=codec), compression.compress(codec, section), count)
+
+
+@pytest.mark.parametrize("codec", [0, 1, 4], ids=["none", "gzip", "zstd"])
+@pytest.mark.parametrize("lie", LYING)
+def test_a_batch_whose_records_are_not_what_it_says_is_refused(
+    server: Server, connection: Connection, topic: str, lie: str, codec: int
+) -> None:
+    answer = produce(connection, topic, lying_batch(*LYING[lie], codec))
+    if codec and lie in LENGTHS and not isinstance(server, Penstock):
+        assert answer.error_code is ErrorCode.none
+        return
+    assert answer.error_code is ErrorCode.invalid_record
+    assert produce(connection, topic, batch([b"behind it"])).base_offset == 0
+    assert stored(connection, topic) == [(0, b"behind it")]
+
+
+def test_a_batch_whose_offsets_do_not_start_at_0_is_refused(connection: Connection, topic: str) -> None:
+    moved = frame(Batch(7, (), 8), record(0) + record(1), 2)
+    assert produce(connection, topic, moved).error_code is ErrorCode.invalid_record
+
+
+@pytest.mark.parametrize("deltas", [(0, 0), (1, 2), (0, 5), (1, 0), (-1, 0)])
+@pytest.mark.parametrize("codec", [0, 4], ids=["none", "zstd"])
+def test_offsets_within_a_batch_that_do_not_count_up_are_refused(
+    penstock: Penstock, deltas: tuple[int, int], codec: int
+) -> None:
+    """Kafka looks at them only in batches that it has to unpack, and answers UNKNOWN_SERVER_ERROR there."""
+    with Connection(penstock) as connection:
+        topic = new_topic(penstock, connection)
+        records = lying_batch(record(deltas[0]) + record(deltas[1]), 2, codec)
+        assert produce(connection, topic, records).error_code is ErrorCode.invalid_record

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
-from penstock.console import letters, link, messages
+from penstock.console import letters, link
+from penstock.console.messages import pages as messages
 from penstock.console.service import Service
 from penstock.console.views import Person
 from tests.clients.names import fresh
@@ -25,7 +26,6 @@ def patience() -> Iterator[None]:
         patch.setattr(link, "_REACHED_S", 60.0)
         patch.setattr(letters, "FIRST_READ_S", 60.0)
         patch.setattr(messages, "SCAN_S", 60.0)
-        patch.setattr(messages, "_ONE_RECORD_S", 60.0)
         yield
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.consuming.dead_letters import open_dead_letters
+from penstock.dead_letters import open_dead_letters
 from penstock.model import DeadLetter, Record
 from penstock.model.letter import letter_id
 

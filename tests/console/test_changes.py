@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.console.sending import REPLAYED_HEADER
+from penstock.console.messages.sending import REPLAYED_HEADER
 from penstock.console.service import Service, default_state
 from penstock.console.views import MessageQuery, Person
 from penstock.errors import (
@@ -22,7 +22,7 @@ from penstock.errors import (
     UnknownTopicError,
     UrlError,
 )
-from penstock.observe.alerts import Kind, Rule
+from penstock.observe.alerts import Rule, RuleKind
 from tests.clients.names import fresh
 from tests.console.conftest import SELDOM_S
 from tests.servers import Penstock
@@ -52,7 +52,7 @@ def test_what_is_not_written_as_it_says_is_not_sent(
 ) -> None:
     with pytest.raises(ConfigError):
         service.produce(ann, topic, None, value, encoding=encoding)  # type: ignore[arg-type]
-    assert sum(stream.administration.ends(topic, range(3)).values()) == 0
+    assert sum(stream.admin().ends(topic, range(3)).values()) == 0
     assert service.audit(1)[0].outcome == "failed"
 
 
@@ -97,7 +97,7 @@ def test_topics_are_made_changed_and_removed(service: Service, ann: Person, stre
     service.alter_topic(ann, name, {"retention.ms": None, "max.message.bytes": "5000"}, 3)
     own = {each.name: each.value for each in service.topic(name).config if not each.is_default}
     assert own == {"max.message.bytes": "5000"}
-    assert stream.administration.partitions_of(name) == (0, 1, 2)
+    assert stream.admin().partitions_of(name) == (0, 1, 2)
     for fewer_or_nothing in (1, None):
         with pytest.raises(ConfigError):
             service.alter_topic(ann, name, {}, fewer_or_nothing)
@@ -137,23 +137,24 @@ def test_a_group_is_moved_after_a_look_at_what_would_move(
     ]
     with pytest.raises(GroupError):
         service.group(group)
-    assert service.reset(ann, group, "latest", [topic]) == planned
+    assert list(service.reset(ann, group, "latest", [topic]).moves) == planned
     assert service.look_now().groups[group].lag == 0
     moved = service.reset(ann, group, "-4", [topic], [0])
-    assert [(move.committed, move.to, move.by) for move in moved] == [(10, 6, -4)]
+    assert [(move.committed, move.to, move.by) for move in moved.moves] == [(10, 6, -4)]
+    assert str(moved) == f"Moved {group} in 1 partition: the Kafka group's offsets."
     service.look_now()
     detail = service.group(group)
     assert detail.facts.lag == 4
     assert detail.members == ()
     assert [each.name for each in service.topic(topic).groups] == [group]
-    with pytest.raises(ConfigError, match="no position"):
+    with pytest.raises(ConfigError, match="is not a position"):
         service.plan_reset(group, "yesterday-ish", [topic])
     service.delete_group(ann, group)
     assert group not in service.look_now().groups
 
 
 def test_rules_are_added_muted_and_removed(service: Service, ann: Person) -> None:
-    rule = Rule(name="behind", kind=Kind.LAG, threshold=5)
+    rule = Rule(name="behind", kind=RuleKind.LAG, threshold=5)
     service.add_rule(ann, rule)
     assert rule in service.rules()
     assert service.audit(1)[0].parameters["rule"]["threshold"] == 5

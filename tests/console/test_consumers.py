@@ -12,7 +12,7 @@ from penstock.checkpoints.opening import open_store
 from penstock.console.service import Service
 from penstock.console.views import Person
 from penstock.errors import GroupError
-from penstock.model import Change, Checkpoint, CheckpointKey, Happening, Status
+from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Status
 from penstock.model.checkpoint import Failing
 from tests.clients.names import fresh
 from tests.console.conftest import SELDOM_S
@@ -55,7 +55,7 @@ def save_checkpoint(url: str) -> None:
         delivered=108,
         saved_ms=3_000,
     )
-    failure = Happening(103, 104, Status.FAILED, 2, "ValueError: bad", 1_500, 2_000, "worker-1", "bill")
+    failure = HistoryEntry(103, 104, Status.FAILED, 2, "ValueError: bad", 1_500, 2_000, "worker-1", "bill")
     store.save(lease, KEY, Change(checkpoint, (failure,)))
     store.close()
 
@@ -83,19 +83,19 @@ def test_the_history_of_a_record_is_found(console: Service, url: str) -> None:
 
 
 def test_a_dead_letter_tells_what_happened_to_its_record(console: Service, url: str, tmp_path: Path) -> None:
-    from penstock.consuming.dead_letters import open_dead_letters
+    from penstock.dead_letters import open_dead_letters
 
     save_checkpoint(url)
     spec = f"sqlite:{tmp_path}/letters.db"
     place = open_dead_letters(spec)
     place.put([letter("orders", 103)])
     place.close()
-    assert [each.attempt for each in console.letter(spec, letter("orders", 103).id).happenings] == [2]
+    assert [each.attempt for each in console.letter(spec, letter("orders", 103).id).history] == [2]
 
 
 def test_a_group_that_no_store_knows_is_told(console: Service, url: str) -> None:
     save_checkpoint(url)
-    with pytest.raises(GroupError, match="no checkpoint store knows"):
+    with pytest.raises(GroupError, match="no checkpoint store has"):
         console.consumer("nobody")
 
 
@@ -120,7 +120,11 @@ def test_a_group_of_the_library_is_moved_by_its_checkpoints(
     assert console.look_now().groups[group].is_library
     planned = console.plan_reset(group, "3", [topic], [0, 1])
     assert [(move.partition, move.committed, move.to) for move in planned] == [(0, 5, 3), (1, 5, 3)]
-    assert console.reset(ann, group, "3", [topic], [0, 1]) == planned
+    moved = console.reset(ann, group, "3", [topic], [0, 1])
+    assert list(moved.moves) == planned
+    assert str(moved) == f"Moved {group} in 2 partitions: checkpoints in {url}, the Kafka group's offsets."
+    facts = console.look_now().groups[group]
+    assert (facts.lag, facts.stores) == (4, (url,))
     starts = {each.partition: each.checkpoint.start for each in console.consumer(group).partitions}
     assert (starts[0], starts[1]) == (3, 3)
     again = penstock.App(stream.url, group=group, checkpoints=url)
@@ -133,6 +137,11 @@ def test_a_group_of_the_library_is_moved_by_its_checkpoints(
 
     again.run()
     assert set(handled[10:]) == {b"6", b"7", b"8", b"9"}
+    where = console.delete_group(ann, group)
+    assert where == f"checkpoints in {url}, the Kafka group's offsets"
+    assert group not in console.look_now().groups
+    with pytest.raises(GroupError, match="no checkpoint store has"):
+        console.consumer(group)
 
 
 def test_looking_makes_no_store(service: Service, server: Penstock) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.console.outages import Outage, Outages
+from penstock.console.service import Outage, Outages
 from penstock.console.web.frame import outage_text
 from penstock.observe.facts import Snapshot
 

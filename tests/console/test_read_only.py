@@ -12,8 +12,8 @@ import penstock
 from penstock.console.service import Service
 from penstock.console.views import Person
 from penstock.errors import ReadOnlyError
-from penstock.model import LetterFilter
-from penstock.observe.alerts import Kind, Rule
+from penstock.model import DeadLetterFilter
+from penstock.observe.alerts import Rule, RuleKind
 from tests.console.conftest import SELDOM_S
 from tests.console.letters_of_tests import letter, put_letters
 from tests.servers import Penstock
@@ -27,11 +27,13 @@ CHANGES: dict[str, Callable[[Service, str, str], object]] = {
     "delete_topic": lambda service, topic, spec: service.delete_topic(ANN, topic),
     "reset": lambda service, topic, spec: service.reset(ANN, f"{topic}-group", "latest", [topic]),
     "delete_group": lambda service, topic, spec: service.delete_group(ANN, f"{topic}-group"),
-    "redrive": lambda service, topic, spec: service.redrive(ANN, spec, LetterFilter()),
+    "redrive": lambda service, topic, spec: service.redrive(ANN, spec, DeadLetterFilter()),
     "cancel": lambda service, topic, spec: service.cancel(ANN, "job"),
     "discard": lambda service, topic, spec: service.discard(ANN, spec, [letter(topic, 0).id], "not needed"),
-    "discard_matching": lambda service, topic, spec: service.discard_matching(ANN, spec, LetterFilter(), "not needed"),
-    "add_rule": lambda service, topic, spec: service.add_rule(ANN, Rule(name="new", kind=Kind.LAG, threshold=5)),
+    "discard_matching": lambda service, topic, spec: service.discard_matching(
+        ANN, spec, DeadLetterFilter(), "not needed"
+    ),
+    "add_rule": lambda service, topic, spec: service.add_rule(ANN, Rule(name="new", kind=RuleKind.LAG, threshold=5)),
     "remove_rule": lambda service, topic, spec: service.remove_rule(ANN, "stalled"),
     "mute": lambda service, topic, spec: service.mute(ANN, "stalled", 9_999_999_999_999),
     "test_notifier": lambda service, topic, spec: service.test_notifier(ANN, "log"),
@@ -77,7 +79,7 @@ def test_methods_that_take_no_person_change_nothing_by_their_names() -> None:
             "jobs",
             "letter",
             "letter_errors",
-            "letter_places",
+            "dead_letter_stores",
             "letter_record",
             "letters",
         ),
@@ -95,7 +97,7 @@ def test_a_change_is_refused_and_nothing_happens(
     stream.flush(30)
     put_letters(spec, topic, 2)
     before = what_is_so(looking, stream, topic, spec)
-    with pytest.raises(ReadOnlyError, match="only looks"):
+    with pytest.raises(ReadOnlyError, match="read-only"):
         CHANGES[name](looking, topic, spec)
     assert what_is_so(looking, stream, topic, spec) == before
     assert looking.audit() == []
@@ -103,8 +105,8 @@ def test_a_change_is_refused_and_nothing_happens(
 
 
 def what_is_so(service: Service, stream: penstock.Connection, topic: str, spec: str) -> list[object]:
-    administration = stream.administration
-    letters = service.letters(spec, LetterFilter(topic=topic, states=frozenset())).rows
+    administration = stream.admin()
+    letters = service.letters(spec, DeadLetterFilter(topic=topic, states=frozenset())).rows
     return [
         [each for each in stream.topics() if each.startswith(topic)],
         administration.ends(topic, administration.partitions_of(topic)),
@@ -132,6 +134,6 @@ def test_places_that_nobody_named_cannot_be_opened(looking: Service, tmp_path: P
     from penstock.errors import ConfigError
 
     for place in (f"sqlite:{tmp_path}/new.db", f"file:{tmp_path}", "file:/etc/passwd", "postgresql://x@127.0.0.1:1/x"):
-        with pytest.raises(ConfigError, match="no place"):
-            looking.letters(place, LetterFilter())
+        with pytest.raises(ConfigError, match="not a dead-letter store"):
+            looking.letters(place, DeadLetterFilter())
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.console.showing import ROW_CHARACTERS, WHOLE_CHARACTERS, Showing
+from penstock.console.messages.showing import ROW_CHARACTERS, WHOLE_CHARACTERS, Showing
 from penstock.console.views import Decode
 from penstock.errors import ConfigError
 
@@ -84,7 +84,7 @@ def test_a_form_that_does_not_fit_says_so_and_shows_hex() -> None:
 
 
 def test_an_unknown_form_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no form"):
+    with pytest.raises(ConfigError, match="not a format"):
         Showing("xml")  # type: ignore[arg-type]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import penstock
-from penstock.console import tailing
+from penstock.console.messages import tailing
+from penstock.console.messages.tailing import Tail
 from penstock.console.service import Service
-from penstock.console.tailing import Tail
 from penstock.console.views import MessageQuery, MessageRow
 from penstock.errors import ClosedError, ConfigError
 

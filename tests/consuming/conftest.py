@@ -10,12 +10,12 @@ import pytest
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.model import NewRecord
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 
 
 @pytest.fixture
-def streams() -> Iterator[MemoryStreams]:
-    found = MemoryStreams(partitions=1)
+def streams() -> Iterator[MemoryStream]:
+    found = MemoryStream(partitions=1)
     yield found
     found.close()
 
@@ -26,7 +26,7 @@ def store() -> MemoryCheckpoints:
 
 
 @pytest.fixture
-def fill(streams: MemoryStreams) -> Callable[..., None]:
+def fill(streams: MemoryStream) -> Callable[..., None]:
     """Append values to a topic: `fill("orders", 100)` numbers, or `fill("orders", [b"a", b"b"])`."""
 
     def append(topic: str, values: int | list[bytes], keys: int | None = None) -> None:
@@ -35,14 +35,14 @@ def fill(streams: MemoryStreams) -> Callable[..., None]:
             NewRecord(topic, value, None if keys is None else str(number % keys).encode())
             for number, value in enumerate(listed)
         ]
-        for receipt in streams.stream(topic).append(records):
+        for receipt in streams.open_topic(topic).append(records):
             receipt.result(10)
 
     return append
 
 
 @pytest.fixture
-def consume(streams: MemoryStreams, store: MemoryCheckpoints) -> Callable[..., App]:
+def consume(streams: MemoryStream, store: MemoryCheckpoints) -> Callable[..., App]:
     """Run a handler to what is now the end of a topic."""
 
     def run(handler: Callable[..., Any], topic: Any = "orders", group: str = "group", **options: Any) -> App:

@@ -12,7 +12,8 @@ from penstock.model.clock import SystemClock, wait_on
 
 
 class CountingStream:
-    """`abc.Stream`: the record at pointer n of partition p has the value `p:n`. It ends at `count`, which may grow.
+    """`abc.TopicStream`: the record at pointer n of partition p has the value `p:n`. It ends at `count`, which may
+    grow.
 
     It has no feed of its own. `reads` holds what was asked of it, and `failures` what the next reads of a partition
     shall fail with.

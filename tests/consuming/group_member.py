@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from penstock.checkpoints.sqlite import SqliteCheckpoints
-from penstock.consuming.lease_groups import LeaseGroupFeed
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
+from penstock.consuming.lease_groups.group import LeaseGroupFeed
 from penstock.errors import FencedError
 from penstock.model import Change, Checkpoint, CheckpointKey, Lease, Pointer
 from penstock.model.clock import SystemClock

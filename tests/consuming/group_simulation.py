@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.abc import CheckpointStore
-from penstock.consuming.membership import Membership
-from penstock.consuming.tenancy import Tenancy
+from penstock.consuming.lease_groups.held_partitions import HeldPartitions
+from penstock.consuming.lease_groups.membership import Membership
 from penstock.errors import FencedError, StoreUnavailableError
 from penstock.model import Batch, Change, Checkpoint, CheckpointKey, Lease, Pointer
 from penstock.testing.clock import VirtualClock
@@ -113,7 +113,7 @@ class Member:
         self.membership = Membership(
             store, GROUP, TOPIC, name, TTL_S, world.clock, incarnation=str(incarnation), chance=chance
         )
-        self.tenancy = Tenancy(self.membership, self, self.feed)
+        self.holder = HeldPartitions(self.membership, self, self.feed)
 
     def disturb(self) -> None:
         """Anything may happen now, also that this process is killed, or stopped for a while."""
@@ -168,11 +168,11 @@ class Member:
             return
         self.polling = True
         try:
-            self.membership.unsettled = not self.tenancy.settle(self.world.partitions)
-            if self.membership.changes != self.membership.standing.changes:
+            self.membership.unsettled = not self.holder.rebalance(self.world.partitions)
+            if self.membership.changes != self.membership.state.changes:
                 self.next_beat_s = float("-inf")
-            if not self.gone and self.tenancy.check():
-                assert self.feed.partitions == self.leases.keys() == set(self.tenancy.held)
+            if not self.gone and self.holder.check():
+                assert self.feed.partitions == self.leases.keys() == set(self.holder.held)
                 for partition, lease in self.leases.items():
                     self.world.handled(partition, lease)
         except Killed:
@@ -185,7 +185,7 @@ class Member:
             return
         self.polling = self.beating = True
         try:
-            self.tenancy.leave()
+            self.holder.leave()
             self.membership.leave()
         except (StoreUnavailableError, Killed):
             pass  # others will find out
@@ -234,7 +234,7 @@ class World:
         others = [
             member.membership.owner
             for member in self.members
-            if not member.gone and partition in member.leases and member.tenancy.holds(partition)
+            if not member.gone and partition in member.leases and member.holder.holds(partition)
         ]
         assert others == [lease.owner], f"{partition} is held by {others}"
         self.handled_count += 1
@@ -310,7 +310,7 @@ class World:
                 member.poll()
 
     def shares(self) -> dict[str, set[int]]:
-        return {member.name: set(member.tenancy.held) for member in self.members if not member.gone}
+        return {member.name: set(member.holder.held) for member in self.members if not member.gone}
 
     def is_balanced(self) -> bool:
         shares = list(self.shares().values())

@@ -6,8 +6,8 @@ import contextlib
 from pathlib import Path
 
 import penstock
-from penstock.checkpoints.sqlite import SqliteCheckpoints
-from penstock.consuming.sharing import StreamQueue
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
+from penstock.consuming.queue.stream_queue import StreamQueue
 from penstock.errors import TopicExistsError
 from penstock.model.clock import SystemClock
 
@@ -22,7 +22,7 @@ class QueueOnTheLog(StreamQueue):
         with contextlib.suppress(TopicExistsError):  # another process was quicker
             self._connection.create_topic("queue")
         self._checkpoints = SqliteCheckpoints(folder / "checkpoints.db")
-        stream = self._connection.stream("queue")
+        stream = self._connection.open_topic("queue")
         super().__init__(
             stream, self._checkpoints, "workers", member="w", visibility_s=VISIBILITY_S, clock=SystemClock()
         )

@@ -13,15 +13,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from penstock.abc import CheckpointStore, Outcome
-from penstock.checkpoints.sqlite import SqliteCheckpoints
-from penstock.consuming.sharing import StreamQueue
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
+from penstock.consuming.queue.stream_queue import StreamQueue
 from penstock.errors import StaleDeliveryError
 from penstock.model import CheckpointKey
 from penstock.model.clock import SystemClock
-from penstock.prove.deaths import Death
 from penstock.testing import CrashingStore
 from tests.consuming.counting_stream import CountingStream
 from tests.forking import FORKING
+from tests.prove.deaths import Death
 
 GROUP = "workers"
 TOPIC = "jobs"
@@ -65,7 +65,7 @@ def work(
 ) -> None:
     """Until nothing is left."""
     stream = CountingStream(TOPIC, partitions, count)
-    queue = StreamQueue(stream, store, GROUP, member=name, visibility_s=visibility_s, batch=5, clock=SystemClock())
+    queue = StreamQueue(stream, store, GROUP, member=name, visibility_s=visibility_s, clock=SystemClock())
     file = os.open(effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     while not is_all_finished(store, partitions, count):
         for delivery in queue.receive(5, 0.1):

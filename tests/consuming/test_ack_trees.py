@@ -13,12 +13,11 @@ import pytest
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming import Context, Retry
-from penstock.consuming.ack_trees import Acknowledger
-from penstock.consuming.dead_letters.opening import open_dead_letters
-from penstock.consuming.stages import StageContext, Stages, task_of
+from penstock.consuming.stages import Acknowledger, StageContext, Stages, task_of
+from penstock.dead_letters.opening import open_dead_letters
 from penstock.errors import HandlerError
-from penstock.model import CheckpointKey, LetterFilter, Record
-from penstock.streams.memory import MemoryStreams
+from penstock.model import CheckpointKey, DeadLetterFilter, Record
+from penstock.streams.memory import MemoryStream
 from penstock.testing import VirtualClock
 from tests.seeds import seed_of
 
@@ -30,7 +29,7 @@ def test_a_tree_of_any_shape_is_finished_exactly_when_its_last_task_ends(round_n
     chance = random.Random(seed_of() + round_number)
     acknowledger = Acknowledger(VirtualClock(), seed=round_number)
     settled: list[BaseException | None] = []
-    tree, own = acknowledger.plant(settled.append, 60)
+    tree, own = acknowledger.add_tree(settled.append, 60)
     open_tasks = [own]
     forks_left = chance.randrange(200)
     while open_tasks:
@@ -48,7 +47,7 @@ def test_a_tree_of_any_shape_is_finished_exactly_when_its_last_task_ends(round_n
 
 def test_the_memory_of_a_tree_does_not_grow_with_its_tasks() -> None:
     acknowledger = Acknowledger(VirtualClock(), seed=1)
-    tree, _ = acknowledger.plant(lambda error: None, 60)
+    tree, _ = acknowledger.add_tree(lambda error: None, 60)
     before = sys.getsizeof(acknowledger._trees[tree].open) + sys.getsizeof(acknowledger._trees)
     for _ in range(10_000):
         acknowledger.fork(tree)
@@ -59,7 +58,7 @@ def test_the_memory_of_a_tree_does_not_grow_with_its_tasks() -> None:
 def test_one_failure_fails_the_tree_once_and_what_comes_later_is_counted() -> None:
     acknowledger = Acknowledger(VirtualClock())
     settled: list[BaseException | None] = []
-    tree, _ = acknowledger.plant(settled.append, 60)
+    tree, _ = acknowledger.add_tree(settled.append, 60)
     one, two = acknowledger.fork(tree), acknowledger.fork(tree)
     assert one is not None
     assert two is not None
@@ -76,7 +75,7 @@ def test_a_tree_that_takes_too_long_fails() -> None:
     clock = VirtualClock()
     acknowledger = Acknowledger(clock)
     settled: list[BaseException | None] = []
-    acknowledger.plant(settled.append, 5)
+    acknowledger.add_tree(settled.append, 5)
     assert acknowledger.expire() == 0
     clock.advance(6)
     assert acknowledger.expire() == 1
@@ -84,7 +83,7 @@ def test_a_tree_that_takes_too_long_fails() -> None:
 
 
 def test_a_record_is_finished_when_every_branch_has_finished_or_left_early(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("transactions", 40)
     stored: Counter[int] = Counter()
@@ -119,7 +118,7 @@ def test_a_record_is_finished_when_every_branch_has_finished_or_left_early(
 
 
 def test_a_branch_that_fails_replays_its_record_and_only_that(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("transactions", 10)
     roots: Counter[int] = Counter()
@@ -140,13 +139,13 @@ def test_a_branch_that_fails_replays_its_record_and_only_that(
     app.run()
     assert roots == Counter({**dict.fromkeys(range(10), 1), 3: 2, 7: 3})
     assert tried[7] == 6
-    (letter,) = open_dead_letters("transactions.dlq", streams).browse(LetterFilter())
+    (letter,) = open_dead_letters("transactions.dlq", streams).browse(DeadLetterFilter())
     assert letter.record.value == b"7"
     assert letter.error == "StageError: stage 'analyse': ConnectionError: away"
 
 
 def test_a_branch_through_a_topic_of_the_app_holds_its_record_open(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("searches", 5)
     fill("clicks", [])
@@ -183,7 +182,7 @@ def stop_when_searches_are_done(app: App, store: MemoryCheckpoints) -> None:
     app.stop()
 
 
-def test_a_task_that_another_process_did_is_acknowledged_through_the_acks_topic(streams: MemoryStreams) -> None:
+def test_a_task_that_another_process_did_is_acknowledged_through_the_acks_topic(streams: MemoryStream) -> None:
     from penstock.serde import Topic
 
     clock = VirtualClock()
@@ -191,11 +190,11 @@ def test_a_task_that_another_process_did_is_acknowledged_through_the_acks_topic(
     streams.create_topic("clicks")
     here, there = (Stages([], [topic], streams, clock) for _ in range(2))
     settled = threading.Event()
-    tree, own = here.plant(lambda error: settled.set(), 60)
+    tree, own = here.acknowledger.add_tree(lambda error: settled.set(), 60)
     root = Record("searches", 0, 0, None, b"")
     here.emit(tree, root, topic, b"v")
     here.acknowledger.done(tree, own)
-    (child,) = streams.stream("clicks").read(0, 0, 1, 1)
+    (child,) = streams.open_topic("clicks").read(0, 0, 1, 1)
     assert not settled.is_set()
     there.finished(child, None)
     assert settled.wait(30)
@@ -204,13 +203,13 @@ def test_a_task_that_another_process_did_is_acknowledged_through_the_acks_topic(
 
 
 def test_a_stage_that_is_not_there_is_named_with_those_that_are(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("transactions", 1)
     app = App(streams, group="fraud", checkpoints=store)
     app.stage("geo")(lambda value: None)
     app.handle("transactions", end="latest", retry=Retry(1))(lambda value, ctx: ctx.emit("gee", value))
-    with pytest.raises(HandlerError, match="has no stage and handles no topic 'gee'; it has geo, transactions"):
+    with pytest.raises(HandlerError, match="has no stage or handled topic 'gee'; it has geo, transactions"):
         app.run()
     with pytest.raises(HandlerError, match="already"):
         app.stage("geo")(lambda value: None)

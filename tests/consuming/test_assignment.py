@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from penstock.consuming.assignment import assign
+from penstock.consuming.lease_groups.held_partitions import assign
 from tests.seeds import seed_of
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from penstock.checkpoints.format import decode_checkpoint, encode_checkpoint
-from penstock.consuming.claims import ClaimBook, ClaimWatch, missing
+from penstock.consuming.queue.claims import ClaimTable, ClaimWatch, missing
 from penstock.model import Checkpoint, CheckpointKey, Claim
 from tests.seeds import seed_of
 
@@ -23,15 +23,15 @@ class Model:
     def __init__(self) -> None:
         self.by_pointer: dict[int, Held | None] = {}
 
-    def check(self, book: ClaimBook) -> None:
-        checkpoint = book.checkpoint(0)
+    def check(self, table: ClaimTable) -> None:
+        checkpoint = table.checkpoint(0)
         assert decode_checkpoint(encode_checkpoint(checkpoint), KEY) == checkpoint
-        assert book.next == len(self.by_pointer)
-        assert all(self.by_pointer[pointer] is None for pointer in range(book.start))
-        if book.start < book.next:
-            assert self.by_pointer[book.start] is not None, "the start moves over all that is finished"
+        assert table.next == len(self.by_pointer)
+        assert all(self.by_pointer[pointer] is None for pointer in range(table.start))
+        if table.start < table.next:
+            assert self.by_pointer[table.start] is not None, "the start moves over all that is finished"
         for pointer, held in self.by_pointer.items():
-            assert book.is_finished(pointer) == (held is None)
+            assert table.is_finished(pointer) == (held is None)
             claims = [claim for claim in checkpoint.claims if claim.first <= pointer < claim.end]
             assert len(claims) <= 1
             if held is not None:
@@ -47,7 +47,7 @@ def is_one_of(numbers: set[int]) -> Callable[[Claim], bool]:
 def test_random_histories_agree_with_the_model() -> None:
     chance = random.Random(seed_of())
     for _ in range(60):
-        book, model, numbers = ClaimBook(Checkpoint(0, 0)), Model(), itertools.count(1)
+        table, model, numbers = ClaimTable(Checkpoint(0, 0)), Model(), itertools.count(1)
         over: set[int] = set()
         for _ in range(120):
             number = next(numbers)
@@ -58,16 +58,16 @@ def test_random_histories_agree_with_the_model() -> None:
             end = min(len(pointers), first + chance.randrange(1, 4))
             held = model.by_pointer.get(first)
             if action == "new":
-                start = max(0, book.next - chance.randrange(3))
+                start = max(0, table.next - chance.randrange(3))
                 next_ = start + chance.randrange(1, 8)
-                run = book.take_new(start, next_, owner, number, 1000)
+                run = table.take_new(start, next_, owner, number, 1000)
                 assert (run is None) == (next_ <= len(pointers))
                 for pointer in range(*(run or (0, 0))):
                     model.by_pointer[pointer] = (owner, number, 1)
             elif action == "again":
-                for part in list(book.waiting(is_one_of(over))):
+                for part in list(table.waiting(is_one_of(over))):
                     number = next(numbers)
-                    attempt = book.take_again(part, owner, number, 1000)
+                    attempt = table.take_again(part, owner, number, 1000)
                     assert attempt == part.attempt + 1
                     for pointer in range(part.first, part.end):
                         assert model.by_pointer[pointer] == (part.owner, part.number, part.attempt)
@@ -75,26 +75,26 @@ def test_random_histories_agree_with_the_model() -> None:
             elif action == "expire" and held:
                 over.add(held[1])
             elif action == "reload":
-                book = ClaimBook(book.checkpoint(0))
+                table = ClaimTable(table.checkpoint(0))
             elif held and first < end:
-                before = book.checkpoint(0)
+                before = table.checkpoint(0)
                 whole = all(model.by_pointer[pointer] == held for pointer in range(first, end))
                 end = end if whole else first + 1
                 if action == "finish":
-                    assert book.finish(first, end, held[0], held[1])
+                    assert table.finish(first, end, held[0], held[1])
                     becomes: Held | None = None
                 elif action == "back":
-                    assert book.hand_back(first, end, held[0], held[1], after_ms=0, as_number=number)
+                    assert table.release(first, end, held[0], held[1], after_ms=0, as_number=number)
                     becomes = ("", number, held[2])
                     over.add(number)
                 else:
-                    assert book.extend(first, end, held[0], held[1], as_number=number, lasts_ms=1)
+                    assert table.extend(first, end, held[0], held[1], as_number=number, lasts_ms=1)
                     becomes = (held[0], number, held[2])
                 for pointer in range(first, end):
                     model.by_pointer[pointer] = becomes
-                assert not ClaimBook(before).finish(first, end, held[0], -1), "a claim that never was"
-                assert not book.finish(first, end, held[0], held[1]), "it is settled once"
-            model.check(book)
+                assert not ClaimTable(before).finish(first, end, held[0], -1), "a claim that never was"
+                assert not table.finish(first, end, held[0], held[1]), "it is settled once"
+            model.check(table)
 
 
 def test_the_gaps_of_runs() -> None:
@@ -114,16 +114,16 @@ def test_the_gaps_of_runs() -> None:
 
 
 def test_giving_up_what_has_expired_takes_it_out_of_every_hand() -> None:
-    book = ClaimBook(Checkpoint(0, 0))
-    assert book.take_new(0, 10, "a", 1, 1000) == (0, 10)
-    assert book.finish(7, 8, "a", 1)
-    assert book.skip_to(5)
-    assert not book.finish(4, 5, "a", 1)
-    assert book.finish(5, 7, "a", 1)
-    assert book.start == 8
-    assert book.skip_to(20)
-    assert (book.start, book.next, list(book.claims)) == (20, 20, [])
-    assert not book.skip_to(3)
+    table = ClaimTable(Checkpoint(0, 0))
+    assert table.take_new(0, 10, "a", 1, 1000) == (0, 10)
+    assert table.finish(7, 8, "a", 1)
+    assert table.skip_to(5)
+    assert not table.finish(4, 5, "a", 1)
+    assert table.finish(5, 7, "a", 1)
+    assert table.start == 8
+    assert table.skip_to(20)
+    assert (table.start, table.next, list(table.claims)) == (20, 20, [])
+    assert not table.skip_to(3)
 
 
 def test_a_claim_is_over_when_it_was_seen_to_stand_still_for_as_long_as_it_lasts() -> None:

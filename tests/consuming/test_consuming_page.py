@@ -9,16 +9,16 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.consuming.breaker import Breaker
+from penstock.consuming.circuit_breaker import CircuitBreaker
 from penstock.consuming.health import Health
 from penstock.consuming.options import ConsumerOptions
-from penstock.consuming.retry import Retry
+from penstock.model.retry import Retry
 from tools.docs_tables import on_page_markdown
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("kind", [ConsumerOptions, Retry, Breaker])
+@pytest.mark.parametrize("kind", [ConsumerOptions, Retry, CircuitBreaker])
 def test_every_option_has_a_row_with_its_default_and_what_it_trades(kind: type[Any]) -> None:
     mark = f"<!-- table: {kind.__module__}:{kind.__name__} -->"
     assert mark in PAGE

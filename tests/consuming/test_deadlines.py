@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.consuming.deadlines import Deadline, Result, Why, within
+from penstock.consuming.deadlines.parallel import Deadline, Result, Why, within
 from penstock.errors import ClosedError, ConfigError, HandlerError, WorkerDiedError
 from penstock.testing import VirtualClock
 from tests.clients.waiting import eventually
@@ -274,8 +274,8 @@ def test_analysers_in_processes_answer_fail_and_are_replaced_when_they_die() -> 
 def test_an_answer_that_cannot_leave_its_process_is_a_failure_that_says_so() -> None:
     with within(LONG_S, analysers.unpicklable, processes=["unpicklable"]) as analyse:
         result = analyse(1)
-        assert "an answer of type lock cannot come back" in str(result.failed["unpicklable"])
-        assert "cannot go to the process" in str(analyse(threading.Lock()).failed["unpicklable"])
+        assert "an answer of type lock cannot be pickled" in str(result.failed["unpicklable"])
+        assert "cannot be pickled for the process" in str(analyse(threading.Lock()).failed["unpicklable"])
 
 
 def test_closing_kills_a_process_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
@@ -283,7 +283,7 @@ def test_closing_kills_a_process_that_hangs(caplog: pytest.LogCaptureFixture) ->
     assert "hang" in analyse(1).missing
     eventually("it hangs", lambda: analyse.statistics.analysers["hang"].running == 1)
     analyse.close(0.05)
-    assert "analysers still at work 0.05 s after they were closed: hang" in caplog.text
+    assert "analysers still running 0.05 s after close: hang" in caplog.text
     eventually("its worker ends", lambda: not threads_of("hang"))
 
 
@@ -314,7 +314,7 @@ def test_a_forked_process_is_told_to_make_its_own() -> None:
                 analyse.close()
                 analyse(1)
             except ClosedError as error:
-                code = 0 if "make one in this process, too" in str(error) else 2
+                code = 0 if "create one in this process, too" in str(error) else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -325,7 +325,7 @@ def test_closing_does_not_wait_for_ever_for_a_thread_that_hangs(gate: Gate, capl
     analyse = within(0.005, hanging=gate)
     assert analyse(1).missing == ("hanging",)
     analyse.close(0.01)
-    assert "still at work" in caplog.text
+    assert "still running" in caplog.text
 
 
 def test_a_failure_after_the_deadline_is_logged(
@@ -354,7 +354,7 @@ def test_a_call_that_returns_long_after_its_deadline_is_counted_and_told_once(
         analyse(1)
         analyse(2)
         assert analyse.statistics.overdue == 2
-    assert caplog.text.count("if its analysers compute, name them in processes") == 1
+    assert caplog.text.count("if its analysers are CPU-bound, name them in processes") == 1
 
 
 def test_a_function_that_gives_a_coroutine_is_told_to_be_async() -> None:
@@ -396,31 +396,35 @@ def two(first: object, second: object) -> None: ...
     [
         (lambda: within(0.02), HandlerError, "there are no analysers"),
         (lambda: within(quick), ConfigError, "the deadline is missing"),  # type: ignore[arg-type]
-        (lambda: within(0, quick), ConfigError, "not above 0"),
-        (lambda: within(-1.0, quick), ConfigError, "not above 0"),
-        (lambda: within(float("nan"), quick), ConfigError, "not above 0"),
-        (lambda: within(float("inf"), quick), ConfigError, "not above 0"),
-        (lambda: within(datetime.timedelta(0), quick), ConfigError, "not above 0"),
-        (lambda: within(True, quick), ConfigError, "neither a number of seconds nor a timedelta"),
-        (lambda: within("20ms", quick), ConfigError, "neither a number of seconds"),  # type: ignore[arg-type]
-        (lambda: within(0.02, "quick"), HandlerError, "'quick' is no analyser"),  # type: ignore[arg-type]
+        (lambda: within(0, quick), ConfigError, "must be positive"),
+        (lambda: within(-1.0, quick), ConfigError, "must be positive"),
+        (lambda: within(float("nan"), quick), ConfigError, "must be positive"),
+        (lambda: within(float("inf"), quick), ConfigError, "must be positive"),
+        (lambda: within(datetime.timedelta(0), quick), ConfigError, "must be positive"),
+        (lambda: within(True, quick), ConfigError, "must be a number of seconds or a timedelta"),
+        (lambda: within("20ms", quick), ConfigError, "must be a number of seconds"),  # type: ignore[arg-type]
+        (lambda: within(0.02, "quick"), HandlerError, "'quick' is not an analyser"),  # type: ignore[arg-type]
         (lambda: within(0.02, quick, quick), HandlerError, "two analysers are called quick"),
         (lambda: within(0.02, quick, quick=broken), HandlerError, "two analysers are called quick"),
-        (lambda: within(0.02, lambda x: x), HandlerError, "has no name: give it as a keyword"),
-        (lambda: within(0.02, functools.partial(pow, 2)), HandlerError, "has no name: give it as a keyword"),
+        (lambda: within(0.02, lambda x: x), HandlerError, "has no name: pass it as a keyword"),
+        (lambda: within(0.02, functools.partial(pow, 2)), HandlerError, "has no name: pass it as a keyword"),
         (lambda: within(0.02, two), HandlerError, "two.* cannot be called with one argument"),  # type: ignore[arg-type]
         (lambda: within(0.02, quick, worker=3), HandlerError, "worker=3 is neither an analyser nor an option"),  # type: ignore[arg-type]
         (lambda: within(0.02, quick, workers=0), ConfigError, "workers=0"),
         (lambda: within(0.02, quick, queue_size=0), ConfigError, "queue_size=0"),
-        (lambda: within(0.02, quick, on_late=3), ConfigError, "on_late=3 is no function"),  # type: ignore[arg-type]
+        (lambda: within(0.02, quick, on_late=3), ConfigError, "on_late=3 must be a function"),  # type: ignore[arg-type]
         (
             lambda: within(0.02, quick, processes=["quik"]),
             ConfigError,
             "processes names 'quik'; the analysers are quick",
         ),
-        (lambda: within(0.02, quick, processes=3), ConfigError, "neither True nor the names"),  # type: ignore[arg-type]
-        (lambda: within(0.02, analysers.double_async, processes=True), HandlerError, "is async def, and cannot run in"),
-        (lambda: within(0.02, f=lambda x: x, processes=True), ConfigError, "Define it with def at the top of a module"),
+        (lambda: within(0.02, quick, processes=3), ConfigError, "must be True or the names"),  # type: ignore[arg-type]
+        (lambda: within(0.02, analysers.double_async, processes=True), HandlerError, "is async def and cannot run in"),
+        (
+            lambda: within(0.02, f=lambda x: x, processes=True),
+            ConfigError,
+            "Define it with def at the top level of a module",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(make: Any, error: type[Exception], complaint: str) -> None:

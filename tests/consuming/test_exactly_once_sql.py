@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from penstock.app import App
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.consuming import Context, Retry
 from penstock.errors import GuaranteeError
 from penstock.model import CheckpointKey
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 
 Fill = Callable[..., None]
 Consume = Callable[..., App]
@@ -94,7 +94,7 @@ def test_a_batch_handler_has_one_transaction(database: Path, fill: Fill, consume
     assert effects(database) == Counter({str(number): 1 for number in range(95)})
 
 
-def test_an_owner_that_was_fenced_leaves_no_effect(database: Path, fill: Fill, streams: MemoryStreams) -> None:
+def test_an_owner_that_was_fenced_leaves_no_effect(database: Path, fill: Fill, streams: MemoryStream) -> None:
     fill("orders", 10)
     store, other = SqliteCheckpoints(database), SqliteCheckpoints(database)
     app = App(streams, group="group", checkpoints=store)
@@ -124,7 +124,7 @@ def test_an_owner_that_was_fenced_leaves_no_effect(database: Path, fill: Fill, s
 
 
 def test_what_cannot_be_exactly_once_is_refused_and_says_what_is_missing(
-    streams: MemoryStreams, fill: Fill, consume: Consume, database: Path
+    streams: MemoryStream, fill: Fill, consume: Consume, database: Path
 ) -> None:
     fill("orders", 1)
     with pytest.raises(GuaranteeError, match="exactly-once needs one of"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -11,20 +12,20 @@ import pytest
 
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
-from penstock.consuming import Breaker, Context, Retry
-from penstock.consuming.dead_letters.opening import open_dead_letters
-from penstock.consuming.handling import HandlerConsumer
+from penstock.consuming import CircuitBreaker, Context, Retry
+from penstock.consuming.handler_consumer import HandlerConsumer
+from penstock.dead_letters.opening import open_dead_letters
 from penstock.errors import OffsetOutOfRangeError, Reject, UnknownTopicError
-from penstock.model import CheckpointKey, LetterFilter, NewRecord, Record, Status
-from penstock.streams.memory import MemoryStreams
+from penstock.model import CheckpointKey, DeadLetterFilter, NewRecord, Record, Status
+from penstock.streams.memory import MemoryStream
 
 Fill = Callable[..., None]
 Consume = Callable[..., App]
 AT_ONCE = Retry(3, first_delay_s=0.0)
 
 
-def letters_of(streams: MemoryStreams, topic: str = "orders.dlq") -> list[Any]:
-    return list(open_dead_letters(topic, streams).browse(LetterFilter(), limit=10_000))
+def letters_of(streams: MemoryStream, topic: str = "orders.dlq") -> list[Any]:
+    return list(open_dead_letters(topic, streams).browse(DeadLetterFilter(), limit=10_000))
 
 
 @pytest.mark.parametrize(("order", "workers"), [("partition", 1), ("partition", 3), ("key", 4), ("none", 4)])
@@ -46,9 +47,56 @@ def test_every_record_is_handled_once_in_the_order_that_was_asked_for(
         assert all(values == sorted(values) for values in seen.values())
 
 
-def test_async_handlers_are_under_way_together(fill: Fill, consume: Consume) -> None:
-    import asyncio
+@pytest.mark.parametrize("commit_interval_s", [0.5, 0], ids=["saved now and then", "each saved"])
+@pytest.mark.parametrize("kind", ["threads", "async"])
+def test_with_order_by_key_no_record_begins_before_the_one_before_it_of_its_key_has_ended(
+    kind: str, commit_interval_s: float, streams: MemoryStream, consume: Consume
+) -> None:
+    """The first record of key "slow" ends when all of the other keys have: so the second one had every chance."""
+    keys = [b"slow", b"slow", *[b"quick-%d" % number for number in range(20)], b"slow"]
+    records = [NewRecord("orders", str(number).encode(), key) for number, key in enumerate(keys)]
+    streams.open_topic("orders").append(records)
+    in_hand: Counter[bytes] = Counter()
+    seen: defaultdict[bytes, list[int]] = defaultdict(list)
+    overlaps: list[bytes] = []
+    others_done = threading.Semaphore(0)
 
+    def begin(record: Record) -> bytes:
+        assert record.key is not None
+        assert record.value is not None
+        if in_hand[record.key]:
+            overlaps.append(record.value)
+        in_hand[record.key] += 1
+        seen[record.key].append(int(record.value))
+        return record.key
+
+    def end(key: bytes) -> None:
+        in_hand[key] -= 1
+        if key != b"slow":
+            others_done.release()
+
+    def handle(record: Record) -> None:
+        key = begin(record)
+        if record.value == b"0":
+            for _ in range(20):
+                assert others_done.acquire(timeout=20)
+        end(key)
+
+    async def handle_async(record: Record) -> None:
+        key = begin(record)
+        if record.value == b"0":
+            for _ in range(20):
+                assert await asyncio.to_thread(others_done.acquire, timeout=20)
+        end(key)
+
+    handler = handle if kind == "threads" else handle_async
+    consume(handler, order="key", workers=3, commit_interval_s=commit_interval_s)
+    assert not overlaps
+    assert seen[b"slow"] == [0, 1, 22]
+    assert sum(map(len, seen.values())) == len(keys)
+
+
+def test_async_handlers_are_under_way_together(fill: Fill, consume: Consume) -> None:
     fill("orders", 64)
     under_way, most = 0, 0
 
@@ -87,7 +135,7 @@ def test_a_failed_record_is_tried_again_and_only_that(fill: Fill, consume: Consu
 
 @pytest.mark.parametrize("order", ["partition", "key", "none"])
 def test_an_exhausted_record_becomes_a_dead_letter_with_all_that_is_known(
-    order: str, streams: MemoryStreams, fill: Fill, consume: Consume
+    order: str, streams: MemoryStream, fill: Fill, consume: Consume
 ) -> None:
     fill("orders", 10, keys=3)
 
@@ -103,7 +151,7 @@ def test_an_exhausted_record_becomes_a_dead_letter_with_all_that_is_known(
     assert letter.handler_version
 
 
-def test_a_rejected_record_is_not_tried_again(streams: MemoryStreams, fill: Fill, consume: Consume) -> None:
+def test_a_rejected_record_is_not_tried_again(streams: MemoryStream, fill: Fill, consume: Consume) -> None:
     fill("orders", 3)
     calls: Counter[bytes] = Counter()
 
@@ -119,7 +167,7 @@ def test_a_rejected_record_is_not_tried_again(streams: MemoryStreams, fill: Fill
 
 
 def test_an_undecodable_record_goes_to_the_dead_letters_with_its_raw_bytes(
-    streams: MemoryStreams, fill: Fill, consume: Consume
+    streams: MemoryStream, fill: Fill, consume: Consume
 ) -> None:
     fill("orders", [b'{"n": 1}', b"\xff not json", b'{"n": 2}'])
     seen: list[int] = []
@@ -190,7 +238,7 @@ def test_a_failing_record_does_not_block_others_where_order_allows(fill: Fill, c
 
 
 def test_the_circuit_breaker_keeps_a_run_of_failures_out_of_the_dead_letters(
-    streams: MemoryStreams, fill: Fill, consume: Consume
+    streams: MemoryStream, fill: Fill, consume: Consume
 ) -> None:
     fill("orders", 50)
     down_for = 30
@@ -203,7 +251,7 @@ def test_the_circuit_breaker_keeps_a_run_of_failures_out_of_the_dead_letters(
             raise ConnectionError("the database is away")
         seen.add(value)
 
-    consume(handle, retry=Retry(1), breaker=Breaker(after=3, pause_s=0.005, max_pause_s=0.01))
+    consume(handle, retry=Retry(1), breaker=CircuitBreaker(after=3, pause_s=0.005, max_pause_s=0.01))
     letters = letters_of(streams)
     assert len(letters) <= 2
     assert len(seen) + len(letters) == 50
@@ -219,7 +267,7 @@ def test_a_restart_goes_on_behind_what_is_finished(fill: Fill, consume: Consume)
 
 
 def test_a_restart_repeats_nothing_that_finished_beyond_a_stuck_record(
-    fill: Fill, streams: MemoryStreams, store: MemoryCheckpoints
+    fill: Fill, streams: MemoryStream, store: MemoryCheckpoints
 ) -> None:
     fill("orders", 100)
     seen: list[bytes] = []
@@ -246,7 +294,7 @@ def test_a_restart_repeats_nothing_that_finished_beyond_a_stuck_record(
     assert again == [b"7"]
 
 
-def test_at_most_once_never_calls_a_handler_twice(streams: MemoryStreams, fill: Fill, consume: Consume) -> None:
+def test_at_most_once_never_calls_a_handler_twice(streams: MemoryStream, fill: Fill, consume: Consume) -> None:
     fill("orders", 10)
     calls: Counter[bytes] = Counter()
 
@@ -291,21 +339,19 @@ def test_state_of_a_failed_attempt_is_forgotten(fill: Fill, consume: Consume) ->
     assert last == 5
 
 
-def test_results_go_to_the_topic_that_is_declared_for_them(
-    streams: MemoryStreams, fill: Fill, consume: Consume
-) -> None:
+def test_results_go_to_the_topic_that_is_declared_for_them(streams: MemoryStream, fill: Fill, consume: Consume) -> None:
     fill("orders", 10)
 
     def double(value: int) -> int:
         return value * 2
 
     consume(double, to="doubled")
-    records = streams.stream("doubled").read(0, 0, 100, 1)
+    records = streams.open_topic("doubled").read(0, 0, 100, 1)
     assert [record.value for record in records] == [str(number * 2).encode() for number in range(10)]
 
 
 def test_a_batch_handler_gets_lists_and_a_poisoned_one_is_found(
-    streams: MemoryStreams, fill: Fill, consume: Consume
+    streams: MemoryStream, fill: Fill, consume: Consume
 ) -> None:
     fill("orders", 25)
     seen: list[bytes] = []
@@ -325,7 +371,7 @@ def test_a_batch_handler_gets_lists_and_a_poisoned_one_is_found(
 
 
 def test_duplicates_under_one_idempotency_key_are_handled_once(
-    streams: MemoryStreams, fill: Fill, consume: Consume
+    streams: MemoryStream, fill: Fill, consume: Consume
 ) -> None:
     fill("orders", [b"a", b"b", b"a", b"c", b"a", b"b"])
     seen: list[bytes] = []
@@ -344,7 +390,7 @@ def test_duplicates_under_one_idempotency_key_are_handled_once(
 
 
 def test_records_deleted_before_they_were_read_stop_the_consumer_by_default(
-    streams: MemoryStreams, fill: Fill, consume: Consume
+    streams: MemoryStream, fill: Fill, consume: Consume
 ) -> None:
     fill("orders", 5)
     seen: list[bytes] = []
@@ -357,9 +403,9 @@ def test_records_deleted_before_they_were_read_stop_the_consumer_by_default(
     assert len(seen) == 5 + 6
 
 
-def test_a_missing_topic_is_told_at_once(consume: Consume) -> None:
+def test_a_run_that_ends_by_itself_does_not_wait_for_a_missing_topic(consume: Consume) -> None:
     with pytest.raises(UnknownTopicError, match="nowhere"):
-        consume(lambda value: None, topic="nowhere", end=None)
+        consume(lambda value: None, topic="nowhere")
 
 
 def test_a_record_that_hangs_is_given_to_another_worker(fill: Fill, consume: Consume) -> None:
@@ -379,7 +425,7 @@ def test_a_record_that_hangs_is_given_to_another_worker(fill: Fill, consume: Con
 
 
 def test_a_range_is_replayed_by_a_second_group_into_another_place(
-    streams: MemoryStreams, fill: Fill, consume: Consume
+    streams: MemoryStream, fill: Fill, consume: Consume
 ) -> None:
     from penstock.model import Position
 
@@ -390,7 +436,7 @@ def test_a_range_is_replayed_by_a_second_group_into_another_place(
     assert replayed == [str(number).encode() for number in range(5, 12)]
 
 
-def test_a_consumer_can_be_moved_while_it_runs(streams: MemoryStreams, fill: Fill, store: MemoryCheckpoints) -> None:
+def test_a_consumer_can_be_moved_while_it_runs(streams: MemoryStream, fill: Fill, store: MemoryCheckpoints) -> None:
     fill("orders", 10)
     seen: list[bytes] = []
     app = App(streams, group="group", checkpoints=store)
@@ -409,7 +455,7 @@ def test_a_consumer_can_be_moved_while_it_runs(streams: MemoryStreams, fill: Fil
     assert seen[10:] == [b"7", b"8", b"9"]
 
 
-def test_outputs_that_cannot_be_sent_fail_the_record(streams: MemoryStreams, fill: Fill, consume: Consume) -> None:
+def test_outputs_that_cannot_be_sent_fail_the_record(streams: MemoryStream, fill: Fill, consume: Consume) -> None:
     fill("orders", 3)
 
     def handle(value: bytes) -> NewRecord:
@@ -418,16 +464,16 @@ def test_outputs_that_cannot_be_sent_fail_the_record(streams: MemoryStreams, fil
     consume(handle, retry=Retry(2, first_delay_s=0), order="none")
     (letter,) = letters_of(streams)
     assert letter.record.value == b"1"
-    assert {record.value for record in streams.stream("out").read(0, 0, 10, 1)} == {b"0", b"2"}
+    assert {record.value for record in streams.open_topic("out").read(0, 0, 10, 1)} == {b"0", b"2"}
 
 
 def test_a_run_to_the_end_waits_for_the_partition_of_a_member_that_died(
     store: MemoryCheckpoints, consume: Consume
 ) -> None:
-    streams = MemoryStreams(partitions=2)
+    streams = MemoryStream(partitions=2)
     for number in range(10):
         record = NewRecord("orders", str(number).encode(), partition=number % 2)
-        streams.stream("orders").append([record])[0].result(10)
+        streams.open_topic("orders").append([record])[0].result(10)
     name = CheckpointKey("group", "orders", 0).lease_name
     assert store.claim("group", name, "somebody who died", None) is not None
     seen: list[bytes] = []

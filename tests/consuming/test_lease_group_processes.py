@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from tests.consuming.eventually import wait_until
 from tests.consuming.group_member import GROUP
 from tests.tidy.source import ROOT

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.abc import Feature, Features
 from penstock.checkpoints.memory import MemoryCheckpoints
-from penstock.consuming.lease_groups import LeaseGroupFeed
+from penstock.consuming.lease_groups.group import LeaseGroupFeed
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -20,7 +20,7 @@ from penstock.errors import (
 )
 from penstock.model import Batch, Lease, Pointer
 from penstock.model.clock import SystemClock
-from penstock.testing import MemoryStreams
+from penstock.testing import MemoryStream
 from tests.consuming.counting_stream import CountingStream
 from tests.consuming.eventually import wait_until
 
@@ -145,7 +145,7 @@ def test_of_two_under_one_name_the_newer_one_stays(join: Join) -> None:
     wait_until(lambda: len(newer.leases) == 4)
     wait_until(lambda: older.error is not None)
     assert isinstance(older.error, GroupError)
-    assert "name of its own" in str(older.error)
+    assert "a unique name" in str(older.error)
     assert older.calls[-1][0] == "lost"
     assert not older.leases
 
@@ -153,18 +153,18 @@ def test_of_two_under_one_name_the_newer_one_stays(join: Join) -> None:
 def test_a_topic_that_is_not_there_yet_is_waited_for(join: Join) -> None:
     later = CountingStream("later", partitions=0, count=10)
     member = join("a", later)
-    wait_until(lambda: member.feed._membership.standing.view.members)
+    wait_until(lambda: member.feed._membership.state.view.members)
     assert member.calls == []
     later.grow(partitions=2)
     wait_until(lambda: {p: len(came) for p, came in member.came.items()} == {0: 10, 1: 10})
 
 
 def test_a_stream_with_a_feed_of_its_own_is_read_by_it() -> None:
-    streams, store = MemoryStreams(), MemoryCheckpoints()
+    streams, store = MemoryStream(), MemoryCheckpoints()
     streams.create_topic("orders", 2)
     for number in range(20):
         streams.send("orders", b"%d" % number, partition=number % 2)
-    member = Running(streams.stream("orders"), store, "a")  # type: ignore[arg-type]
+    member = Running(streams.open_topic("orders"), store, "a")  # type: ignore[arg-type]
     try:
         wait_until(lambda: {p: len(came) for p, came in member.came.items()} == {0: 10, 1: 10})
     finally:
@@ -193,11 +193,11 @@ def test_a_seek_goes_on_elsewhere_and_only_in_what_is_ours(join: Join) -> None:
     member.feed.seek(3, 45)
     (batch,) = poll_until_something(member.feed)
     assert batch.pointers() == [45, 46, 47, 48, 49]
-    with pytest.raises(GroupError, match="not ours"):
+    with pytest.raises(GroupError, match="is not assigned"):
         member.feed.seek(17, 0)
-    with pytest.raises(GroupError, match="gives out"):
+    with pytest.raises(GroupError, match="the group assigns partitions"):
         member.feed.add(0, 0)
-    with pytest.raises(GroupError, match="gives out"):
+    with pytest.raises(GroupError, match="the group assigns partitions"):
         member.feed.remove(0)
     assert member.feed.holds(3)
     assert member.feed.held == [0, 1, 2, 3]
@@ -300,9 +300,7 @@ def test_a_closed_feed_is_not_polled_and_its_threads_end(join: Join) -> None:
 
 
 class Private(MemoryCheckpoints):
-    @property
-    def features(self) -> Features:
-        return super().features - {Feature.LEASES}
+    features: Features = MemoryCheckpoints.features - {Feature.LEASES}
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.abc import Feed
-from penstock.consuming.pulling import PullingFeed
-from penstock.consuming.retry import Retry
+from penstock.consuming.loop.polling_feed import PollingFeed
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, CorruptBatchError, OffsetOutOfRangeError
 from penstock.model import Batch, Pointer
 from penstock.model.clock import SystemClock
-from penstock.testing import MemoryStreams
+from penstock.model.retry import Retry
+from penstock.testing import MemoryStream
 from tests.consuming.counting_stream import CountingStream
 
 QUICK = Retry(first_delay_s=0.02, max_delay_s=0.05)
@@ -26,8 +26,8 @@ def stream() -> CountingStream:
 
 
 @pytest.fixture
-def feed(stream: CountingStream) -> Iterator[PullingFeed]:
-    feed = PullingFeed(stream, SystemClock(), backoff=QUICK)
+def feed(stream: CountingStream) -> Iterator[PollingFeed]:
+    feed = PollingFeed(stream, SystemClock(), backoff=QUICK)
     yield feed
     feed.close()
 
@@ -53,14 +53,14 @@ def poll_into(feed: Feed, pointers: list[int], attempts: int = 100) -> None:
         pointers += [pointer for batch in feed.poll(1, 1.0) for pointer in batch.pointers()]
 
 
-def test_all_partitions_come_in_order_from_where_they_were_to_begin(feed: PullingFeed) -> None:
+def test_all_partitions_come_in_order_from_where_they_were_to_begin(feed: PollingFeed) -> None:
     for partition, start in ((0, 0), (1, 50), (2, 99)):
         feed.add(partition, start)
     came = poll_pointers(feed, {0: 100, 1: 50, 2: 1}, limit=7)
     assert came == {0: list(range(100)), 1: list(range(50, 100)), 2: [99]}
 
 
-def test_a_poll_gives_no_more_than_was_asked_for(feed: PullingFeed) -> None:
+def test_a_poll_gives_no_more_than_was_asked_for(feed: PollingFeed) -> None:
     feed.add(0, 0)
     feed.add(1, 0)
     sizes = list[int]()
@@ -71,18 +71,18 @@ def test_a_poll_gives_no_more_than_was_asked_for(feed: PullingFeed) -> None:
 
 def test_a_partition_that_gives_much_does_not_starve_the_others() -> None:
     stream = CountingStream(partitions=4, count=100_000)
-    feed = PullingFeed(stream, SystemClock())
+    feed = PollingFeed(stream, SystemClock())
     try:
         for partition in range(4):
             feed.add(partition, 0)
         poll_pointers(feed, dict.fromkeys(range(4), 500), limit=10)
-        came = poll_pointers(feed, {0: 500}, limit=10)
+        came = poll_pointers(feed, {0: 5_000}, limit=10)
         assert all(came.get(partition) for partition in range(4)), {p: len(each) for p, each in came.items()}
     finally:
         feed.close()
 
 
-def test_what_is_not_fetched_is_not_read_any_further(stream: CountingStream, feed: PullingFeed) -> None:
+def test_what_is_not_fetched_is_not_read_any_further(stream: CountingStream, feed: PollingFeed) -> None:
     stream.grow(count=10_000)
     feed.add(0, 0)
     assert sum(map(len, feed.poll(10, 5.0))) == 10
@@ -90,7 +90,7 @@ def test_what_is_not_fetched_is_not_read_any_further(stream: CountingStream, fee
     assert len(stream.reads) <= 5, "two batches ahead, and those that were fetched"
 
 
-def test_a_new_record_wakes_a_poll_that_waits(stream: CountingStream, feed: PullingFeed) -> None:
+def test_a_new_record_wakes_a_poll_that_waits(stream: CountingStream, feed: PollingFeed) -> None:
     for partition in range(3):
         feed.add(partition, 100)
     assert feed.poll(10, 0.0) == []
@@ -102,7 +102,7 @@ def test_a_new_record_wakes_a_poll_that_waits(stream: CountingStream, feed: Pull
     assert time.monotonic() - began_s < 5
 
 
-def test_wake_ends_a_poll_that_waits(feed: PullingFeed) -> None:
+def test_wake_ends_a_poll_that_waits(feed: PollingFeed) -> None:
     feed.add(0, 100)
     waking = threading.Timer(0.05, feed.wake)
     waking.start()
@@ -114,7 +114,7 @@ def test_wake_ends_a_poll_that_waits(feed: PullingFeed) -> None:
 
 
 def test_an_idle_feed_asks_seldom(stream: CountingStream) -> None:
-    feed = PullingFeed(stream, SystemClock(), threads=2)
+    feed = PollingFeed(stream, SystemClock(), threads=2)
     try:
         for partition in range(3):
             feed.add(partition, 100)
@@ -133,7 +133,7 @@ class Hasty(CountingStream):
 
 def test_a_stream_that_does_not_wait_is_not_asked_in_a_hot_loop() -> None:
     stream = Hasty(partitions=2, count=0)
-    feed = PullingFeed(stream, SystemClock())
+    feed = PollingFeed(stream, SystemClock())
     try:
         feed.add(0, 0)
         feed.add(1, 0)
@@ -145,7 +145,7 @@ def test_a_stream_that_does_not_wait_is_not_asked_in_a_hot_loop() -> None:
 
 def test_more_partitions_than_threads_are_all_seen() -> None:
     stream = CountingStream(partitions=40, count=3)
-    feed = PullingFeed(stream, SystemClock(), threads=4)
+    feed = PollingFeed(stream, SystemClock(), threads=4)
     try:
         for partition in range(40):
             feed.add(partition, 0)
@@ -158,7 +158,7 @@ def test_more_partitions_than_threads_are_all_seen() -> None:
         feed.close()
 
 
-def test_a_read_that_fails_is_tried_again_later_and_the_others_go_on(stream: CountingStream, feed: PullingFeed) -> None:
+def test_a_read_that_fails_is_tried_again_later_and_the_others_go_on(stream: CountingStream, feed: PollingFeed) -> None:
     stream.failures[1] = [BrokerUnavailableError("away") for _ in range(4)]
     feed.add(0, 0)
     feed.add(1, 0)
@@ -168,7 +168,7 @@ def test_a_read_that_fails_is_tried_again_later_and_the_others_go_on(stream: Cou
 
 
 def test_waits_between_failures_grow(stream: CountingStream) -> None:
-    feed = PullingFeed(stream, SystemClock(), backoff=Retry(first_delay_s=0.05, factor=2.0, max_delay_s=10, jitter=0.0))
+    feed = PollingFeed(stream, SystemClock(), backoff=Retry(first_delay_s=0.05, factor=2.0, max_delay_s=10, jitter=0.0))
     try:
         stream.failures[0] = [BrokerUnavailableError("away") for _ in range(3)]
         began_s = time.monotonic()
@@ -180,12 +180,12 @@ def test_waits_between_failures_grow(stream: CountingStream) -> None:
 
 
 def test_records_that_expired_are_an_error_and_the_others_go_on() -> None:
-    streams = MemoryStreams()
+    streams = MemoryStream()
     streams.create_topic("orders", 2)
     for number in range(20):
         streams.send("orders", b"%d" % number, partition=number % 2)
     streams.expire("orders", 0, 5)
-    feed = PullingFeed(streams.stream("orders"), SystemClock())
+    feed = PollingFeed(streams.open_topic("orders"), SystemClock())
     try:
         feed.add(0, 0)
         feed.add(1, 0)
@@ -198,7 +198,7 @@ def test_records_that_expired_are_an_error_and_the_others_go_on() -> None:
         feed.close()
 
 
-def test_what_was_read_before_an_error_comes_before_the_error(stream: CountingStream, feed: PullingFeed) -> None:
+def test_what_was_read_before_an_error_comes_before_the_error(stream: CountingStream, feed: PollingFeed) -> None:
     feed.add(0, 90)
     assert poll_pointers(feed, {0: 1}, limit=1)[0] == [90]
     stream.failures[0] = [CorruptBatchError("damaged")] * 10
@@ -211,14 +211,14 @@ def test_what_was_read_before_an_error_comes_before_the_error(stream: CountingSt
     assert poll_pointers(feed, {0: 1})
 
 
-def test_going_on_elsewhere_leaves_nothing_of_before(stream: CountingStream, feed: PullingFeed) -> None:
+def test_going_on_elsewhere_leaves_nothing_of_before(stream: CountingStream, feed: PollingFeed) -> None:
     feed.add(0, 0)
     poll_pointers(feed, {0: 1}, limit=1)
     feed.add(0, 80)
     assert poll_pointers(feed, {0: 20}, limit=6)[0] == list(range(80, 100))
 
 
-def test_a_paused_partition_gives_nothing_until_it_is_resumed(feed: PullingFeed) -> None:
+def test_a_paused_partition_gives_nothing_until_it_is_resumed(feed: PollingFeed) -> None:
     feed.add(0, 0)
     feed.add(1, 0)
     feed.pause(0)
@@ -228,7 +228,7 @@ def test_a_paused_partition_gives_nothing_until_it_is_resumed(feed: PullingFeed)
     assert poll_pointers(feed, {0: 100})[0] == list(range(100))
 
 
-def test_a_removed_partition_gives_nothing_any_more(feed: PullingFeed) -> None:
+def test_a_removed_partition_gives_nothing_any_more(feed: PollingFeed) -> None:
     feed.add(0, 0)
     poll_pointers(feed, {0: 1}, limit=1)
     feed.remove(0)
@@ -237,7 +237,7 @@ def test_a_removed_partition_gives_nothing_any_more(feed: PullingFeed) -> None:
 
 
 def test_a_closed_feed_is_not_used(stream: CountingStream) -> None:
-    feed = PullingFeed(stream, SystemClock())
+    feed = PollingFeed(stream, SystemClock())
     feed.add(0, 100)
     feed.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-pull-orders")]

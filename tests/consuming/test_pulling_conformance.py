@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from penstock.consuming.pulling import PullingFeed
+from penstock.consuming.loop.polling_feed import PollingFeed
 from penstock.model.clock import SystemClock
-from penstock.streams.memory.feed import MemoryFeed
-from penstock.streams.memory.stream import MemoryStream
+from penstock.streams.memory.stream import MemoryFeed, MemoryTopicStream
 from penstock.streams.memory.topics import Topics
-from penstock.testing import MemoryStreams, conformance
-from penstock.testing.conformance.stream_feeding import FeedingCases
+from penstock.testing import MemoryStream, conformance
+from penstock.testing.conformance.streams.feeding import FeedingCases
 
 
-class PulledStream(MemoryStream):
+class PulledStream(MemoryTopicStream):
     """A stream whose feed asks it for one partition at a time."""
 
     def feed(self) -> MemoryFeed:
-        return PullingFeed(self, SystemClock())  # type: ignore[return-value]
+        return PollingFeed(self, SystemClock())  # type: ignore[return-value]
 
 
-class PulledStreams(MemoryStreams):
-    def stream(self, topic: str) -> MemoryStream:
+class PulledStreams(MemoryStream):
+    def open_topic(self, topic: str) -> MemoryTopicStream:
         topics: Topics = self._topics
         return PulledStream(topic, topics)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import penstock
 from penstock import App, Consumer
 from penstock.streams.aliases import switch
-from penstock.streams.memory.streams import MemoryStreams
+from penstock.streams.memory.streams import MemoryStream
 
 
-def _filled() -> MemoryStreams:
-    streams = MemoryStreams()
+def _filled() -> MemoryStream:
+    streams = MemoryStream()
     for topic in ("spend", "spend.v2"):
         streams.create_topic(topic, 1)
         for number in range(3):
@@ -19,7 +19,7 @@ def _filled() -> MemoryStreams:
     return streams
 
 
-def _handled(streams: MemoryStreams) -> list[str]:
+def _handled(streams: MemoryStream) -> list[str]:
     handled: list[str] = []
     app = App(streams, group="billing", checkpoints="memory:")
 

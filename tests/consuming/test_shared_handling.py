@@ -12,10 +12,10 @@ import pytest
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming import Context, Retry
-from penstock.consuming.dead_letters.opening import open_dead_letters
+from penstock.dead_letters.opening import open_dead_letters
 from penstock.errors import ConfigError, GuaranteeError
-from penstock.model import CheckpointKey, LetterFilter
-from penstock.streams.memory import MemoryStreams
+from penstock.model import CheckpointKey, DeadLetterFilter
+from penstock.streams.memory import MemoryStream
 
 Fill = Callable[..., None]
 SHARED: dict[str, Any] = {"order": "none", "shared": True}
@@ -32,7 +32,7 @@ def run_until(apps: list[App], done: threading.Event) -> None:
 
 
 def test_more_members_than_partitions_work_at_the_same_time_and_each_record_is_handled_once(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("orders", 30)
     together = threading.Barrier(3)
@@ -43,7 +43,7 @@ def test_more_members_than_partitions_work_at_the_same_time_and_each_record_is_h
         app = App(streams, group="g", checkpoints=store)
         apps.append(app)
 
-        @app.handle("orders", **SHARED)
+        @app.handle("orders", in_flight=1, **SHARED)  # so that the first three records go to three members
         def handle(value: bytes) -> None:
             if int(value) < 3:
                 together.wait(30)  # passes only if all three have one of the first records in hand
@@ -51,19 +51,12 @@ def test_more_members_than_partitions_work_at_the_same_time_and_each_record_is_h
             if len(seen) == 30:
                 done.set()
 
-    # One at a time, so that the first three records go to three members.
-    import penstock.consuming.shared_handling as module
-
-    before, module._AT_ONCE = module._AT_ONCE, 1  # type: ignore[misc]
-    try:
-        run_until(apps, done)
-    finally:
-        module._AT_ONCE = before  # type: ignore[misc]
+    run_until(apps, done)
     assert seen == Counter(str(number).encode() for number in range(30))
 
 
 def test_groups_each_get_every_record_and_members_of_one_divide_them(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("orders", 40)
     done = threading.Event()
@@ -86,7 +79,7 @@ def test_groups_each_get_every_record_and_members_of_one_divide_them(
 
 
 def test_failures_are_tried_again_and_end_with_the_dead_letters_and_the_checkpoint_moves_on(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("orders", 10)
     done = threading.Event()
@@ -111,12 +104,12 @@ def test_failures_are_tried_again_and_end_with_the_dead_letters_and_the_checkpoi
     threading.Thread(target=watch, daemon=True).start()
     run_until([app], done)
     assert (attempts[b"4"], attempts[b"6"], attempts[b"5"]) == (3, 2, 1)
-    (letter,) = open_dead_letters("orders.dlq", streams).browse(LetterFilter())
+    (letter,) = open_dead_letters("orders.dlq", streams).browse(DeadLetterFilter())
     assert (letter.record.value, letter.attempts) == (b"4", 3)
 
 
 def test_a_record_whose_handler_hangs_comes_to_another_member(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("orders", 3)
     done, free = threading.Event(), threading.Event()
@@ -142,17 +135,28 @@ def test_a_record_whose_handler_hangs_comes_to_another_member(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"shared": True}, ConfigError),
+        ({"shared": True, "order": "partition"}, ConfigError),
+        ({"shared": True, "order": "key"}, ConfigError),
         ({**SHARED, "guarantee": "at-most-once"}, GuaranteeError),
         ({**SHARED, "end": "latest"}, ConfigError),
         ({**SHARED, "batch": 10}, ConfigError),
+        ({**SHARED, "idempotency_key": "key"}, ConfigError),
+        ({**SHARED, "session_timeout_s": 3}, ConfigError),
     ],
 )
 def test_what_does_not_go_with_sharing_is_refused(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Fill, options: dict[str, Any], error: type[Exception]
+    streams: MemoryStream, options: dict[str, Any], error: type[Exception]
+) -> None:
+    app = App(streams, group="g")
+    with pytest.raises(error, match="shared=True"):
+        app.handle("orders", **options)
+
+
+def test_a_run_that_ends_by_itself_does_not_go_with_sharing(
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Fill
 ) -> None:
     fill("orders", 1)
     app = App(streams, group="g", checkpoints=store)
-    app.handle("orders", **options)(lambda value: None)
-    with pytest.raises(error, match="shared=True"):
-        app.run()
+    app.handle("orders", shared=True)(lambda value: None)
+    with pytest.raises(ConfigError, match="has no end"):
+        app.run(end="latest")

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.abc import Feature, Outcome
 from penstock.checkpoints.memory import MemoryCheckpoints
-from penstock.consuming.shared import Shared
-from penstock.consuming.sharing import StreamQueue
+from penstock.consuming.queue.delivery import QueueDelivery
+from penstock.consuming.queue.stream_queue import StreamQueue
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -22,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.model import Checkpoint, CheckpointKey, NewRecord, Position, Status
 from penstock.model.clock import SystemClock
-from penstock.testing import FaultyStore, MemoryStreams, VirtualClock
+from penstock.testing import FaultyStore, MemoryStream, VirtualClock
 from tests.consuming.eventually import wait_until
 from tests.consuming.test_lease_groups import Private, Running
 from tests.seeds import seed_of
@@ -39,8 +39,8 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def streams(clock: VirtualClock) -> MemoryStreams:
-    return MemoryStreams(clock=clock)
+def streams(clock: VirtualClock) -> MemoryStream:
+    return MemoryStream(clock=clock)
 
 
 @pytest.fixture
@@ -49,11 +49,11 @@ def store() -> MemoryCheckpoints:
 
 
 @pytest.fixture
-def consumer(streams: MemoryStreams, store: MemoryCheckpoints, clock: VirtualClock) -> Iterator[Consumer]:
+def consumer(streams: MemoryStream, store: MemoryCheckpoints, clock: VirtualClock) -> Iterator[Consumer]:
     with ExitStack() as closing:
 
         def start(name: str = "w", group: str = "workers", **options: object) -> StreamQueue:
-            stream = streams.stream("jobs")
+            stream = streams.open_topic("jobs")
             queue = StreamQueue(
                 stream,
                 store,
@@ -69,16 +69,16 @@ def consumer(streams: MemoryStreams, store: MemoryCheckpoints, clock: VirtualClo
         yield start
 
 
-def send(streams: MemoryStreams, *values: str, partition: int | None = None) -> None:
+def send(streams: MemoryStream, *values: str, partition: int | None = None) -> None:
     for value in values:
         streams.send("jobs", value.encode(), partition=partition)
 
 
-def values(deliveries: Sequence[Shared]) -> list[str]:
+def values(deliveries: Sequence[QueueDelivery]) -> list[str]:
     return [(delivery.record.value or b"").decode() for delivery in deliveries]
 
 
-def one(queue: StreamQueue) -> Shared:
+def one(queue: StreamQueue) -> QueueDelivery:
     (delivery,) = queue.receive(1, 0.0)
     return delivery
 
@@ -89,9 +89,7 @@ def checkpoint(store: MemoryCheckpoints) -> Checkpoint:
     return found
 
 
-def test_a_crash_reorders_what_is_load_balanced(
-    streams: MemoryStreams, consumer: Consumer, clock: VirtualClock
-) -> None:
+def test_a_crash_reorders_what_is_load_balanced(streams: MemoryStream, consumer: Consumer, clock: VirtualClock) -> None:
     """Two consumers are balanced on one partition. Consumer 2 crashes while it handles m3, as consumer 1 handles m4.
     What was not settled is handed out again: consumer 1 handles m4, m3, m5."""
     send(streams, "m1", "m2", "m3", "m4", "m5")
@@ -114,13 +112,13 @@ def test_a_crash_reorders_what_is_load_balanced(
 
 def test_more_consumers_than_partitions_work_at_the_same_time(store: MemoryCheckpoints) -> None:
     """Eight consumers on one partition each have a record in hand before any of them goes on."""
-    streams = MemoryStreams()
+    streams = MemoryStream()
     send(streams, *map(str, range(80)))
     together = threading.Barrier(8, timeout=20)
     handled: list[list[str]] = [[] for _ in range(8)]
 
     def work(number: int) -> None:
-        queue = StreamQueue(streams.stream("jobs"), store, "workers", member=f"w{number}", clock=SystemClock())
+        queue = StreamQueue(streams.open_topic("jobs"), store, "workers", member=f"w{number}", clock=SystemClock())
         for _ in range(10):
             (delivery,) = queue.receive(1, 20.0)
             together.wait()
@@ -139,7 +137,7 @@ def test_more_consumers_than_partitions_work_at_the_same_time(store: MemoryCheck
 
 
 def test_what_is_not_settled_in_time_goes_to_another_and_the_late_settle_is_refused(
-    streams: MemoryStreams, consumer: Consumer, clock: VirtualClock
+    streams: MemoryStream, consumer: Consumer, clock: VirtualClock
 ) -> None:
     send(streams, "a", "b")
     slow, quick = consumer("slow"), consumer("quick")
@@ -154,15 +152,14 @@ def test_what_is_not_settled_in_time_goes_to_another_and_the_late_settle_is_refu
     assert (values(again), again[0].attempt) == (["a"], 2)
     with pytest.raises(StaleDeliveryError, match="jobs-0 at offset 0"):
         slow.settle(late[0], Outcome.DONE)
-    with pytest.raises(StaleDeliveryError):
-        slow.extend(late[0])
+    assert slow.extend([late[0]]) == [late[0]]
     quick.settle(again[0], Outcome.DONE)
     with pytest.raises(StaleDeliveryError):
         quick.settle(again[0], Outcome.DONE)
 
 
 def test_settling_late_is_fine_as_long_as_nobody_else_has_it(
-    streams: MemoryStreams, consumer: Consumer, clock: VirtualClock
+    streams: MemoryStream, consumer: Consumer, clock: VirtualClock
 ) -> None:
     send(streams, "a")
     queue = consumer()
@@ -173,14 +170,14 @@ def test_settling_late_is_fine_as_long_as_nobody_else_has_it(
 
 
 def test_a_delivery_that_is_extended_stays_and_its_neighbours_do_not(
-    streams: MemoryStreams, consumer: Consumer, clock: VirtualClock
+    streams: MemoryStream, consumer: Consumer, clock: VirtualClock
 ) -> None:
     send(streams, "a", "b", "c")
     worker, other = consumer("worker"), consumer("other")
     deliveries = worker.receive(3, 0.0)
     assert other.receive(1, 0.0) == []
     clock.advance(VISIBILITY_S * 0.7)
-    worker.extend(deliveries[1])
+    assert worker.extend([deliveries[1]]) == []
     assert other.receive(1, 0.0) == []
     clock.advance(VISIBILITY_S * 0.7)
     assert sorted(values(other.receive(9, 0.0))) == ["a", "c"]
@@ -188,12 +185,50 @@ def test_a_delivery_that_is_extended_stays_and_its_neighbours_do_not(
     assert worker.settle_all([deliveries[0], deliveries[2]]) == [deliveries[2], deliveries[0]]
 
 
+def test_deliveries_that_are_extended_together_cost_one_change_and_can_be_settled_one_by_one(
+    streams: MemoryStream, store: MemoryCheckpoints, consumer: Consumer, clock: VirtualClock
+) -> None:
+    send(streams, *"abcde")
+    worker, other = consumer("worker"), consumer("other")
+    deliveries = worker.receive(5, 0.0)
+    worker.settle(deliveries[2], Outcome.DONE)
+    assert other.receive(1, 0.0) == []
+    for _ in range(3):
+        clock.advance(VISIBILITY_S * 0.7)
+        assert worker.extend([deliveries[index] for index in (4, 0, 3, 1)]) == []
+        assert other.receive(5, 0.0) == []
+    assert len(checkpoint(store).claims) == 2, "one for a and b, one for d and e"
+    assert worker.extend([deliveries[0], deliveries[2]]) == [deliveries[2]], "c was settled"
+    for index in (3, 0, 4):
+        worker.settle(deliveries[index], Outcome.DONE)
+    clock.advance(2 * VISIBILITY_S)
+    assert values(other.receive(5, 0.0)) == ["b"]
+
+
+def test_what_is_released_comes_again_and_is_not_counted(
+    streams: MemoryStream, store: MemoryCheckpoints, consumer: Consumer
+) -> None:
+    send(streams, "a", "b", "c")
+    first, second = consumer("1"), consumer("2")
+    assert first.settle_all(first.receive(3, 0.0), Outcome.RELEASE) == []
+    again = second.receive(3, 0.0)
+    assert [(value, each.attempt) for value, each in zip(values(again), again, strict=True)] == [
+        ("a", 1),
+        ("b", 1),
+        ("c", 1),
+    ]
+    second.settle_all(again)
+    second.close()
+    assert checkpoint(store).failing == ()
+    assert [line.status for line in store.history(KEY, 0)] == [Status.SUCCEEDED]
+
+
 def test_a_failure_is_tried_again_by_anybody_and_counted(
-    streams: MemoryStreams, store: MemoryCheckpoints, consumer: Consumer
+    streams: MemoryStream, store: MemoryCheckpoints, consumer: Consumer
 ) -> None:
     send(streams, "a", "b")
     first, second = consumer("1"), consumer("2")
-    first.settle(one(first), Outcome.RETRY, error="no answer")
+    first.settle_all([one(first)], Outcome.RETRY, reason="no answer")
     (failing,) = checkpoint(store).failing
     assert (failing.pointer, failing.attempts, failing.error) == (0, 1, "no answer")
     again = one(second)
@@ -206,7 +241,7 @@ def test_a_failure_is_tried_again_by_anybody_and_counted(
     assert lines == [(Status.FAILED, 1, "no answer"), (Status.SUCCEEDED, 2, "")]
 
 
-def test_a_delay_lets_others_pass(streams: MemoryStreams, consumer: Consumer, clock: VirtualClock) -> None:
+def test_a_delay_lets_others_pass(streams: MemoryStream, consumer: Consumer, clock: VirtualClock) -> None:
     send(streams, "a", "b")
     queue, other = consumer(), consumer("other")
     queue.settle(one(queue), Outcome.RETRY, delay_s=5.0)
@@ -221,11 +256,11 @@ def test_a_delay_lets_others_pass(streams: MemoryStreams, consumer: Consumer, cl
 
 
 def test_what_is_rejected_never_comes_again(
-    streams: MemoryStreams, store: MemoryCheckpoints, consumer: Consumer, clock: VirtualClock
+    streams: MemoryStream, store: MemoryCheckpoints, consumer: Consumer, clock: VirtualClock
 ) -> None:
     send(streams, "poison", "b")
     queue = consumer()
-    queue.settle(one(queue), Outcome.REJECT, error="ValueError")
+    queue.settle_all([one(queue)], Outcome.REJECT, reason="ValueError")
     assert values([one(queue)]) == ["b"]
     queue.close()
     assert [line.status for line in store.history(KEY, 0)] == [Status.EXHAUSTED]
@@ -233,7 +268,7 @@ def test_what_is_rejected_never_comes_again(
 
 
 def test_the_checkpoint_moves_over_what_is_finished_without_a_gap(
-    streams: MemoryStreams, store: MemoryCheckpoints, consumer: Consumer
+    streams: MemoryStream, store: MemoryCheckpoints, consumer: Consumer
 ) -> None:
     send(streams, *map(str, range(10)))
     queue = consumer()
@@ -247,7 +282,7 @@ def test_the_checkpoint_moves_over_what_is_finished_without_a_gap(
     assert (checkpoint(store).start, checkpoint(store).next, checkpoint(store).claims) == (10, 10, ())
 
 
-def test_every_group_gets_every_record_and_its_members_divide_them(streams: MemoryStreams, consumer: Consumer) -> None:
+def test_every_group_gets_every_record_and_its_members_divide_them(streams: MemoryStream, consumer: Consumer) -> None:
     streams.create_topic("jobs", 2)
     for number in range(40):
         send(streams, str(number), partition=number % 2)
@@ -261,7 +296,7 @@ def test_every_group_gets_every_record_and_its_members_divide_them(streams: Memo
     assert got == Counter({(group, str(number)): 1 for group in ("billing", "search") for number in range(40)})
 
 
-def test_who_closes_hands_back_at_once(streams: MemoryStreams, store: MemoryCheckpoints, consumer: Consumer) -> None:
+def test_who_closes_hands_back_at_once(streams: MemoryStream, store: MemoryCheckpoints, consumer: Consumer) -> None:
     send(streams, "a", "b", "c")
     leaver, heir = consumer("leaver"), consumer("heir")
     deliveries = leaver.receive(3, 0.0)
@@ -275,7 +310,7 @@ def test_who_closes_hands_back_at_once(streams: MemoryStreams, store: MemoryChec
             call()
 
 
-def test_a_group_begins_where_it_is_told_to(streams: MemoryStreams, consumer: Consumer) -> None:
+def test_a_group_begins_where_it_is_told_to(streams: MemoryStream, consumer: Consumer) -> None:
     send(streams, "old", "older")
     queue = consumer(start=Position.LATEST)
     assert queue.receive(5, 0.0) == []
@@ -284,7 +319,7 @@ def test_a_group_begins_where_it_is_told_to(streams: MemoryStreams, consumer: Co
 
 
 def test_gaps_in_the_partition_are_finished_with_the_records_around_them(
-    streams: MemoryStreams, store: MemoryCheckpoints, consumer: Consumer, clock: VirtualClock
+    streams: MemoryStream, store: MemoryCheckpoints, consumer: Consumer, clock: VirtualClock
 ) -> None:
     send(streams, "a")
     streams.skip("jobs", 0, 5)
@@ -302,9 +337,9 @@ def test_gaps_in_the_partition_are_finished_with_the_records_around_them(
     assert checkpoint(store).claims == ()
 
 
-def test_records_that_expired_are_an_error_until_they_are_given_up(streams: MemoryStreams, consumer: Consumer) -> None:
+def test_records_that_expired_are_an_error_until_they_are_given_up(streams: MemoryStream, consumer: Consumer) -> None:
     send(streams, *map(str, range(10)))
-    queue = consumer(batch=2)
+    queue = consumer()
     queue.settle_all(queue.receive(2, 0.0))
     streams.expire("jobs", 0, 6)
     for _ in range(2):
@@ -322,10 +357,10 @@ def drain(queue: StreamQueue) -> list[str]:
     return came
 
 
-def test_a_claim_of_which_nobody_heard_is_taken_back_at_once(streams: MemoryStreams, store: MemoryCheckpoints) -> None:
+def test_a_claim_of_which_nobody_heard_is_taken_back_at_once(streams: MemoryStream, store: MemoryCheckpoints) -> None:
     streams.create_topic("jobs")
     faulty = FaultyStore(store)
-    queue = StreamQueue(streams.stream("jobs"), faulty, "workers", member="w", clock=VirtualClock())
+    queue = StreamQueue(streams.open_topic("jobs"), faulty, "workers", member="w", clock=VirtualClock())
     assert queue.receive(1, 0.0) == []
     send(streams, "a", "b")
     faulty.faults.fail("save", StoreUnavailableError("timeout"), after=True)
@@ -336,10 +371,10 @@ def test_a_claim_of_which_nobody_heard_is_taken_back_at_once(streams: MemoryStre
     queue.close()
 
 
-def test_a_settle_of_which_nobody_heard_can_be_repeated(streams: MemoryStreams, store: MemoryCheckpoints) -> None:
+def test_a_settle_of_which_nobody_heard_can_be_repeated(streams: MemoryStream, store: MemoryCheckpoints) -> None:
     send(streams, "a")
     faulty = FaultyStore(store)
-    queue = StreamQueue(streams.stream("jobs"), faulty, "workers", member="w", clock=VirtualClock())
+    queue = StreamQueue(streams.open_topic("jobs"), faulty, "workers", member="w", clock=VirtualClock())
     delivery = one(queue)
     faulty.faults.fail("save", StoreUnavailableError("timeout"), after=True)
     with pytest.raises(StoreUnavailableError):
@@ -350,7 +385,7 @@ def test_a_settle_of_which_nobody_heard_can_be_repeated(streams: MemoryStreams, 
 
 
 def test_with_a_store_that_fails_now_and_then_nothing_is_lost(store: MemoryCheckpoints) -> None:
-    streams = MemoryStreams(partitions=2)
+    streams = MemoryStream(partitions=2)
     seed = seed_of()
     send(streams, *map(str, range(300)))
     finished: Counter[str] = Counter()
@@ -359,9 +394,9 @@ def test_with_a_store_that_fails_now_and_then_nothing_is_lost(store: MemoryCheck
     def work(number: int) -> None:
         faulty = FaultyStore(store)
         faulty.faults.fail_randomly(0.1, StoreUnavailableError("away"), seed=seed + number)
-        stream = streams.stream("jobs")
+        stream = streams.open_topic("jobs")
         queue = StreamQueue(stream, faulty, "workers", member=f"w{number}", visibility_s=0.5, clock=SystemClock())
-        in_hand: list[Shared] = []
+        in_hand: list[QueueDelivery] = []
         while len(finished) < 300:
             try:
                 in_hand += queue.receive(7, 0.05)
@@ -386,7 +421,7 @@ def test_with_a_store_that_fails_now_and_then_nothing_is_lost(store: MemoryCheck
 
 
 def settle_until_it_counts(
-    queue: StreamQueue, delivery: Shared, finished: Counter[str], count: threading.Lock, attempts: int = 50
+    queue: StreamQueue, delivery: QueueDelivery, finished: Counter[str], count: threading.Lock, attempts: int = 50
 ) -> None:
     for _ in range(attempts):
         try:
@@ -402,11 +437,11 @@ def settle_until_it_counts(
 
 
 def test_a_partition_that_somebody_owns_as_a_whole_is_left_alone(store: MemoryCheckpoints) -> None:
-    streams = MemoryStreams()
+    streams = MemoryStream()
     send(streams, "a")
-    owner = Running(streams.stream("jobs"), store, "owner")  # type: ignore[arg-type]
+    owner = Running(streams.open_topic("jobs"), store, "owner")  # type: ignore[arg-type]
     wait_until(lambda: len(owner.leases) == 1)
-    queue = StreamQueue(streams.stream("jobs"), store, "billing", member="w", clock=SystemClock())
+    queue = StreamQueue(streams.open_topic("jobs"), store, "billing", member="w", clock=SystemClock())
     try:
         assert queue.receive(1, 0.5) == []
         assert owner.feed.holds(0)
@@ -418,8 +453,8 @@ def test_a_partition_that_somebody_owns_as_a_whole_is_left_alone(store: MemoryCh
 
 
 def test_a_topic_that_is_not_there_yet_is_waited_for(store: MemoryCheckpoints) -> None:
-    streams = MemoryStreams()
-    queue = StreamQueue(streams.stream("jobs"), store, "workers", member="w", clock=SystemClock())
+    streams = MemoryStream()
+    queue = StreamQueue(streams.open_topic("jobs"), store, "workers", member="w", clock=SystemClock())
     try:
         assert queue.receive(1, 0.0) == []
         send(streams, "first")
@@ -434,16 +469,14 @@ def test_what_it_can_do_follows_from_its_parts(consumer: Consumer) -> None:
     assert Feature.DURABLE not in features
 
 
-@pytest.mark.parametrize(
-    "options", [{"store": Private()}, {"group": ""}, {"member": ""}, {"visibility_s": 0.0}, {"batch": 0}]
-)
-def test_what_cannot_work_is_refused(streams: MemoryStreams, options: dict[str, object]) -> None:
-    given = {"store": MemoryCheckpoints(), "group": "g", "member": "m", "visibility_s": 1.0, "batch": 1, **options}
+@pytest.mark.parametrize("options", [{"store": Private()}, {"group": ""}, {"member": ""}, {"visibility_s": 0.0}])
+def test_what_cannot_work_is_refused(streams: MemoryStream, options: dict[str, object]) -> None:
+    given = {"store": MemoryCheckpoints(), "group": "g", "member": "m", "visibility_s": 1.0, **options}
     with pytest.raises(ConfigError):
-        StreamQueue(streams.stream("jobs"), clock=SystemClock(), **given)  # type: ignore[arg-type]
+        StreamQueue(streams.open_topic("jobs"), clock=SystemClock(), **given)  # type: ignore[arg-type]
 
 
-def test_a_delay_for_what_is_not_tried_again_is_refused(streams: MemoryStreams, consumer: Consumer) -> None:
+def test_a_delay_for_what_is_not_tried_again_is_refused(streams: MemoryStream, consumer: Consumer) -> None:
     send(streams, "a")
     queue = consumer()
     delivery = one(queue)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from penstock.checkpoints.memory import MemoryCheckpoints
-from penstock.consuming.sharing import StreamQueue
+from penstock.consuming.queue.stream_queue import StreamQueue
 from penstock.model.clock import SystemClock
-from penstock.testing import MemoryStreams, conformance
+from penstock.testing import MemoryStream, conformance
 from tests.consuming.queue_on_the_log import VISIBILITY_S, QueueOnTheLog
 
-STREAMS = MemoryStreams()
+STREAMS = MemoryStream()
 STORE = MemoryCheckpoints()
 
 
 def in_memory() -> StreamQueue:
-    stream = STREAMS.stream("queue")
+    stream = STREAMS.open_topic("queue")
     return StreamQueue(stream, STORE, "workers", member="w", visibility_s=VISIBILITY_S, clock=SystemClock())
 
 

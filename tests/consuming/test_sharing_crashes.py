@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.model import CheckpointKey
-from penstock.prove.deaths import Death
 from tests.consuming.eventually import wait_until
 from tests.consuming.share_worker import GROUP, TOPIC, allow, is_all_finished, start, work
+from tests.prove.deaths import Death
 from tests.seeds import seed_of
 
 VISIBILITY_S = 0.5

@@ -14,7 +14,7 @@ from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming import Context
 from penstock.model import CheckpointKey, NewRecord, Record
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 from tests.consuming.eventually import wait_until
 
 SLOW_S = 0.02
@@ -47,7 +47,7 @@ def handler_of(kind: str, handle: Callable[[bytes], None]) -> Callable[..., Any]
 
 @pytest.mark.parametrize("kind", HANDLERS)
 def test_what_a_slow_handler_has_finished_is_saved_while_it_goes_on(
-    kind: str, streams: MemoryStreams, store: MemoryCheckpoints, fill: Callable[..., None]
+    kind: str, streams: MemoryStream, store: MemoryCheckpoints, fill: Callable[..., None]
 ) -> None:
     fill("orders", 200)
     go_on = threading.Event()
@@ -74,7 +74,7 @@ def test_what_a_slow_handler_has_finished_is_saved_while_it_goes_on(
 
 @pytest.mark.parametrize("kind", HANDLERS)
 def test_a_slow_handler_stops_soon_and_no_record_is_handled_twice(
-    kind: str, streams: MemoryStreams, store: MemoryCheckpoints, fill: Callable[..., None], consume: Callable[..., App]
+    kind: str, streams: MemoryStream, store: MemoryCheckpoints, fill: Callable[..., None], consume: Callable[..., App]
 ) -> None:
     fill("orders", 300)
     calls: Counter[bytes] = Counter()
@@ -98,9 +98,9 @@ def test_a_slow_handler_stops_soon_and_no_record_is_handled_twice(
 
 
 def test_partitions_take_turns_when_their_one_worker_is_slow(store: MemoryCheckpoints) -> None:
-    streams = MemoryStreams(partitions=3)
+    streams = MemoryStream(partitions=3)
     records = [NewRecord("orders", b"value", partition=number % 3) for number in range(300)]
-    for receipt in streams.stream("orders").append(records):
+    for receipt in streams.open_topic("orders").append(records):
         receipt.result(10)
     seen: list[int] = []
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.consuming.runs import RunSet
-from penstock.consuming.tracker import Tracker
+from penstock.consuming.loop.finished_runs import RunSet
+from penstock.consuming.loop.tracker import Tracker
 from penstock.model import Batch, Checkpoint, CheckpointKey, Record, Status
 from penstock.testing import VirtualClock
 from tests.seeds import seed_of
@@ -161,7 +161,7 @@ def test_what_is_undone_leaves_no_trace() -> None:
 def test_an_attempt_that_is_counted_before_it_is_made_is_counted_once() -> None:
     tracked = tracker()
     tracked.read(batch_of([0], 0, 1))
-    assert tracked.begin_carefully(0) == 1
+    assert tracked.begin_suspect(0) == 1
     assert tracked.attempts(0) == 0
     assert tracked.failed(0, 0, 1, "ValueError", 1).attempts == 1
-    assert tracked.begin_carefully(0) == 2
+    assert tracked.begin_suspect(0) == 2

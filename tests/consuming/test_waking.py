@@ -11,9 +11,9 @@ import pytest
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming import Context
-from penstock.consuming.owning import SUSPICIOUS_RESTARTS
+from penstock.consuming.loop.ownership import SUSPICIOUS_RESTARTS
 from penstock.model import Change, Checkpoint, CheckpointKey
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 
 WAIT_S: Final = 60.0
 """What a poll waits in these tests, unless it is woken."""
@@ -21,7 +21,7 @@ WAIT_S: Final = 60.0
 
 @pytest.fixture(autouse=True)
 def _within_one_poll(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("penstock.consuming.loop._WAIT_S", WAIT_S)
+    monkeypatch.setattr("penstock.consuming.loop.loop._WAIT_S", WAIT_S)
     begun_s = time.monotonic()
     yield
     assert time.monotonic() - begun_s < WAIT_S, "it has waited for records where there were none to come"
@@ -38,7 +38,7 @@ def test_a_run_that_ends_by_itself_ends_with_its_last_record(
 
 
 def test_so_it_is_where_the_last_records_have_tasks(
-    streams: MemoryStreams, store: MemoryCheckpoints, fill: Callable[..., None]
+    streams: MemoryStream, store: MemoryCheckpoints, fill: Callable[..., None]
 ) -> None:
     fill("orders", 5)
     app = App(streams, group="group", checkpoints=store)

@@ -17,12 +17,16 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from tests.clients import wire
+from tests.sampling import sample
 from tests.servers import ANNOUNCEMENT, LAUNCHER, STOP_TIMEOUT_S
 
 PROGRAM: Final = Path(__file__).with_name("crashing_broker.py")
 TIMEOUT_S: Final = 20.0
 DIED: Final = -signal.SIGKILL
-MOST_DEATHS: Final = 300
+NEVER: Final = 1_000
+"""A change that no operation here comes to."""
+SAMPLE: Final = 6
+"""At how many changes of an operation the broker dies in `make test`."""
 
 
 class Died(Exception):
@@ -94,6 +98,11 @@ class CrashingBroker:
 
     def output(self) -> str:
         return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def changes(self) -> int:
+        """How many changes it has counted, of a broker that was started with `kill_at`."""
+        counted = self._output.with_suffix(".changes")
+        return int(counted.read_bytes() or b"0")
 
     def wait_until_listening(self, timeout_s: float = TIMEOUT_S) -> bool:
         """True once it listens, False if it has died before."""
@@ -179,34 +188,51 @@ def die_at_every_point(
     *settings: str,
     armed: bool = False,
 ) -> int:
-    """Have a broker die at the first change that `act` leads to, look with `check` what the next one makes of it, and
-    so on with the second, until `act` gets through. Answers how many deaths that took.
+    """Have `act` come to its end once and count the changes that it leads to. Then have a broker die at the first of
+    them, look with `check` what the next one makes of it, and so on with the second: at a sample of them in
+    `make test`, at all in a soak. Answers how many there are.
 
     `armed`: the changes count from the start of the broker on, so that it dies while it recovers, too.
     """
-    for deaths in range(MOST_DEATHS):
-        data = crasher.copy(template)
-        promised: Promised = set()
-        broker = crasher.start(data, *settings, kill_at=deaths + 1, armed=armed)
-        finished = False
-        try:
-            if broker.wait_until_listening():
-                broker.arm()
-                act(broker, promised)
-                finished = True
-        except Died:
-            assert broker.wait_for_end() == DIED, broker.output()
-        finally:
-            broker.kill()
-        after = crasher.start(data)
-        try:
-            assert after.wait_until_listening(), f"after death {deaths + 1} it does not start:\n{after.output()}"
-            check(after, promised)
-        except Exception as error:
-            raise AssertionError(f"after death {deaths + 1}, when {sorted(promised)} was answered") from error
-        finally:
-            after.kill()
-        shutil.rmtree(data)
-        if finished:
-            return deaths
-    raise AssertionError(f"{MOST_DEATHS} deaths, and no end of it")
+    finished, changes = _die_once(crasher, template, act, check, *settings, kill_at=NEVER, armed=armed)
+    assert finished, f"more than {NEVER} changes, and no end of it"
+    for kill_at in sample(range(1, changes + 1), SAMPLE):
+        # With luck it comes to its end before: what it does beside `act` takes as many changes as it likes.
+        _die_once(crasher, template, act, check, *settings, kill_at=kill_at, armed=armed)
+    return changes
+
+
+def _die_once(
+    crasher: Crasher,
+    template: Path,
+    act: Callable[[CrashingBroker, Promised], None],
+    check: Callable[[CrashingBroker, Promised], None],
+    *settings: str,
+    kill_at: int,
+    armed: bool,
+) -> tuple[bool, int]:
+    """Whether `act` came to its end before the broker died at this change, and how many changes there were."""
+    data = crasher.copy(template)
+    promised: Promised = set()
+    broker = crasher.start(data, *settings, kill_at=kill_at, armed=armed)
+    finished = False
+    try:
+        if broker.wait_until_listening():
+            broker.arm()
+            act(broker, promised)
+            finished = True
+    except Died:
+        assert broker.wait_for_end() == DIED, broker.output()
+    finally:
+        broker.kill()
+    changes = broker.changes()
+    after = crasher.start(data)
+    try:
+        assert after.wait_until_listening(), f"after its death at change {kill_at} it does not start:\n{after.output()}"
+        check(after, promised)
+    except Exception as error:
+        raise AssertionError(f"after a death at change {kill_at}, when {sorted(promised)} was answered") from error
+    finally:
+        after.kill()
+    shutil.rmtree(data)
+    return finished, changes

@@ -7,7 +7,8 @@ input starts one broker:
 
 It is answered by {"pid": ...}, and by {"exit": ...} when that broker has ended. The changes are counted from the start
 on, or from the first SIGUSR1 on if it is not armed: files opened for writing, writes, syncs, renames, removals. Every
-second death at a write leaves half of it behind. Without `kill_at` the broker lives until somebody else ends it.
+second death at a write leaves half of it behind. Beside the output, the file with the suffix `.changes` holds how many
+there were. Without `kill_at` nothing is counted, and the broker lives until somebody else ends it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -29,19 +31,23 @@ CHANGES: Final = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "o
 class Countdown:
     """Counts changes once it is armed, and ends the process at the given one."""
 
-    def __init__(self, data: str, kill_at: int, armed: bool) -> None:
+    def __init__(self, data: str, kill_at: int, armed: bool, counted: int) -> None:
         self._data = data
-        self._left = kill_at
+        self._kill_at = kill_at
         self._armed = armed
+        self._counted = counted
+        self._changes = 0
 
     def arm(self, *_: Any) -> None:
         self._armed = True
 
     def is_over(self) -> bool:
         """One change more. True if it must not happen any more."""
-        if self._armed:
-            self._left -= 1
-        return self._armed and self._left <= 0
+        if not self._armed:
+            return False
+        self._changes += 1
+        REAL_WRITE(self._counted, b"%d" % self._changes, 0)
+        return self._changes >= self._kill_at
 
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """An audit hook of Python: told of every file that is opened, renamed, removed."""
@@ -57,7 +63,7 @@ class Countdown:
 
     def pwrite(self, fd: int, data: bytes, position: int) -> int:
         if self.is_over():
-            if self._left % 2 == 0:
+            if self._kill_at % 2 == 0:
                 REAL_WRITE(fd, bytes(data)[: len(data) // 2], position)
             die()
         return REAL_WRITE(fd, data, position)
@@ -80,7 +86,8 @@ def run(order: dict[str, Any]) -> None:
     os.dup2(sink, 1)
     os.dup2(sink, 2)
     if order["kill_at"] is not None:
-        countdown = Countdown(order["data"], order["kill_at"], order["armed"])
+        counted = os.open(Path(order["output"]).with_suffix(".changes"), os.O_WRONLY | os.O_CREAT)
+        countdown = Countdown(order["data"], order["kill_at"], order["armed"], counted)
         signal.signal(signal.SIGUSR1, countdown.arm)
         sys.addaudithook(countdown.heard)
         os.fdatasync = os.fsync = countdown.sync  # type: ignore[assignment]
@@ -96,7 +103,7 @@ def serve_orders() -> None:
     import penstock.broker.metrics
     import penstock.broker.server
     import penstock.cli
-    import penstock.log.compaction  # noqa: F401
+    import penstock.log.compacting.compaction  # noqa: F401
 
     gc.freeze()  # what is loaded lives as long as the brokers: none need look through it, or copy it
     for line in sys.stdin:

@@ -19,19 +19,17 @@ from typing import Final
 import psycopg
 
 from penstock.app import App
-from penstock.checkpoints.postgres import PostgresCheckpoints
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.postgres.store import PostgresCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.consuming import Context, Retry
-from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
-from penstock.model import LetterFilter, NewRecord, Record
-from penstock.prove.deaths import Death
-from penstock.prove.judging import Judgement, Traces, judge_consumers
-from penstock.streams.memory import MemoryStreams
+from penstock.dead_letters.sqlite import SqliteDeadLetters
+from penstock.model import DeadLetterFilter, Guarantee, NewRecord, Ordering, Record
+from penstock.streams.memory import MemoryStream
 from penstock.testing.crashing import CrashPoint, die
-from penstock.testing.intercepted_letters import InterceptedLetters
-from penstock.testing.intercepted_store import InterceptedStore
-from penstock.testing.intercepted_stream import InterceptedStreams
+from penstock.testing.interception import InterceptedLetters, InterceptedStore, InterceptedStream
 from tests.forking import FORKING
+from tests.prove.deaths import Death
+from tests.prove.judging import Judgement, Traces, judge_consumers
 
 RECORDS: Final = 60
 PARTITIONS: Final = 2
@@ -132,7 +130,7 @@ class Run:
         found = [
             letter
             for kind in error_kinds or (None,)
-            for letter in letters.browse(LetterFilter(error_kind=kind), limit=1000)
+            for letter in letters.browse(DeadLetterFilter(error_kind=kind), limit=1000)
         ]
         letters.close()
         return Counter(int(letter.record.value or b"") for letter in found)
@@ -159,10 +157,10 @@ def _partition_and_key(number: int) -> tuple[int, int]:
     return number % PARTITIONS, number % KEYS
 
 
-def _streams() -> MemoryStreams:
-    streams = MemoryStreams(partitions=PARTITIONS)
+def _streams() -> MemoryStream:
+    streams = MemoryStream(partitions=PARTITIONS)
     streams.create_topic("orders", PARTITIONS)
-    stream = streams.stream("orders")
+    stream = streams.open_topic("orders")
     for number in range(RECORDS):
         record = NewRecord("orders", str(number).encode(), str(number % KEYS).encode(), partition=number % PARTITIONS)
         stream.append([record])[0].result(5)
@@ -176,7 +174,7 @@ def _consume(run: Run, death: Death | None) -> None:
     store = InterceptedStore(kept, point)
     insert = f"INSERT INTO effects VALUES ({'?' if run.postgres is None else '%s'})"
     letters = InterceptedLetters(SqliteDeadLetters(run.folder / "letters.db"), point)
-    app = App(InterceptedStreams(_streams(), point), group=GROUP, checkpoints=store)
+    app = App(InterceptedStream(_streams(), point), group=GROUP, checkpoints=store)
     attempts: Counter[int] = Counter()
     calls = os.open(run.calls, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -198,8 +196,8 @@ def _consume(run: Run, death: Death | None) -> None:
 
     app.handle(
         "orders",
-        guarantee=run.guarantee,
-        order=run.order,
+        guarantee=Guarantee(run.guarantee),
+        order=Ordering(run.order),
         workers=run.workers,
         retry=Retry(5, first_delay_s=0.001, max_delay_s=0.005),
         dead_letters=letters,

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from penstock.broker.broker import NODE_ID, Broker, NodeAddress
+from penstock.broker.broker import DEFAULT_NODE_ID, Broker, NodeAddress
 from penstock.broker.connection import Connection
 from penstock.broker.settings import BrokerSettings
 from penstock.log.disk import Disk
@@ -65,7 +65,7 @@ class BrokerInThread:
         broker = Broker(self._folder, disk=self._disk, settings=self._settings)
         server = await self._loop.create_server(lambda: Connection(broker), "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        broker.node = NodeAddress(NODE_ID, "127.0.0.1", self.port)
+        broker.node = NodeAddress(DEFAULT_NODE_ID, "127.0.0.1", self.port)
         await broker.start()
         self._ready.set()
         await self._stopped.wait()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from penstock.app import App
-from penstock.checkpoints.sqlite import SqliteCheckpoints
-from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
-from penstock.model import DeadLetter, LetterFilter, NewRecord, Record
-from penstock.streams.memory import MemoryStreams
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
+from penstock.dead_letters.sqlite import SqliteDeadLetters
+from penstock.model import DeadLetter, DeadLetterFilter, NewRecord, Record
+from penstock.streams.memory import MemoryStream
 from penstock.testing.crashing import die
 from tests.forking import FORKING
 
@@ -36,7 +36,7 @@ class Run:
 
     def letters(self) -> list[DeadLetter]:
         letters = SqliteDeadLetters(self.folder / "letters.db")
-        found = list(letters.browse(LetterFilter()))
+        found = list(letters.browse(DeadLetterFilter()))
         letters.close()
         return found
 
@@ -47,8 +47,8 @@ def _pair(record: Record) -> str:
 
 
 def _consume(folder: Path, in_pairs: bool) -> None:
-    streams = MemoryStreams(partitions=1)
-    streams.stream("orders").append([NewRecord("orders", str(number).encode()) for number in range(30)])
+    streams = MemoryStream(partitions=1)
+    streams.open_topic("orders").append([NewRecord("orders", str(number).encode()) for number in range(30)])
     app = App(streams, group="group", checkpoints=SqliteCheckpoints(folder / "checkpoints.db"))
     handled = os.open(folder / "handled.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

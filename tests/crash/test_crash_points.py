@@ -303,7 +303,7 @@ def test_while_it_recovers(crasher: Crasher, filled: Path) -> None:
         with last.open("ab") as file:
             file.write(batch([b"torn"])[:-3])
         (partition / "checkpoint~").write_bytes(b"half")
-        for index in partition.glob("*.index"):
+        for index in partition.glob("*.penstock-index"):
             index.write_bytes(index.read_bytes()[:-5])
     shutil.copy(filled / "topics" / TOPIC, filled / "topics" / f"{TOPIC}~")
 

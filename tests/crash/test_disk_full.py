@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +19,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kio.schema.errors import ErrorCode
 
+import penstock
 from tests.broker.plain_requests import PRODUCE, create_topic, produce_fields, produced
 from tests.clients import confluent, wire
 from tests.clients.waiting import eventually
+from tests.consuming.eventually import wait_until
 from tests.crash.at_rest import read_partition
 from tests.crash.killing import wait_for_flow
 from tests.crash.load import IDEMPOTENT, KeyedProducer
@@ -70,9 +74,9 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def server(disk: SmallDisk) -> Iterator[Penstock]:
-    with Penstock(disk.folder, "--config", "group.initial.rebalance.delay.ms=0") as penstock:
-        yield penstock
-        assert penstock.process.is_alive(), penstock.process.last_words()
+    with Penstock(disk.folder, "--config", "group.initial.rebalance.delay.ms=0") as running:
+        yield running
+        assert running.process.is_alive(), running.process.last_words()
 
 
 def send(connection: wire.Connection, topic: str, value: bytes, acks: int = -1) -> tuple[ErrorCode, int]:
@@ -274,3 +278,47 @@ def delete_records(connection: wire.Connection, topic: str, offset: int) -> Erro
     answer = connection.call("delete_records", 2, topics=topics, timeout=10_000)
     code: ErrorCode = answer.topics[0].partitions[0].error_code
     return code
+
+
+def test_a_client_is_told_within_seconds_that_the_disk_is_full_and_goes_on_when_it_is_not(
+    server: Penstock, disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = create_topic(server)
+    with (
+        penstock.connect(f"kafka://{server.bootstrap}") as stream,
+        penstock.Producer(stream) as producer,
+        penstock.Producer(stream, buffer=f"spool:{tmp_path / 'spool'}") as spooled,
+    ):
+        receipts = [stream.send(topic, b"before")]
+        receipts.append(spooled.send(topic, b"before"))
+        for receipt in receipts:
+            receipt.result(30)
+        disk.fill()
+        receipts += [each.send(topic, VALUE) for each in (stream, producer, spooled)]
+        wait_until(lambda: len(_stalls(caplog)) >= 3, 15)
+        assert all("is full" in told and "of 4,194,304 bytes left" in told for told in _stalls(caplog)[:3])
+        disk.free()
+        for receipt in receipts:
+            receipt.result(60)
+
+
+def _stalls(caplog: pytest.LogCaptureFixture) -> list[str]:
+    name = "penstock.streams.kafka.producing.stalls"
+    return [record.getMessage() for record in caplog.records if record.name == name]
+
+
+def test_produce_says_within_seconds_that_the_disk_is_full(server: Penstock, disk: SmallDisk) -> None:
+    topic = create_topic(server)
+    disk.fill()
+    command = [sys.executable, "-m", "penstock.cli", "produce", topic, "--url", f"kafka://{server.bootstrap}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write("x" * 20_000 + "\n")
+        process.stdin.close()
+        began_s = time.monotonic()
+        told = process.stderr.readline()
+        assert time.monotonic() - began_s < 20
+        assert "is full" in told
+        disk.free()
+        assert process.wait(60) == 0

@@ -172,7 +172,7 @@ def test_nothing_is_lost_by_damage_to_the_files_beside_the_segments(
         others = [path for path in spoilt.folder_of(partition).iterdir() if path.suffix != ".log"]
         spoilt.flips[partition] = flip_anywhere(rng.choice([path for path in others if path.stat().st_size]), rng)
     kinds = {"checkpoint" if flip.path.name == "checkpoint" else flip.path.suffix for flip in spoilt.flips.values()}
-    assert ".index" in kinds
+    assert ".penstock-index" in kinds
     assert ended == "killed" or "checkpoint" in kinds
     spoilt.check(rng)
 

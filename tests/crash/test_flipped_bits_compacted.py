@@ -123,7 +123,7 @@ def test_nothing_of_a_compacted_segment_is_lost_by_damage_to_its_index(
     folder, expected = template
     server = copied(tmp_path, folder)
     for partition in range(PARTITIONS):
-        index = segments_of(server.data, TOPIC, partition)[0].with_suffix(".index")
+        index = segments_of(server.data, TOPIC, partition)[0].with_suffix(".penstock-index")
         flip_bit(index, rng.randrange(index.stat().st_size), rng.randrange(8))
     with server:
         seen = read_with_confluent(server, TOPIC, range(PARTITIONS))

@@ -20,6 +20,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from kio.schema.errors import ErrorCode
 
+from penstock.log.disk import Disk
+from penstock.log.statefile import write_state
 from tests.clients import confluent, wire
 from tests.crash.at_rest import batches_in, flip_bit, read_partition, segments_of
 from tests.seeds import seed_of
@@ -64,7 +66,8 @@ def new_producer_id(server: Penstock) -> Any:
 def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
     with Penstock(tmp_path_factory.mktemp("elsewhere"), *ONE_PARTITION_EACH) as server:
         plain, decided = confluent.create_topic(server), confluent.create_topic(server)
-        confluent.produce(server, plain, VALUES)
+        for value in VALUES:  # each by a producer of its own, which the partition remembers
+            confluent.produce(server, plain, [value], settings={"enable.idempotence": True})
         transact(server, decided)
         with confluent.consumer(server, GROUP) as reader:
             for offset in COMMITS:
@@ -118,7 +121,7 @@ REPAIRED: Final = {
     "description of the broker's own topic": "topics/__consumer_offsets",
     "cluster": "cluster",
     "producer ids": "producer-ids",
-    "aborted transactions": "{decided}-0/aborted.index",
+    "aborted transactions": "{decided}-0/aborted-transactions",
     "checkpoint with producers": "{decided}-0/checkpoint",
     "checkpoint of offsets": "__consumer_offsets-0/checkpoint",
     "checkpoint of transactions": "__transaction_state-0/checkpoint",
@@ -126,6 +129,7 @@ REPAIRED: Final = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", REPAIRED)
 def test_a_flipped_bit_changes_nothing(tmp_path: Path, template: Template, what: str) -> None:
     rng = random.Random(seed_of())
@@ -205,14 +209,89 @@ def test_a_topic_whose_compaction_cannot_be_finished_is_not_served_and_not_lost(
         check_everything(server, template)
 
 
-def test_without_its_record_of_producer_ids_the_broker_gives_out_none(tmp_path: Path, template: Template) -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("lost", ["missing", "damaged", "an old copy"])
+def test_without_its_record_of_producer_ids_the_broker_gives_out_none_that_a_partition_knows(
+    tmp_path: Path, template: Template, lost: str
+) -> None:
     server = copied(tmp_path, template)
-    spoil_both_copies(server.data / "producer-ids")
+    path = server.data / "producer-ids"
+    if lost == "missing":
+        path.unlink()
+    elif lost == "damaged":
+        spoil_both_copies(path)
+    else:
+        write_state(path, b"0", Disk())
     with server:
-        check_records(server, template)
-        assert new_producer_id(server).error_code is not ErrorCode.none
-        assert str(server.data / "producer-ids") in server.process.output()
-        assert confluent.produce(server, template.plain, [b"one more"]) == [len(VALUES)]
+        check_everything(server, template)
+        sent = [b"%d" % number for number in range(20)]
+        for value in sent:  # each by a new producer, whose first batch has sequence number 0
+            confluent.produce(server, template.plain, [value], settings={"enable.idempotence": True})
+        found = confluent.values_of(confluent.read_to_end(server, template.plain))
+        assert found == [*VALUES, b"one more", *sent]
+        assert server.process.output().count("New producers get ids from") == 1
+        server.terminate()
+        server.start()
+        assert new_producer_id(server).error_code is ErrorCode.none
+        assert "producer-ids" not in server.process.output()
+
+
+def test_a_topic_without_its_description_keeps_its_records_and_the_offsets_of_its_groups(
+    tmp_path: Path, template: Template
+) -> None:
+    server = copied(tmp_path, template)
+    description = server.data / "topics" / template.plain
+    intact = description.read_bytes()
+    description.unlink()
+    with server:
+        said = server.process.output()
+        assert f"topic {template.plain} is not served: its topic file {description} is missing" in said
+        new = {"name": template.plain, "num_partitions": 1, "replication_factor": 1}
+        (created,) = wire.call(server, "create_topics", 7, topics=[new], timeout=10_000).topics
+        assert created.error_code is ErrorCode.topic_already_exists
+        server.terminate()
+        description.write_bytes(intact)
+        server.start()
+        check_everything(server, template)
+
+
+def test_offsets_of_a_topic_of_which_nothing_is_left_are_kept_until_it_is_created_anew(
+    tmp_path: Path, template: Template
+) -> None:
+    server = copied(tmp_path, template)
+    description, records = server.data / "topics" / template.plain, server.data / f"{template.plain}-0"
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    for path in (description, records):
+        path.rename(aside / path.name)
+    with server:
+        assert f"and were not deleted: {template.plain}" in server.process.output()
+        server.terminate()
+        for path in (description, records):
+            (aside / path.name).rename(path)
+        server.start()
+        check_everything(server, template)
+        server.terminate()
+        for path in (description, records):
+            path.rename(aside / path.name)
+        server.start()
+        new = {"name": template.plain, "num_partitions": 1, "replication_factor": 1}
+        (created,) = wire.call(server, "create_topics", 7, topics=[new], timeout=10_000).topics
+        assert created.error_code is ErrorCode.none
+        assert committed(server, template) == NOTHING
+
+
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
+def test_a_topic_of_the_coordinators_that_is_missing_in_part_is_not_taken_for_a_new_one(
+    tmp_path: Path, template: Template, topic: str
+) -> None:
+    for number, name in enumerate([f"topics/{topic}", f"{topic}-0"]):
+        server = copied(tmp_path / str(number), template)
+        (server.data / name).rename(tmp_path / "lost")
+        check_refuses_to_start(server, server.data / name)
+        (tmp_path / "lost").rename(server.data / name)
+        with server:
+            check_everything(server, template)
 
 
 def test_a_checkpoint_that_is_lost_costs_only_time(tmp_path: Path, template: Template) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Final
 
 import penstock
-from penstock.streams.kafka.connection import Connection
+from penstock.streams import Connection
 from tests.crash import dying_app
+from tests.sampling import times
 from tests.seeds import seed_of
 
-KILLS: Final = 6
+KILLS: Final = 3
+SOAK_KILLS: Final = 60
 BATCH: Final = 400
 
 
@@ -30,7 +32,7 @@ def test_apps_killed_at_random_lose_nothing_and_copy_each_record_once(tmp_path: 
         stack.callback(kill, members)
         members.extend(dying_app.start(url, seen) for _ in range(2))
         sent = 0
-        for _ in range(KILLS):
+        for _ in range(times(KILLS, SOAK_KILLS)):
             for number in range(sent, sent + BATCH):
                 stream.send("numbers", str(number), str(number % 20))
             sent += BATCH

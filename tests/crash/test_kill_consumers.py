@@ -10,14 +10,17 @@ from typing import Final
 
 import pytest
 
-from penstock.prove.deaths import Death, Kill, Moment, until_one_ends
 from tests.crash.dying_consumer import GOOD, POISONED, STEPS_OF_TRANSACTIONS, Run, steps_of
 from tests.postgres import shared_postgres
+from tests.prove.deaths import Death, Kill, Moment, until_one_ends
+from tests.sampling import sample, times
 from tests.seeds import seed_of
 
 GUARANTEES: Final = ("at-least-once", "exactly-once", "at-most-once")
-RANDOM_KILLS: Final = 40
-POSTGRES_KILLS: Final = 25
+STEPS_IN_A_SAMPLE: Final = 12
+RANDOM_KILLS: Final = 10
+POSTGRES_KILLS: Final = 10
+SOAK_KILLS: Final = 100
 WORK_S: Final = 0.003
 LATEST_S: Final = 0.4
 """With so much work, in each of its workers, a consumer that has to wait for the lease of the one before takes so long
@@ -39,7 +42,7 @@ def live_and_die(run: Run, kills: deque[Kill]) -> list[Kill]:
 @pytest.mark.parametrize("order", ["partition", "key"])
 def test_killed_at_each_step_in_turn_it_goes_on_as_promised(guarantee: str, order: str, tmp_path: Path) -> None:
     """Processes die one after the other, each at another step, until one comes to the end; then all begins anew."""
-    deaths = steps_of(guarantee)
+    deaths = sample(steps_of(guarantee), STEPS_IN_A_SAMPLE)
     random.Random(seed_of()).shuffle(deaths)
     left: deque[Kill] = deque(deaths)
     killed: list[Kill] = []
@@ -56,13 +59,14 @@ def test_killed_at_random_moments_it_goes_on_as_promised(
     guarantee: str, order: str, workers: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed_of())
+    kills = times(RANDOM_KILLS, SOAK_KILLS)
     killed: list[Kill] = []
     for number in itertools.count():
-        left = range(RANDOM_KILLS - len(killed))
+        left = range(kills - len(killed))
         moments: deque[Kill] = deque(Moment(chance.uniform(0.005, LATEST_S)) for _ in left)
         run = Run(tmp_path / str(number), guarantee, order, workers, work_s=WORK_S * workers)
         killed += live_and_die(run, moments)
-        if len(killed) == RANDOM_KILLS:
+        if len(killed) == kills:
             break
 
 
@@ -73,16 +77,18 @@ def test_effects_in_postgresql_happen_exactly_once_whenever_it_is_killed(
     """Each process dies at another step of a transaction, or at a random moment."""
     chance = random.Random(seed_of())
     server = shared_postgres()
+    kills = times(POSTGRES_KILLS, SOAK_KILLS)
     deaths = [Death(step, nth, after) for step in STEPS_OF_TRANSACTIONS for nth in (1, 3) for after in (False, True)]
     chance.shuffle(deaths)
+    del deaths[kills:]
     left: deque[Kill] = deque(deaths)
     killed: list[Kill] = []
     for number in itertools.count():
-        left.extend(Moment(chance.uniform(0.02, LATEST_S)) for _ in range(POSTGRES_KILLS - len(killed) - len(left)))
+        left.extend(Moment(chance.uniform(0.02, LATEST_S)) for _ in range(kills - len(killed) - len(left)))
         database = server.fresh_database()
         run = Run(tmp_path / str(number), "exactly-once", order, workers, postgres=database, work_s=WORK_S * workers)
         killed += live_and_die(run, left)
-        if len(killed) == POSTGRES_KILLS:
+        if len(killed) == kills:
             break
 
 

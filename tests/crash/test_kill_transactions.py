@@ -12,11 +12,13 @@ from tests.crash.load import IDEMPOTENT, KeyedProducer
 from tests.crash.promises import check_exactly_once, own_records
 from tests.crash.readers import GroupLedger
 from tests.crash.transforming import Transformer
+from tests.sampling import times
 from tests.seeds import seed_of
 from tests.servers import Penstock
 
 PARTITIONS = 2
-KILLS = 12
+KILLS = 4
+SOAK_KILLS = 60
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
@@ -33,7 +35,7 @@ def test_what_is_read_and_written_in_transactions_comes_out_exactly_once(tmp_pat
         apps = [Transformer(server, source, target, "apps", f"app-{n}", rng.getrandbits(32)) for n in range(2)]
         for worker in (producer, *apps):
             worker.start()
-        kill_again_and_again(server, rng, [producer, Together(apps)], KILLS)
+        kill_again_and_again(server, rng, [producer, Together(apps)], times(KILLS, SOAK_KILLS))
         producer.finish()
         stored = confluent.read_to_end(server, source, range(PARTITIONS))
         check_exactly_once(producer, stored)

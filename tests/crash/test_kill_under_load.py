@@ -11,11 +11,13 @@ from tests.crash.killing import kill_again_and_again
 from tests.crash.load import IDEMPOTENT, WRITTEN_ONLY, KeyedProducer
 from tests.crash.promises import check_at_least_once, check_dense, check_exactly_once
 from tests.crash.readers import GroupLedger, GroupReader
+from tests.sampling import times
 from tests.seeds import seed_of
 from tests.servers import Penstock
 
 PARTITIONS = 4
-KILLS = 15
+KILLS = 4
+SOAK_KILLS = 60
 
 
 def test_nothing_that_was_acknowledged_is_lost_or_repeated(tmp_path: Path) -> None:
@@ -33,7 +35,8 @@ def test_nothing_that_was_acknowledged_is_lost_or_repeated(tmp_path: Path) -> No
         producers = [*exact, written]
         for worker in (*producers, *readers):
             worker.start()
-        kill_again_and_again(server, rng, [*producers, *readers], KILLS, restarted=ledger.check_committed)
+        kills = times(KILLS, SOAK_KILLS)
+        kill_again_and_again(server, rng, [*producers, *readers], kills, restarted=ledger.check_committed)
         for producer in producers:
             producer.finish()
         server.kill()

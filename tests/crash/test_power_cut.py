@@ -10,13 +10,15 @@ from typing import Final
 import pytest
 from kio.schema.errors import ErrorCode
 
+from penstock.errors import PenstockError
+from penstock.log.disk import Disk
 from tests.broker.plain_requests import PRODUCE, produce_fields, produced
 from tests.clients import confluent, wire
 from tests.crash.at_rest import read_partition
 from tests.crash.in_process import BrokerInThread
 from tests.crash.killing import wait_for_flow
 from tests.crash.load import IDEMPOTENT, KeyedProducer
-from tests.crash.power_cut import ForgetfulDisk
+from tests.crash.power_cut import PowerCut
 from tests.crash.promises import own_records
 from tests.crash.transacting import Transaction
 from tests.seeds import seed_of
@@ -116,13 +118,13 @@ def test_whatever_was_answered_is_still_true_after_a_power_cut(tmp_path: Path) -
     rng = random.Random(seed_of())
     cuts = set(rng.sample(range(OPERATIONS), CUTS))
     data = tmp_path / "data"
-    with ForgetfulDisk() as disk, BrokerInThread(data, disk) as server, wire.Connection(server) as connection:
+    with PowerCut(data) as power, BrokerInThread(data) as server, wire.Connection(server) as connection:
         client = Client(connection, rng)
         for number in range(OPERATIONS):
             client.step()
             if number in cuts:
                 left = tmp_path / f"left-{number}"
-                disk.leave(data, left)
+                power.leave(left)
                 with BrokerInThread(left) as after:
                     client.check(after)
 
@@ -134,7 +136,7 @@ def test_records_of_many_producers_survive_power_cuts_amid_rolls_compaction_and_
         "last": {"internal.segment.bytes": "20000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"},
         "some": {"internal.segment.bytes": "20000", "retention.bytes": "60000"},
     }
-    with ForgetfulDisk() as disk, BrokerInThread(tmp_path / "data", disk, QUICK_CLEANER) as server:
+    with PowerCut(tmp_path / "data") as power, BrokerInThread(tmp_path / "data", None, QUICK_CLEANER) as server:
         topics = {kind: confluent.create_topic(server, 1, configs) for kind, configs in kinds.items()}
         producers = {kind: KeyedProducer(server, topics[kind], kind, IDEMPOTENT, per_second=300) for kind in kinds}
         for producer in producers.values():
@@ -143,7 +145,7 @@ def test_records_of_many_producers_survive_power_cuts_amid_rolls_compaction_and_
             wait_for_flow(list(producers.values()), rng.randint(1, 100))
             promised = {kind: dict(producer.acknowledged) for kind, producer in producers.items()}
             left = tmp_path / f"left-{number}"
-            disk.leave(tmp_path / "data", left)
+            power.leave(left)
             with BrokerInThread(left) as after:
                 for kind, producer in producers.items():
                     check_kept(kind, producer, promised[kind], after, topics[kind])
@@ -175,7 +177,7 @@ def test_transactions_that_were_ended_stay_ended_after_a_power_cut(tmp_path: Pat
     data = tmp_path / "data"
     expected: list[bytes | None] = []
     offset = -1
-    with ForgetfulDisk() as disk, BrokerInThread(data, disk) as server, wire.Connection(server) as connection:
+    with PowerCut(data) as power, BrokerInThread(data) as server, wire.Connection(server) as connection:
         topics = [confluent.create_topic(server, 1, SMALL) for _ in range(2)]
         for number in range(8):
             transaction = Transaction(connection, topics)
@@ -187,7 +189,7 @@ def test_transactions_that_were_ended_stay_ended_after_a_power_cut(tmp_path: Pat
                 expected.append(b"%d" % number)
                 offset = number
             left = tmp_path / f"left-{number}"
-            disk.leave(data, left)
+            power.leave(left)
             with BrokerInThread(left) as after:
                 for topic in topics:
                     isolated = {"isolation.level": "read_committed"}
@@ -196,13 +198,42 @@ def test_transactions_that_were_ended_stay_ended_after_a_power_cut(tmp_path: Pat
                     assert committed_offset(asking, topics[0]) == offset
 
 
-@pytest.mark.parametrize("acks", [1, -1])
-def test_without_a_sync_a_power_cut_takes_records_so_this_disk_is_forgetful(tmp_path: Path, acks: int) -> None:
-    """What the tests above rest on: the disk does forget. With acks=1 the record is gone, as it may be."""
-    with ForgetfulDisk() as disk, BrokerInThread(tmp_path / "data", disk) as server:
+class DiskThatSyncsNoFiles(Disk):
+    def sync(self, fd: int) -> None:
+        pass
+
+
+class DiskThatSyncsNoFolders(Disk):
+    def sync_folder(self, folder: Path) -> None:
+        pass
+
+
+def left_of_one_record(tmp_path: Path, acks: int, disk: Disk | None = None) -> dict[int, bytes] | None:
+    """What a power cut leaves of one acknowledged record; None if not even its topic is left."""
+    with PowerCut(tmp_path / "data") as power, BrokerInThread(tmp_path / "data", disk) as server:
         topic = confluent.create_topic(server)
         with wire.Connection(server) as connection:
             assert produced(connection.call(*PRODUCE, **produce_fields(topic, [b"x"], acks))) == (ErrorCode.none, 0)
-        disk.leave(tmp_path / "data", tmp_path / "left")
+        power.leave(tmp_path / "left")
+    if not (tmp_path / "left" / "topics" / topic).exists():
+        return None
     with BrokerInThread(tmp_path / "left") as after, wire.Connection(after) as connection:
-        assert read_partition(connection, topic, 0) == ({} if acks == 1 else {0: b"x"})
+        return read_partition(connection, topic, 0)
+
+
+def test_what_is_acknowledged_with_acks_all_survives_a_power_cut(tmp_path: Path) -> None:
+    assert left_of_one_record(tmp_path, acks=-1) == {0: b"x"}
+
+
+def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
+    """What the tests above rest on: the disk does forget. With acks=1 the record is gone, as it may be."""
+    assert left_of_one_record(tmp_path, acks=1) == {}
+
+
+@pytest.mark.parametrize("disk", [DiskThatSyncsNoFiles(), DiskThatSyncsNoFolders()], ids=["files", "folders"])
+def test_a_disk_whose_sync_does_nothing_is_caught(tmp_path: Path, disk: Disk) -> None:
+    try:
+        left = left_of_one_record(tmp_path, acks=-1, disk=disk)
+    except PenstockError:
+        left = None  # the folder cannot even be opened: its small files are empty
+    assert left != {0: b"x"}

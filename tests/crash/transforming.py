@@ -67,7 +67,7 @@ class Transformer(Worker):
                 producer.produce(self._target, record.value, record.key)
             member = consumer.consumer_group_metadata()
             retried(lambda: producer.send_offsets_to_transaction(places, member, STEP_TIMEOUT_S))
-            if self._rng.random() < 0.1:
+            if self.aborted == 0 or self._rng.random() < 0.1:
                 self._go_back(consumer, producer)
                 return
             retried(lambda: producer.commit_transaction(STEP_TIMEOUT_S))

@@ -38,7 +38,7 @@ _PIECE: Final = re.compile(
 _OF_SPARK: Final = re.compile(r"\bpyspark\b|penstock\.spark\b|penstock run\b")
 _MARKED_IN_FENCE: Final = "not-run:"
 _FILE: Final = re.compile(r"# (?P<name>[\w./-]+\.py)\n")
-_SERVER: Final = re.compile(r"^<!-- (kafka|postgres|connector) -->$", re.MULTILINE)
+_SERVER: Final = re.compile(r"^<!-- (kafka|postgres|redis|nats|connector) -->$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from penstock import App
 from penstock.consuming.health import Health
@@ -49,7 +50,7 @@ def end_apps_that_have_caught_up() -> None:
     """From now on `App.run`, which pages show as it stands in a program that goes on for ever, comes to an end."""
     run_for_ever = App.run
 
-    def run(app: App, *, metrics: str | None = None) -> None:
+    def run(app: App, **options: Any) -> None:
         ended = threading.Event()
 
         def is_done() -> bool:
@@ -63,7 +64,7 @@ def end_apps_that_have_caught_up() -> None:
         watching = threading.Thread(target=stop, daemon=True)
         watching.start()
         try:
-            run_for_ever(app, metrics=metrics)
+            run_for_ever(app, **options)
         finally:
             ended.set()
             watching.join()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from penstock.log import compression
+from penstock.log.batches import compression
+from penstock.model import header_name
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = 61
@@ -171,7 +172,7 @@ class _Reader:
     def name(self) -> str:
         name = self.sized()
         refuse_unless(name is not None)
-        return (name or b"").decode(errors="replace")
+        return header_name(name or b"")
 
 
 def _sized(data: bytes | None) -> bytes:

@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.log import compaction
-from penstock.log.batch import (
+from penstock.log.batches.batch import (
     HEADER_BYTES,
     TRANSACTIONAL,
     BatchHeader,
@@ -17,7 +16,8 @@ from penstock.log.batch import (
     read_header,
     records_of,
 )
-from penstock.log.config import TopicConfig
+from penstock.log.compacting import cleaning, compaction
+from penstock.log.configs.topic_config import TopicConfig
 from penstock.log.disk import Disk
 from penstock.log.partition import PartitionLog
 from penstock.log.recovery import RecoveryReport
@@ -175,13 +175,13 @@ def end_transaction(log: PartitionLog, producer_id: int, *, commit: bool, epoch:
 
 
 def compact(
-    log: PartitionLog, now_ms: int = NOW_MS, *, dedupe_buffer_bytes: int = compaction.DEDUPE_BUFFER_BYTES
-) -> compaction.Cleaned | None:
+    log: PartitionLog, now_ms: int = NOW_MS, *, dedupe_buffer_bytes: int = cleaning.DEDUPE_BUFFER_BYTES
+) -> cleaning.Cleaned | None:
     """Compact if there is anything to do."""
     plan = compaction.plan(log, now_ms, dedupe_buffer_bytes=dedupe_buffer_bytes)
     if plan is None:
         return None
-    cleaned = compaction.run(plan, disk=log.resources.disk)
+    cleaned = cleaning.run(plan, disk=log.resources.disk)
     assert compaction.install(log, cleaned)
     return cleaned
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from penstock.log import compaction
-from penstock.log.config import TopicConfig
+from penstock.log.compacting import cleaning, compaction
+from penstock.log.configs.topic_config import TopicConfig
 from penstock.log.partition import PartitionLog
 from penstock.log.segment import Resources
 from tests.log.engine import NOW_MS, batch_of
@@ -48,7 +48,7 @@ def write(folder: Path, number: int, mode: str) -> None:
         if compact and turn % 20 == 19:
             plan = compaction.plan(log, NOW_MS)
             if plan is not None:
-                compaction.install(log, compaction.run(plan))
+                compaction.install(log, cleaning.run(plan))
 
 
 if __name__ == "__main__":

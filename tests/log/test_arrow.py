@@ -14,10 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.log import compression
 from penstock.log.arrow import (
     AbortedTransaction,
-    Origin,
+    BufferOrigin,
     by_numpy,
     decode,
     decode_in_chunks,
@@ -27,6 +26,7 @@ from penstock.log.arrow import (
 )
 from penstock.log.arrow.columns import Unit
 from penstock.log.arrow.engines import Name
+from penstock.log.batches import compression
 from tests.log import batches
 from tests.log.batches import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL, Batch, Record
 
@@ -231,15 +231,15 @@ def test_records_that_arrow_cannot_point_to_at_once_come_in_chunks(monkeypatch: 
     monkeypatch.setattr(scan, "MOST_BYTES", 3 * len(buffer) // 10)
     assert [len(chunk) for chunk in decode_in_chunks(buffer, partition=0)] == [3, 3, 3, 1]
     with pytest.raises(ValueError, match=r"here\.log holds more than 2 GiB of records.*decode_in_chunks"):
-        decode(buffer, partition=0, origin=Origin("here.log"))
+        decode(buffer, partition=0, origin=BufferOrigin("here.log"))
 
 
 def test_wrong_arguments_are_refused_at_once_and_by_name() -> None:
-    with pytest.raises(ValueError, match='\'cython\'; choose "auto", "numba" or "numpy"'):
+    with pytest.raises(ValueError, match='\'cython\' is not an engine; use "auto", "numba" or "numpy"'):
         decode_in_chunks(b"", partition=0, engine="cython")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="chunk_bytes is 0"):
+    with pytest.raises(ValueError, match="chunk_bytes=0 must be an integer"):
         decode_in_chunks(b"", partition=0, chunk_bytes=0)
-    with pytest.raises(ValueError, match="'h'; choose from ms, us, ns"):
+    with pytest.raises(ValueError, match="'h' is not a unit of time; use one of ms, us, ns"):
         decode_in_chunks(b"", partition=0, unit="h")  # type: ignore[arg-type]
 
 

@@ -9,15 +9,16 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 from aiokafka.record.memory_records import MemoryRecords
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBatchError
-from penstock.log import compression
 from penstock.log.arrow import by_numpy, decode, schema
+from penstock.log.batches import compression
 from tests.log import batches
 from tests.log.batches import Batch, Record
 from tests.log.mock_cluster import Sent, segment
+from tests.sampling import examples
 
 Engine = Literal["numba", "numpy"]
 ENGINES: tuple[Engine, ...] = ("numba", "numpy")
@@ -180,6 +181,7 @@ def test_more_headers_than_can_be_walked_in_step_are_read(engine: Engine) -> Non
 def test_header_names_that_are_not_utf8_are_made_visible(engine: Engine) -> None:
     body = b"\0\0\0\x01\x01\x04" + b"\x04\xff\xfe\x02a" + b"\x04ok\x01"
     stored = batches.frame(Batch(0, (), 0), batches.varint(len(body)) + body, 1)
+    assert [record.headers for record in batches.decode(stored)] == [((r"\xff\xfe", b"a"), ("ok", None))]
     for views in (False, True):
         (record,) = rows(decode(stored, partition=0, engine=engine, views=views))
         assert record.headers == ((r"\xff\xfe", b"a"), ("ok", None))
@@ -264,9 +266,19 @@ def records_sections(draw: st.DrawFn) -> tuple[bytes, int]:
     return bytes(section[: draw(st.integers(0, len(section)))]), count + draw(st.sampled_from([-1, 0, 1]))
 
 
+NAME_THAT_IS_NOT_UTF8 = (
+    b"\xa2\x01\x00\x00\x00\x01\x01\n\x00\x01\x00\x01\x00\x01\x00~"
+    + 63 * b"\x00"
+    + b"\x04\x00\x80\x01\x0c\x00\x00\x02\x01\x01\x00"
+)
+"""Two records, the first with a header named by the bytes 00 80."""
+
+
 @ALL_WAYS
-@settings(unhurried, max_examples=300)
+@settings(unhurried, max_examples=examples(50, soak=3000))
 @given(records_sections(), st.sampled_from([0, 1, 10, INT32_MAX]), st.sampled_from([0, 4]))
+@example(drawn=(NAME_THAT_IS_NOT_UTF8, 2), last_delta=1, codec=0)
+@example(drawn=(NAME_THAT_IS_NOT_UTF8, 2), last_delta=1, codec=4)
 def test_garbage_with_a_good_checksum_is_read_or_refused_as_a_plain_reading_does(
     way: str, drawn: tuple[bytes, int], last_delta: int, codec: int
 ) -> None:

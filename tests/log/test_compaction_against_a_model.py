@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from penstock.log.batch import StoredRecord
+from penstock.log.batches.batch import StoredRecord
 from penstock.log.partition import PartitionLog
 from tests.log.engine import (
     NOW_MS,
@@ -22,6 +22,7 @@ from tests.log.engine import (
     open_log,
     put,
 )
+from tests.sampling import examples
 
 SETTINGS = {
     "cleanup.policy": "compact",
@@ -113,7 +114,7 @@ class CompactedLog(RuleBasedStateMachine):
     def wait(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
 
-    @rule(lost=st.sampled_from(["", "*.index", "checkpoint", "aborted.index"]), close=st.booleans())
+    @rule(lost=st.sampled_from(["", "*.penstock-index", "checkpoint", "aborted-transactions"]), close=st.booleans())
     def reopen(self, lost: str, close: bool) -> None:
         if close:
             self.log.close()
@@ -164,5 +165,5 @@ class CompactedLog(RuleBasedStateMachine):
 def test_after_any_history_the_log_holds_the_last_value_of_each_key() -> None:
     run_state_machine_as_test(
         CompactedLog,
-        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, print_blob=True),
+        settings=settings(max_examples=examples(15, soak=600), stateful_step_count=40, deadline=None, print_blob=True),
     )

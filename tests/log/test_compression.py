@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBatchError
-from penstock.log import compression
+from penstock.log.batches import compression
 from tests import real_parts
 from tests.log import batches
 from tests.log.mock_cluster import MockCluster, Sent
@@ -39,6 +39,15 @@ compressing = pytest.mark.parametrize("codec", COMPRESSING, ids=compression.NAME
 def test_what_was_compressed_comes_back(codec: int, unit: bytes, times: int) -> None:
     data = unit * times
     assert compression.decompress(codec, compression.compress(codec, data), len(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("codec", "level"),
+    [(1, -1), (1, 1), (1, 9), (2, None), (3, 1), (3, 9), (3, 17), (4, -131072), (4, 1), (4, 22)],
+)
+def test_what_was_compressed_at_any_level_that_kafka_allows_comes_back(codec: int, level: int | None) -> None:
+    data = b"penstock " * 10_000 + random.Random(5).randbytes(100_000)
+    assert compression.decompress(codec, compression.compress(codec, data, level), len(data)) == data
 
 
 @by_name
@@ -183,7 +192,7 @@ def test_a_bomb_takes_no_more_memory_than_the_limit(codec: int) -> None:
     program = """
         import resource, sys
         from penstock.errors import CorruptBatchError
-        from penstock.log import compression
+        from penstock.log.batches import compression
         codec = int(sys.argv[1])
         bomb = sys.stdin.buffer.read()
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

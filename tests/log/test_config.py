@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.log.config import TOPIC_DEFAULTS, TOPIC_SETTINGS, TopicConfig
-from penstock.log.described import Source, describe_topic, documentation
-from penstock.log.settings import Kind, settings_of
+from penstock.log.configs.described import ConfigSource, describe_topic, documentation
+from penstock.log.configs.setting import Kind, settings_of
+from penstock.log.configs.topic_config import TOPIC_DEFAULTS, TOPIC_SETTINGS, TopicConfig
 
 KAFKA_DEFAULTS = {
     "cleanup.policy": "delete",
@@ -18,6 +18,7 @@ KAFKA_DEFAULTS = {
     "compression.type": "producer",
     "compression.zstd.level": "3",
     "delete.retention.ms": "86400000",
+    "file.delete.delay.ms": "60000",
     "flush.messages": "9223372036854775807",
     "flush.ms": "9223372036854775807",
     "follower.replication.throttled.replicas": "",
@@ -45,23 +46,22 @@ KAFKA_DEFAULTS = {
     "segment.ms": "604800000",
     "unclean.leader.election.enable": "false",
 }
-"""Of Apache Kafka 4.3. `file.delete.delay.ms` is the one that differs: files are deleted at once."""
+"""Of Apache Kafka 4.3."""
+
+
+OTHER_VALUES = {Kind.BOOLEAN: "true", Kind.LIST: "0:1", Kind.INT: "5", Kind.LONG: "5"}
 
 
 def described(overrides: dict[str, str], broker_defaults: dict[str, str] | None = None) -> dict[str, str | None]:
-    return {row.name: row.value for row in describe_topic(overrides, broker_defaults or {})}
+    return {row.name: row.value for row in describe_topic(overrides, [(ConfigSource.BROKER, broker_defaults or {})])}
 
 
 def test_every_default_is_that_of_kafka() -> None:
-    values = described({})
-    assert values.pop("file.delete.delay.ms") == "0"
-    assert values == KAFKA_DEFAULTS
+    assert described({}) == KAFKA_DEFAULTS
 
 
-def test_the_attributes_are_the_settings_that_are_not_fixed() -> None:
-    settable = {
-        setting.attribute for setting in TOPIC_SETTINGS.values() if not setting.fixed_because and not setting.hidden
-    }
+def test_the_attributes_are_the_settings_that_are_obeyed() -> None:
+    settable = {setting.attribute for setting in TOPIC_SETTINGS.values() if setting.obeyed and not setting.hidden}
     assert {field.name for field in dataclasses.fields(TopicConfig)} == settable
     for attribute, setting in settings_of(TopicConfig).items():
         assert attribute == setting.attribute
@@ -122,7 +122,14 @@ def test_the_cleanup_policy_is_a_set_that_may_be_empty(text: str, compacts: bool
         ("cleanup.policy", "compact,,delete", "any of compact, delete"),
         ("compression.type", "none", "one of uncompressed, zstd, lz4, snappy, gzip, producer"),
         ("message.timestamp.type", "createtime", "one of CreateTime, LogAppendTime"),
-        ("preallocate", "maybe", "'false' only"),
+        ("preallocate", "maybe", "true or false"),
+        ("remote.storage.enable", "maybe", "'false' only"),
+        ("file.delete.delay.ms", "-1", "at least 0"),
+        ("leader.replication.throttled.replicas", "0", "a text that matches"),
+        ("follower.replication.throttled.replicas", "*,0:1", "a text that matches"),
+        ("compression.lz4.level", "18", "from 1 to 17"),
+        ("compression.gzip.level", "0", "from 1 to 9, or -1"),
+        ("min.insync.replicas", "0", "at least 1"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_refused_with_those_that_are(name: str, text: str, use: str) -> None:
@@ -153,15 +160,24 @@ def test_an_unknown_setting_that_is_near_to_nothing_is_refused_with_all_names() 
 def test_a_fixed_setting_takes_its_one_value_and_says_why_it_takes_no_other(name: str) -> None:
     setting = TOPIC_SETTINGS[name]
     assert TopicConfig.parse({name: setting.format(setting.default)}) == TopicConfig()
-    other = {Kind.BOOLEAN: "true", Kind.LIST: "0:1", Kind.INT: "5", Kind.LONG: "5"}[setting.kind]
     with pytest.raises(ConfigError) as refusal:
-        TopicConfig.parse({name: other})
+        TopicConfig.parse({name: OTHER_VALUES[setting.kind]})
     assert setting.fixed_because in str(refusal.value)
-    assert "Leave it out" in str(refusal.value)
+    assert "Omit it" in str(refusal.value)
 
 
-def test_more_replicas_than_there_are_may_be_required_as_on_a_kafka_of_one_broker() -> None:
-    assert TopicConfig.parse({"min.insync.replicas": "2"}).min_insync_replicas == 2
+@pytest.mark.parametrize("name", [name for name, setting in TOPIC_SETTINGS.items() if setting.no_effect_because])
+def test_a_setting_without_effect_is_accepted_shown_and_says_so(name: str) -> None:
+    """Tools that copy topics between clusters send them all."""
+    setting = TOPIC_SETTINGS[name]
+    other = OTHER_VALUES[setting.kind]
+    assert TopicConfig.parse({name: other}) == TopicConfig()
+    (row,) = [row for row in describe_topic({name: other}) if row.name == name]
+    assert (row.value, row.source, row.read_only) == (other, ConfigSource.TOPIC, False)
+    assert f"It has no effect on penstock: {setting.no_effect_because}." in row.documentation
+    for synonym in setting.synonyms:
+        assert TopicConfig.parse({}, {synonym.name: other}) == TopicConfig()
+        assert described({}, {synonym.name: other})[name] == other
 
 
 def test_lags_that_contradict_each_other_are_refused() -> None:
@@ -193,23 +209,31 @@ def test_what_a_topic_does_not_set_comes_from_the_broker(broker_defaults: dict[s
 def test_a_bad_default_of_the_broker_is_refused_under_the_brokers_name() -> None:
     with pytest.raises(ConfigError, match=r"log\.retention\.hours='two' is not allowed"):
         TopicConfig.parse({}, {"log.retention.hours": "two"})
-    with pytest.raises(ConfigError, match=r"log\.preallocate='true' is not possible"):
-        TopicConfig.parse({}, {"log.preallocate": "true"})
+    with pytest.raises(ConfigError, match=r"log\.preallocate='perhaps' is not allowed"):
+        TopicConfig.parse({}, {"log.preallocate": "perhaps"})
 
 
 def test_a_row_says_where_its_value_comes_from_and_what_it_would_be_otherwise() -> None:
-    broker_defaults = {"log.retention.minutes": "1"}
-    (row,) = (row for row in describe_topic({"retention.ms": "5"}, broker_defaults) if row.name == "retention.ms")
-    assert (row.value, row.source) == ("5", Source.TOPIC)
-    assert [tuple(origin) for origin in row.origins] == [
-        ("retention.ms", "5", Source.TOPIC),
-        ("log.retention.minutes", "1", Source.BROKER),
-        ("log.retention.hours", "168", Source.DEFAULT),
+    layers = [
+        (ConfigSource.DYNAMIC_BROKER, {"log.retention.ms": "7"}),
+        (ConfigSource.DYNAMIC_DEFAULT, {"log.retention.ms": "8"}),
+        (ConfigSource.BROKER, {"log.retention.minutes": "1"}),
     ]
-    (row,) = (row for row in describe_topic({}, broker_defaults) if row.name == "retention.ms")
-    assert (row.value, row.source) == ("60000", Source.BROKER)
+    (row,) = (row for row in describe_topic({"retention.ms": "5"}, layers) if row.name == "retention.ms")
+    assert (row.value, row.source) == ("5", ConfigSource.TOPIC)
+    assert [tuple(origin) for origin in row.origins] == [
+        ("retention.ms", "5", ConfigSource.TOPIC),
+        ("log.retention.ms", "7", ConfigSource.DYNAMIC_BROKER),
+        ("log.retention.ms", "8", ConfigSource.DYNAMIC_DEFAULT),
+        ("log.retention.minutes", "1", ConfigSource.BROKER),
+        ("log.retention.hours", "168", ConfigSource.DEFAULT),
+    ]
+    (row,) = (row for row in describe_topic({}, layers) if row.name == "retention.ms")
+    assert (row.value, row.source) == ("7", ConfigSource.DYNAMIC_BROKER)
+    (row,) = (row for row in describe_topic({}, layers[2:]) if row.name == "retention.ms")
+    assert (row.value, row.source) == ("60000", ConfigSource.BROKER)
     (row,) = (row for row in describe_topic({}) if row.name == "remote.storage.enable")
-    assert (row.value, row.source, row.origins) == ("false", Source.DEFAULT, ())
+    assert (row.value, row.source, row.origins) == ("false", ConfigSource.DEFAULT, ())
 
 
 def test_a_list_is_described_in_the_order_in_which_it_was_written() -> None:

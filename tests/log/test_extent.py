@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.extent import offset_after
 from penstock.log.partition import PartitionLog
-from penstock.log.reader import PartitionReader
+from penstock.log.reader import PartitionReader, offset_after
 from tests.log.engine import open_log, put_values
 
 RECORDS = 400

@@ -7,13 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.log.engine import open_log, read_all, reopen
 from tests.log.killed_writer import KEYS
+from tests.sampling import times
+from tests.seeds import seed_of
 from tests.tidy.source import ROOT
-
-SEED = 11
 
 
 def write_and_kill(folder: Path, acknowledged: int, after: int, *, mode: str) -> int:
@@ -32,27 +30,28 @@ def write_and_kill(folder: Path, acknowledged: int, after: int, *, mode: str) ->
 
 
 def test_a_killed_writer_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    chance = random.Random(SEED)
+    seed = seed_of()
+    chance = random.Random(seed)
     acknowledged = 0
-    for number in range(12):
+    for number in range(times(3, soak=100)):
         acknowledged = write_and_kill(tmp_path / "p", acknowledged, chance.randrange(1, 150), mode="plain")
         log, report = reopen(tmp_path / "p")
-        where = f"seed {SEED}, round {number}"
+        where = f"seed {seed}, round {number}"
         assert not report.damaged, where
         assert log.end_offset >= acknowledged, where
         values = [record.value for record in read_all(log)]
         assert values == [b"%d" % each for each in range(log.end_offset)], where
 
 
-@pytest.mark.parametrize("rounds", [8])
-def test_a_writer_killed_while_it_compacts_keeps_the_last_value_of_every_key(tmp_path: Path, rounds: int) -> None:
-    chance = random.Random(SEED)
+def test_a_writer_killed_while_it_compacts_keeps_the_last_value_of_every_key(tmp_path: Path) -> None:
+    seed = seed_of()
+    chance = random.Random(seed)
     acknowledged = 0
     settings = {"cleanup.policy": "compact"}
-    for number in range(rounds):
-        acknowledged = write_and_kill(tmp_path / "p", acknowledged, chance.randrange(20, 200), mode="compact")
+    for number in range(times(4, soak=50)):
+        acknowledged = write_and_kill(tmp_path / "p", acknowledged, chance.randrange(60, 200), mode="compact")
         log, report = reopen(tmp_path / "p", settings)
-        where = f"seed {SEED}, round {number}"
+        where = f"seed {seed}, round {number}"
         assert not report.damaged, where
         records = read_all(log)
         offsets = [record.offset for record in records]

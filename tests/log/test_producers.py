@@ -15,7 +15,6 @@ from penstock.errors import (
 from penstock.log.producers import (
     MAX_SETTLING,
     PRODUCER_ID_EXPIRATION_MS,
-    CompletedTransaction,
     Duplicate,
     ProducerStates,
 )
@@ -42,10 +41,8 @@ def append(
     return duplicate
 
 
-def end(
-    states: ProducerStates, offset: int, *, producer_id: int = 1, epoch: int = 0, commit: bool = True
-) -> CompletedTransaction | None:
-    return states.end_transaction(producer_id, epoch, offset, commit=commit, coordinator_epoch=0, timestamp_ms=NOW_MS)
+def end(states: ProducerStates, offset: int, *, producer_id: int = 1, epoch: int = 0) -> int | None:
+    return states.end_transaction(producer_id, epoch, offset, coordinator_epoch=0, timestamp_ms=NOW_MS)
 
 
 def test_batches_in_order_are_new() -> None:
@@ -63,7 +60,7 @@ def test_each_of_the_last_five_batches_is_recognised_when_it_comes_again() -> No
         assert append(states, 999, 2 * number, count=2) == Duplicate(
             100 + 2 * number, 101 + 2 * number, NOW_MS + number
         )
-    with pytest.raises(OutOfOrderSequenceError, match="must start at sequence 12, but 0 came"):
+    with pytest.raises(OutOfOrderSequenceError, match="must start at sequence 12, but was 0"):
         append(states, 999, 0, count=2)
 
 
@@ -149,21 +146,23 @@ def test_batches_the_broker_writes_for_a_producer_carry_no_sequence_but_an_epoch
 def test_a_plain_batch_amid_a_transaction_is_refused() -> None:
     states = ProducerStates("t-0")
     append(states, 0, 0, transactional=True)
-    assert states.has_open_transaction(1)
+    assert states.first_undecided_offset() == 0
     with pytest.raises(InvalidTransactionStateError, match="open since offset 0"):
         append(states, 1, 1)
     end(states, 1)
-    assert not states.has_open_transaction(1)
+    assert states.first_undecided_offset() is None
     assert append(states, 2, 1) is None
 
 
 def test_a_marker_tells_which_transaction_it_ended() -> None:
     states = ProducerStates("t-0")
     append(states, 5, 0, count=3, transactional=True)
-    assert end(states, 8, commit=False) == CompletedTransaction(1, 5, 8, aborted=True, last_stable_offset=9)
+    assert end(states, 8) == 5
+    assert states.first_undecided_offset() is None
     append(states, 9, 3, transactional=True)
     append(states, 10, 0, producer_id=2, transactional=True)
-    assert end(states, 11) == CompletedTransaction(1, 9, 11, aborted=False, last_stable_offset=10)
+    assert end(states, 11) == 9
+    assert states.first_undecided_offset() == 10
 
 
 def test_a_marker_without_records_before_it_ends_nothing() -> None:
@@ -178,7 +177,7 @@ def test_a_marker_without_records_before_it_ends_nothing() -> None:
 def test_a_marker_with_a_higher_epoch_fences_the_producer_and_restarts_its_sequence() -> None:
     states = ProducerStates("t-0")
     append(states, 0, 0, transactional=True)
-    end(states, 1, epoch=1, commit=False)
+    end(states, 1, epoch=1)
     with pytest.raises(InvalidProducerEpochError):
         append(states, 2, 1, transactional=True)
     with pytest.raises(OutOfOrderSequenceError):
@@ -200,7 +199,7 @@ def test_a_marker_from_the_past_is_refused() -> None:
     append(states, 0, 0, epoch=2, transactional=True)
     with pytest.raises(InvalidProducerEpochError):
         states.check_marker(1, 1, 0)
-    states.end_transaction(1, 2, 1, commit=True, coordinator_epoch=7, timestamp_ms=NOW_MS)
+    states.end_transaction(1, 2, 1, coordinator_epoch=7, timestamp_ms=NOW_MS)
     with pytest.raises(TransactionCoordinatorFencedError, match="epoch 6, but 7"):
         states.check_marker(1, 2, 6)
     states.check_marker(1, 2, 7)
@@ -218,7 +217,7 @@ def test_readers_of_committed_records_wait_for_the_earliest_open_transaction() -
     end(states, 4, producer_id=1)
     assert states.last_stable_offset(4) == 1, "the marker is not below the high watermark"
     assert states.last_stable_offset(5) == 2
-    end(states, 5, producer_id=2, commit=False)
+    end(states, 5, producer_id=2)
     assert states.last_stable_offset(6) == 6
 
 

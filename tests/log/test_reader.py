@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CorruptSegmentError, InvalidTopicError, OffsetOutOfRangeError, UnknownTopicError
-from penstock.log.batch import StoredRecord
+from penstock.log.batches.batch import StoredRecord
+from penstock.log.batches.compression import compress
 from penstock.log.partition import PartitionLog
 from penstock.log.reader import LogReader, PartitionReader
 from penstock.log.segment import Resources
 from penstock.log.store import TopicStore
+from tests.log.batches import Batch, frame
 from tests.log.engine import (
     NOW_MS,
     SMALL,
@@ -72,7 +74,7 @@ def test_the_tail_is_as_long_as_asked_for_though_offsets_are_left_out(log: Parti
 
 def test_a_reader_never_writes(log: PartitionLog) -> None:
     put_values(log, 30)
-    for path in log.folder.glob("*.index"):
+    for path in log.folder.glob("*.penstock-index"):
         path.unlink()
     before = {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in log.folder.iterdir()}
     reader = PartitionReader(log.folder)
@@ -278,6 +280,7 @@ def test_following_a_topic_that_was_deleted_and_made_anew_ends_in_an_error(store
     following = LogReader(store.folder, "orders").partition(0).follow(0, poll_s=0)
     assert len(list(islice(following, 9))) == 9
     store.delete("orders")
+    store.deletion_finished("orders")
     put_values(store.create("orders", 1, {}).partitions[0], 3)
     with pytest.raises(OffsetOutOfRangeError):
         next(following)
@@ -293,7 +296,7 @@ def test_a_reader_works_after_its_owner_crashed_in_the_middle_of_a_swap(log: Par
     compact(log)
     for path in segment_files(log.folder)[:-1]:  # the new files are in place, and the old ones not yet removed
         shutil.copy(path, before / path.name)
-        shutil.copy(path.with_suffix(".index"), before / path.with_suffix(".index").name)
+        shutil.copy(path.with_suffix(".penstock-index"), before / path.with_suffix(".penstock-index").name)
     records = list(PartitionReader(before).read())
     assert {record.key: record.value for record in records} == expected
     assert [record.offset for record in records] == sorted({record.offset for record in records})
@@ -335,3 +338,41 @@ def test_damage_is_not_turned_into_arrow(log: PartitionLog) -> None:
     lost = caught.value.offset
     rows = [row for batch in PartitionReader(log.folder, on_damage="skip").to_arrow() for row in batch.to_pylist()]
     assert [row["offset"] for row in rows] == [r.offset for r in expected if r.offset not in (lost, lost + 1)]
+
+
+ALIKE = b"\x10\0\0\0\x01\x04ok\0"
+"""A record with the first offset of its batch."""
+
+
+@pytest.mark.parametrize("engine", ["plain", "numpy", "numba"])
+@pytest.mark.parametrize("codec", [0, 4], ids=["none", "zstd"])
+@pytest.mark.parametrize(
+    ("section", "count"),
+    [
+        pytest.param(b"\xfe\xff\xff\xff\x0f" + ALIKE[1:], 1, id="a record of 2^31-1 bytes"),
+        pytest.param(ALIKE, 1000, id="1000 records of which there is 1"),
+        pytest.param(ALIKE + ALIKE[:3] + b"\x02" + ALIKE[4:], 1, id="1 record of which there are 2"),
+        pytest.param(ALIKE + ALIKE, 2, id="the same offset twice"),
+    ],
+)
+def test_a_stored_batch_that_lies_is_damage_and_what_follows_it_can_be_read(
+    log: PartitionLog, engine: str, codec: int, section: bytes, count: int
+) -> None:
+    """Earlier versions let such batches in."""
+    expected = put_values(log, 3)
+    lying = bytearray(frame(Batch(0, (), count - 1, codec=codec), compress(codec, section), count))
+    log.append_internal(lying)
+    log.write()
+    expected += put_values(log, 2)
+
+    def offsets(reader: PartitionReader, start: int) -> list[int]:
+        if engine == "plain":
+            return [record.offset for record in reader.read(start)]
+        return [offset for rows in reader.to_arrow(start, engine=engine) for offset in rows["offset"].to_pylist()]
+
+    with PartitionReader(log.folder) as reader:
+        with pytest.raises(CorruptSegmentError, match=f"{log.folder}"):
+            offsets(reader, 0)
+        assert offsets(reader, 3 + count) == [record.offset for record in expected[3:]]
+    with PartitionReader(log.folder, on_damage="skip") as reader:
+        assert offsets(reader, 0) == [record.offset for record in expected]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import OffsetOutOfRangeError
-from penstock.log.batch import StoredRecord
+from penstock.log.batches.batch import StoredRecord
 from penstock.log.reader import PartitionReader
 from tests.tidy.source import ROOT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import OffsetOutOfRangeError
+from penstock.errors import OffsetOutOfRangeError, StorageError
 from tests.log.engine import (
     NOW_MS,
     SMALL,
@@ -39,6 +39,17 @@ def test_a_batch_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> No
     put_values(log, 1)
     assert [segment.base_offset for segment in log.segments] == [0, 1, 2]
     assert len(read_all(log)) == 3
+
+
+def test_a_segment_that_was_lost_while_it_was_written_is_named_and_takes_no_more_records(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "p")
+    put_values(log, 1)
+    (lost,) = segment_files(tmp_path / "p")
+    lost.unlink()
+    with pytest.raises(StorageError, match=rf"{lost.name} cannot be closed \(No such file or directory\)"):
+        log.roll()
+    with pytest.raises(StorageError, match="until the file is restored"):
+        put_values(log, 1)
 
 
 def test_a_segment_is_closed_when_its_first_record_is_too_old(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
 )
-from penstock.log.batch import (
+from penstock.log.batches.batch import (
     CONTROL,
     DELETE_HORIZON,
     NewRecord,
@@ -26,7 +26,7 @@ from penstock.log.batch import (
     records_of,
     seal_batch,
 )
-from penstock.log.config import TopicConfig
+from penstock.log.configs.topic_config import TopicConfig
 from penstock.log.lookup import Slice
 from penstock.log.partition import PartitionLog
 from penstock.log.segment import Resources
@@ -44,6 +44,7 @@ from tests.log.engine import (
     reopen,
     segment_files,
 )
+from tests.sampling import examples
 
 
 def test_records_come_back_in_order_with_their_keys_values_headers_and_times(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_an_offset_that_is_not_there_is_an_error(tmp_path: Path, offset: int) ->
     assert (caught.value.offset, caught.value.start, caught.value.end) == (offset, 0, 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, soak=600), deadline=None)
 @given(
     times=st.lists(st.integers(0, 60), min_size=1, max_size=60),
     per_batch=st.integers(1, 4),
@@ -224,6 +225,19 @@ def test_a_topic_may_stamp_records_with_its_own_time_and_codec(tmp_path: Path) -
     assert headers_from(log, 0)[0][0].codec == 4
 
 
+@pytest.mark.parametrize(("codec", "weak", "strong"), [("gzip", "1", "9"), ("lz4", "1", "12"), ("zstd", "-50", "19")])
+def test_a_topic_compresses_at_the_level_that_it_sets(tmp_path: Path, codec: str, weak: str, strong: str) -> None:
+    seeded = random.Random(3)
+    values = [b" ".join(b"%d" % seeded.randrange(1000) for _ in range(20)) for _ in range(500)]
+    sizes = []
+    for level in (weak, strong):
+        log = open_log(tmp_path / level, {"compression.type": codec, f"compression.{codec}.level": level})
+        put(log, batch_of([(b"k", value) for value in values]))
+        assert [record.value for record in read_all(log)] == values
+        sizes.append(headers_from(log, 0)[0][0].length)
+    assert sizes[0] > 1.02 * sizes[1], f"{codec} at levels {weak} and {strong}: {sizes} bytes"
+
+
 def test_a_compacted_topic_refuses_records_without_a_key(tmp_path: Path) -> None:
     log = open_log(tmp_path / "p", {"cleanup.policy": "compact"})
     with pytest.raises(InvalidRecordError):
@@ -231,7 +245,7 @@ def test_a_compacted_topic_refuses_records_without_a_key(tmp_path: Path) -> None
 
 
 @given(st.binary(max_size=200), st.integers(0, 4), st.integers(0, 5))
-@settings(max_examples=300)
+@settings(max_examples=examples(60, soak=3000))
 def test_garbage_with_a_good_checksum_is_refused_or_read_but_never_crashes(
     garbage: bytes, codec: int, count: int
 ) -> None:

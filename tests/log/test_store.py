@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.log.segment import Resources
+from penstock.log.statefile import read_state, write_state
 from penstock.log.store import TOPICS_FOLDER, TopicStore
 from tests.log.engine import NOW_MS, QuickDisk, batch_of, put_values, read_all
 
@@ -78,7 +81,9 @@ def test_a_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path, ope
     open_store(tmp_path, opened)
 
 
-def test_a_deleted_topic_is_gone_and_its_name_is_free_at_once(tmp_path: Path, opened: list[TopicStore]) -> None:
+def test_a_deleted_topic_is_gone_and_its_name_is_free_when_nobody_remembers_it(
+    tmp_path: Path, opened: list[TopicStore]
+) -> None:
     store = open_store(tmp_path, opened)
     first = store.create("t", 2, {})
     log = first.partitions[0]
@@ -90,6 +95,9 @@ def test_a_deleted_topic_is_gone_and_its_name_is_free_at_once(tmp_path: Path, op
         store.delete("t")
     with pytest.raises(StorageError, match="deleted"):
         log.append(batch_of([(b"k", b"v")]), NOW_MS)
+    with pytest.raises(TopicExistsError, match="still being deleted"):
+        store.create("t", 1, {})
+    store.deletion_finished("t")
     second = store.create("t", 1, {})
     assert second.id != first.id
     assert second.partitions[0].end_offset == 0
@@ -126,8 +134,12 @@ def test_a_crash_while_a_topic_is_deleted_never_brings_its_records_back(
     close(store)
     store = open_store(tmp_path, opened)
     assert store.names() == []
+    assert store.being_deleted() == ["t"]
+    store.deletion_finished("t")
     again = store.create("t", 3, {})
     assert [log.end_offset for log in again.partitions] == [0, 0, 0]
+    close(store)
+    assert open_store(tmp_path, opened).being_deleted() == []
 
 
 def test_partitions_can_be_added_but_not_taken_away(tmp_path: Path, opened: list[TopicStore]) -> None:
@@ -230,15 +242,118 @@ def test_a_topic_whose_description_is_beyond_repair_is_not_served_but_not_touche
 
 
 def test_records_whose_topic_is_not_written_down_are_never_mixed_with_new_ones(
+    tmp_path: Path, opened: list[TopicStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path, opened)
+    expected = put_values(store.create("t", 1, {}).partitions[0], 3)
+    close(store)
+    path = tmp_path / TOPICS_FOLDER / "t"
+    content = path.read_bytes()
+    path.unlink()
+    store = open_store(tmp_path, opened)
+    assert store.get("t") is None
+    assert store.is_known("t")
+    for reason in (f"its topic file {path} is missing", "Restore the file from a copy"):
+        assert reason in caplog.text
+        with pytest.raises(TopicExistsError, match=re.escape(reason)):
+            store.create("t", 1, {})
+    close(store)
+    path.write_bytes(content)
+    log = open_store(tmp_path, opened).partition("t", 0)
+    assert log is not None
+    assert read_all(log) == expected
+
+
+def test_a_folder_of_records_that_is_missing_is_not_taken_for_a_new_partition(
+    tmp_path: Path, opened: list[TopicStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path, opened)
+    expected = put_values(store.create("t", 2, {}).partitions[1], 3)
+    close(store)
+    (tmp_path / "t-1").rename(tmp_path / "elsewhere")
+    store = open_store(tmp_path, opened)
+    assert store.get("t") is None
+    assert store.is_known("t")
+    assert f"topic t is not served: {tmp_path / 't-1'} missing" in caplog.text
+    close(store)
+    (tmp_path / "elsewhere").rename(tmp_path / "t-1")
+    log = open_store(tmp_path, opened).partition("t", 1)
+    assert log is not None
+    assert read_all(log) == expected
+
+
+def test_a_topic_of_an_earlier_version_has_no_folder_before_its_first_record(
     tmp_path: Path, opened: list[TopicStore]
 ) -> None:
     store = open_store(tmp_path, opened)
-    put_values(store.create("t", 1, {}).partitions[0], 3)
+    put_values(store.create("t", 2, {}).partitions[0], 3)
     close(store)
-    (tmp_path / TOPICS_FOLDER / "t").unlink()
+    path = tmp_path / TOPICS_FOLDER / "t"
+    content = read_state(path)
+    assert content is not None
+    write_state(path, content.replace(b'"version":2', b'"version":1'), QuickDisk())
+    (tmp_path / "t-1").rmdir()
+    for _ in range(2):
+        store = open_store(tmp_path, opened)
+        assert [log.end_offset for log in store.partitions()] == [3, 0]
+        close(store)
+    assert (tmp_path / "t-1").is_dir()
+
+
+def test_folders_that_a_crash_left_before_their_topic_was_written_down_are_used_again(
+    tmp_path: Path, opened: list[TopicStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "t-0").mkdir()
     store = open_store(tmp_path, opened)
-    with pytest.raises(TopicExistsError, match="description is missing"):
-        store.create("t", 1, {})
+    put_values(store.create("t", 2, {}).partitions[0], 3)
+    assert not caplog.records
+
+
+def test_what_else_somebody_keeps_in_the_folder_is_not_taken_for_a_topic(
+    tmp_path: Path, opened: list[TopicStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("notes-1", "spool-1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes-1" / "today.log").touch()
+    for name in ("lock", "00000000000000000000.log"):
+        (tmp_path / "spool-1" / name).touch()
+    store = open_store(tmp_path, opened)
+    assert store.is_new
+    assert not store.is_known("notes")
+    assert not store.is_known("spool")
+    assert not caplog.messages
+
+
+def test_nothing_is_removed_but_the_folders_of_deleted_topics(tmp_path: Path, opened: list[TopicStore]) -> None:
+    mine = tmp_path / "copy of orders.deleted"
+    mine.mkdir()
+    store = open_store(tmp_path, opened)
+    store.create("t", 1, {})
+    store.delete("t")
+    store.remove_deleted()
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"topics", mine.name}
+
+
+def test_a_folder_that_was_replaced_gets_nothing_from_its_former_owner(
+    tmp_path: Path, opened: list[TopicStore]
+) -> None:
+    folder = tmp_path / "data"
+    store = open_store(folder, opened)
+    log = store.create("t", 1, {}).partitions[0]
+    put_values(log, 3)
+    shutil.rmtree(folder)
+    assert not store.is_ours()
+    other = open_store(folder, opened)
+    put_values(other.create("t", 1, {}).partitions[0], 1)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for change in (log.roll, log.checkpoint, lambda: store.create("u", 1, {}), lambda: store.add_partitions("t", 2)):
+        with pytest.raises(StorageError, match="was removed or replaced while it was in use"):
+            change()
+    store.abandon()
+    with pytest.raises(StorageError, match="was removed or replaced while it was in use"):
+        log.append(batch_of([(b"k", b"v")]), NOW_MS)
+    close(store)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_producer_is_recognised_after_a_restart(tmp_path: Path, opened: list[TopicStore]) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageError
-from penstock.log import compaction
-from penstock.log.batch import StoredRecord
+from penstock.log.batches.batch import StoredRecord
+from penstock.log.compacting import cleaning, compaction
+from penstock.log.compacting.swap import MANIFEST
 from penstock.log.disk import Disk
 from penstock.log.partition import PartitionLog
 from penstock.log.reader import PartitionReader
 from penstock.log.statefile import DamagedStateError
-from penstock.log.swap import MANIFEST
 from penstock.testing import FaultyDisk
 from tests.log.engine import (
     COMPACTED,
@@ -111,7 +111,7 @@ def test_a_crash_at_any_step_leaves_all_of_the_old_or_all_of_the_new(
         log = open_log(dirty, SETTINGS)
         plan = compaction.plan(log, NOW_MS)
         assert plan is not None
-        cleaned = compaction.run(plan, disk=QuickDisk())
+        cleaned = cleaning.run(plan, disk=QuickDisk())
         crashed = crashes.run(lambda log=log, cleaned=cleaned: compaction.install(log, cleaned), step, late=late)  # type: ignore[misc]
         between = Snapshot(dirty)
         check_reader(dirty, old, new)
@@ -169,7 +169,7 @@ def test_a_flipped_bit_in_the_decision_does_not_matter(dirty: Path, monkeypatch:
     log = open_log(dirty, SETTINGS)
     plan = compaction.plan(log, NOW_MS)
     assert plan is not None
-    cleaned = compaction.run(plan, disk=QuickDisk())
+    cleaned = cleaning.run(plan, disk=QuickDisk())
     monkeypatch.setattr(compaction, "finish_swap", lambda *_: (_ for _ in ()).throw(Crash))
     with pytest.raises(Crash):
         compaction.install(log, cleaned)
@@ -193,7 +193,7 @@ def test_files_that_vanished_before_the_decision_stop_it(dirty: Path) -> None:
     log = open_log(dirty, SETTINGS)
     plan = compaction.plan(log, NOW_MS)
     assert plan is not None
-    cleaned = compaction.run(plan, disk=QuickDisk())
+    cleaned = cleaning.run(plan, disk=QuickDisk())
     next(dirty.glob("*.log.cleaned")).unlink()
     with pytest.raises(StorageError, match="missing"):
         compaction.install(log, cleaned)
@@ -211,7 +211,7 @@ def test_a_disk_that_refuses_the_swap_leaves_the_old_and_it_can_be_tried_again(d
         log = open_log(dirty, SETTINGS, disk)
         plan = compaction.plan(log, NOW_MS)
         assert plan is not None
-        cleaned = compaction.run(plan, disk=QuickDisk())
+        cleaned = cleaning.run(plan, disk=QuickDisk())
         disk.fail(operation, passes=passes)  # type: ignore[arg-type]
         try:
             compaction.install(log, cleaned)

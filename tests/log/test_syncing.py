@@ -114,7 +114,7 @@ def test_a_checkpoint_never_speaks_of_what_is_not_safe(tmp_path: Path) -> None:
         log.append_marker(producer_id=3, producer_epoch=0, commit=False, coordinator_epoch=0, now_ms=NOW_MS)
         log.checkpoint()
         check_safe(log, disk)
-        aborted = log.folder / "aborted.index"
+        aborted = log.folder / "aborted-transactions"
         assert disk.is_safe(aborted)
 
 

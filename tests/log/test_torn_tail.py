@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.batch import StoredRecord
+from penstock.log.batches.batch import StoredRecord
 from tests.log.engine import Snapshot, batch_of, open_log, put, put_values, read_all, reopen, segment_files
 
 SEED = 4
@@ -127,3 +127,42 @@ def test_a_crash_while_a_new_segment_was_begun_loses_nothing(tmp_path: Path) -> 
     assert log.segments[-1].base_offset == 7
     expected += put_values(log, 3)
     assert read_all(open_log(tmp_path / "p")) == expected
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["before the first checkpoint", "after a checkpoint"])
+@pytest.mark.parametrize(
+    ("left", "spoilt", "said"),
+    [
+        pytest.param(1.0, (70, -1), "5 records from offset 4 on: the checksum does not match", id="two damaged"),
+        pytest.param(0.9, (70,), "5 records from offset 4 on: the checksum does not match", id="damaged, then torn"),
+        pytest.param(0.5, (), "3 records from offset 4 on: it claims", id="torn"),
+        pytest.param(0.2, (), "an unknown number of records from offset 4 on: the file ends within", id="header torn"),
+    ],
+)
+def test_what_was_cut_off_is_told_with_all_that_can_be_known(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    checkpointed: bool,
+    left: float,
+    spoilt: tuple[int, ...],
+    said: str,
+) -> None:
+    log = open_log(tmp_path / "p", {})
+    put_values(log, 4, per_batch=2)
+    if checkpointed:
+        log.checkpoint()
+    last = segment_files(tmp_path / "p")[-1]
+    start = last.stat().st_size
+    put_values(log, 3, per_batch=3)
+    put_values(log, 2, per_batch=2)
+    content = last.read_bytes()
+    tail = bytearray(content[start:])
+    for at in spoilt:
+        tail[at] ^= 1
+    del tail[int(left * len(tail)) :]
+    last.write_bytes(content[:start] + tail)
+    log, report = reopen(tmp_path / "p", {})
+    assert (log.end_offset, report.truncated_bytes) == (4, len(tail))
+    (warning,) = [message for message in caplog.messages if "cut off" in message]
+    assert warning.startswith(f"{last}: cut off the last {len(tail)} bytes, {said}")
+    assert "acks=1" in warning

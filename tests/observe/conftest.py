@@ -12,7 +12,12 @@ from tests.servers import Penstock
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
-    quick = ("--config", "group.initial.rebalance.delay.ms=0", "--config", "log.retention.check.interval.ms=100")
+    settings = {
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "1500",
+        "log.retention.check.interval.ms": "100",
+    }
+    quick = [word for name, value in settings.items() for word in ("--config", f"{name}={value}")]
     with Penstock(tmp_path_factory.mktemp("observe"), *quick) as running:
         yield running
 

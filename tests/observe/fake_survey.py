@@ -7,14 +7,11 @@ from typing import Any
 
 from penstock.abc import Clock
 from penstock.log.partition import PartitionLog
+from penstock.model.administration import GroupMembers, GroupSummary, Member, PartitionId, RecordTime, TopicSummary
 from penstock.observe.facts import GroupFacts, TopicFacts
-from penstock.observe.groups import GroupSight
+from penstock.observe.groups import GroupObserver
 from penstock.observe.library_groups import LibraryGroup
-from penstock.observe.topics import TopicSight
-from penstock.streams.kafka.groups import GroupSummary, Member, Place
-from penstock.streams.kafka.record_times import RecordTime
-from penstock.streams.kafka.survey import GroupMembers
-from penstock.streams.kafka.topics import TopicSummary
+from penstock.observe.topics import TopicObserver
 from tests.log.engine import records_from
 
 
@@ -33,9 +30,9 @@ class FakeStream:
         """The timestamps of the records, by pointer. While it is empty, reading takes too long to tell anything."""
         self.reads = 0
         self.library: dict[str, LibraryGroup] = {}
-        self._topics = TopicSight(clock)
+        self._topics = TopicObserver(clock)
         self._topics.use(self._as_survey(), self._sizes)
-        self._groups = GroupSight()
+        self._groups = GroupObserver()
         self._groups.use(self._as_survey())
 
     def look(self) -> tuple[TopicFacts, Mapping[str, GroupFacts]]:
@@ -46,10 +43,10 @@ class FakeStream:
     def topics(self) -> list[TopicSummary]:
         return [TopicSummary("orders", (0,), internal=False)]
 
-    def starts(self, places: Iterable[Place]) -> dict[Place, int]:
+    def starts(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
         return dict.fromkeys(places, self.start if self.log is None else self.log.log_start_offset)
 
-    def ends(self, places: Iterable[Place]) -> dict[Place, int]:
+    def ends(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
         return dict.fromkeys(places, self.end if self.log is None else self.log.high_watermark)
 
     def configs(self, topics: Iterable[str]) -> dict[str, dict[str, str | None]]:
@@ -67,11 +64,11 @@ class FakeStream:
             for name in groups
         }
 
-    def committed_by(self, groups: Iterable[str]) -> dict[str, dict[Place, int]]:
+    def committed_by(self, groups: Iterable[str]) -> dict[str, dict[PartitionId, int]]:
         return {name: {("orders", 0): self.committed[name]} for name in groups}
 
-    def _read(self, pointers: Mapping[Place, int]) -> dict[Place, RecordTime | None]:
-        found: dict[Place, RecordTime | None] = {}
+    def _read(self, pointers: Mapping[PartitionId, int]) -> dict[PartitionId, RecordTime | None]:
+        found: dict[PartitionId, RecordTime | None] = {}
         for place, pointer in pointers.items():
             self.reads += 1
             if self.log is not None:
@@ -82,12 +79,12 @@ class FakeStream:
                 found[place] = RecordTime(min(later), self.times[min(later)]) if later else None
         return found
 
-    def _sizes(self) -> dict[Place, int] | None:
+    def _sizes(self) -> dict[PartitionId, int] | None:
         size_bytes = self.size_bytes if self.log is None else self.log.size_bytes
         return None if size_bytes is None else {("orders", 0): size_bytes}
 
     def _as_survey(self) -> Any:
-        """The names of `penstock.streams.kafka.survey.Survey`, two of which are fields here."""
+        """The names of `penstock.streams.kafka.administration.survey.Survey`, two of which are fields here."""
         return _Survey(self)
 
 

@@ -23,9 +23,9 @@ from penstock.observe.facts import (
     Snapshot,
     TopicFacts,
 )
-from penstock.observe.history import METRICS, History
-from penstock.observe.history_rolling import COARSE_KEPT_S, FINE_KEPT_S, used_bytes
-from penstock.observe.measures import measured
+from penstock.observe.history.history import METRICS, History
+from penstock.observe.history.measures import measured
+from penstock.observe.history.rolling import COARSE_KEPT_S, FINE_KEPT_S, used_bytes
 
 BEGAN_S = 1_800_000_000
 QUERY = QueryFacts("spend", "running", 3, 10, 9, 0, 0, 5, 0.5, 20.0, 7, None, None, BEGAN_S * 1000)
@@ -240,7 +240,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from tests.observe.test_history import BEGAN_S, snapshot
-from penstock.observe.history import History
+from penstock.observe.history.history import History
 history = History(Path({path!r}))
 for step in range(100_000):
     history.add(snapshot(BEGAN_S + 10 * step, topics=50, rate=float(step), lag=step))

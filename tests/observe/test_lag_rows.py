@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.observe.facts import GroupFacts, ReaderFacts, Snapshot, TopicFacts
-from penstock.observe.history import History
-from penstock.observe.lag_rows import lag_rows
-from penstock.observe.recalling import recalled
+from penstock.observe.history.history import History
+from penstock.observe.lag_rows import lag_rows, recalled
 
 
 def snapshot(at_s: float, members: int = 1, **topics: tuple[int, int]) -> Snapshot:

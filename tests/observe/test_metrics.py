@@ -15,13 +15,14 @@ import penstock
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming.health import Health
+from penstock.errors import UnknownTopicError
 from penstock.model import NewRecord
 from penstock.model.observing import OBSERVED, Observed
 from penstock.observe.metrics import registry
-from penstock.observe.metrics_asking import Asking
-from penstock.observe.metrics_library import LIBRARY
+from penstock.observe.metrics.library import LIBRARY
+from penstock.observe.metrics.totals import HealthChecks
 from penstock.producing import Producer
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 from tests.consuming.eventually import wait_until
 from tests.observe.samples import Samples, gained
 
@@ -29,25 +30,25 @@ RECORDS = "penstock_consumer_records_total"
 
 
 @pytest.fixture
-def streams() -> Iterator[MemoryStreams]:
-    found = MemoryStreams(partitions=1)
+def streams() -> Iterator[MemoryStream]:
+    found = MemoryStream(partitions=1)
     yield found
     found.close()
 
 
-def fill(streams: MemoryStreams, topic: str, count: int, keys: int | None = None) -> None:
+def fill(streams: MemoryStream, topic: str, count: int, keys: int | None = None) -> None:
     records = [
         NewRecord(topic, b"%d" % number, None if keys is None else b"%d" % (number % keys)) for number in range(count)
     ]
-    for receipt in streams.stream(topic).append(records):
+    for receipt in streams.open_topic(topic).append(records):
         receipt.result(10)
 
 
-def app_of(streams: MemoryStreams, group: str, **options: Any) -> App:
+def app_of(streams: MemoryStream, group: str, **options: Any) -> App:
     return App(streams, group=group, checkpoints=MemoryCheckpoints(), **options)
 
 
-def test_records_are_counted_by_their_outcome(streams: MemoryStreams, tmp_path: Path) -> None:
+def test_records_are_counted_by_their_outcome(streams: MemoryStream, tmp_path: Path) -> None:
     fill(streams, "orders", 10)
     app = app_of(streams, "outcomes")
 
@@ -81,7 +82,7 @@ def test_records_are_counted_by_their_outcome(streams: MemoryStreams, tmp_path: 
     ],
     ids=str,
 )
-def test_every_way_to_handle_counts_each_record_once(streams: MemoryStreams, options: dict[str, Any]) -> None:
+def test_every_way_to_handle_counts_each_record_once(streams: MemoryStream, options: dict[str, Any]) -> None:
     fill(streams, "orders", 200, keys=5)
     group = f"ways-{options}"
     app = app_of(streams, group)
@@ -101,7 +102,7 @@ def test_every_way_to_handle_counts_each_record_once(streams: MemoryStreams, opt
     assert samples("penstock_consumer_handler_seconds_count", group=group) == 200
 
 
-def test_an_async_handler_is_counted_as_well(streams: MemoryStreams) -> None:
+def test_an_async_handler_is_counted_as_well(streams: MemoryStream) -> None:
     fill(streams, "orders", 50)
     app = app_of(streams, "async")
 
@@ -115,7 +116,7 @@ def test_an_async_handler_is_counted_as_well(streams: MemoryStreams) -> None:
     assert samples("penstock_consumer_handler_seconds_count", group="async") == 50
 
 
-def test_records_handled_before_count_as_ignored(streams: MemoryStreams) -> None:
+def test_records_handled_before_count_as_ignored(streams: MemoryStream) -> None:
     fill(streams, "orders", 10, keys=4)
     app = app_of(streams, "ignored")
     app.handle("orders", end="latest", idempotency_key="key")(lambda value: None)
@@ -126,7 +127,7 @@ def test_records_handled_before_count_as_ignored(streams: MemoryStreams) -> None
     assert samples(RECORDS, group="ignored", outcome="ignored") == 6
 
 
-def test_records_that_expired_unread_are_counted_as_lost_to_the_group(streams: MemoryStreams) -> None:
+def test_records_that_expired_unread_are_counted_as_lost_to_the_group(streams: MemoryStream) -> None:
     store = MemoryCheckpoints()
 
     def run() -> None:
@@ -145,7 +146,7 @@ def test_records_that_expired_unread_are_counted_as_lost_to_the_group(streams: M
     assert samples(RECORDS, group="expired", outcome="succeeded") == 9
 
 
-def test_a_partition_that_somebody_else_has_taken_is_counted_as_lost(streams: MemoryStreams) -> None:
+def test_a_partition_that_somebody_else_has_taken_is_counted_as_lost(streams: MemoryStream) -> None:
     fill(streams, "orders", 3)
     store = MemoryCheckpoints()
     app = App(streams, group="fenced", checkpoints=store)
@@ -165,7 +166,7 @@ def test_a_partition_that_somebody_else_has_taken_is_counted_as_lost(streams: Me
     assert not running.is_alive()
 
 
-def test_what_an_app_stands_at_is_read_when_asked(streams: MemoryStreams) -> None:
+def test_what_an_app_stands_at_is_read_when_asked(streams: MemoryStream) -> None:
     fill(streams, "orders", 5)
     go_on, in_hand = threading.Event(), threading.Event()
     app = app_of(streams, "standing")
@@ -192,7 +193,7 @@ def test_what_an_app_stands_at_is_read_when_asked(streams: MemoryStreams) -> Non
     assert not Samples(registry()).all("penstock_consumer_healthy", group="standing")
 
 
-def test_counters_never_go_back_when_an_app_ends_and_another_begins(streams: MemoryStreams) -> None:
+def test_counters_never_go_back_when_an_app_ends_and_another_begins(streams: MemoryStream) -> None:
     registry()
     for run in (1, 2):
         fill(streams, "orders", 4)
@@ -210,7 +211,7 @@ def test_a_broker_that_does_not_answer_holds_up_no_scrape() -> None:
             assert answer.wait(20)
             return Health("orders", "hanging", True, (), (), 0, 0)
 
-    asking, consumer = Asking(), Hanging()
+    asking, consumer = HealthChecks(), Hanging()
     began_s = time.monotonic()
     assert asking.ask([consumer], patience_s=0.05) == [None]
     assert asking.ask([consumer], patience_s=0.05) == [None], "it is not asked twice at a time"
@@ -224,7 +225,7 @@ def test_a_consumer_that_cannot_say_is_not_called_healthy() -> None:
         def health(self) -> Health:
             raise penstock.StreamError("the broker is away")
 
-    assert Asking().ask([Failing()]) == [None]
+    assert HealthChecks().ask([Failing()]) == [None]
 
 
 def test_deadlines_tell_of_partial_results_and_of_who_made_them_so() -> None:
@@ -306,14 +307,14 @@ def test_what_ends_is_told_once_and_what_is_at_work_is_listed() -> None:
     assert observed.parts() == [], "a forked process does nothing of what its parent does"
 
 
-def test_nothing_stays_at_work_when_an_app_cannot_be_run(streams: MemoryStreams) -> None:
+def test_nothing_stays_at_work_when_an_app_cannot_be_run(streams: MemoryStream) -> None:
     before = OBSERVED.parts()
     app = app_of(streams, "broken")
 
     @app.handle("nowhere-to-be-found", end="latest")
     def handle(value: bytes) -> None: ...
 
-    with pytest.raises(penstock.UnknownTopicError):
+    with pytest.raises(UnknownTopicError):
         app.run()
     assert OBSERVED.parts() == before
 

@@ -12,14 +12,14 @@ from typing import Final
 import pytest
 
 import penstock
-from penstock.cli import metrics as command
+from penstock.cli.commands import metrics as command
 from penstock.errors import BrokerUnavailableError, ConfigError
 from penstock.observe.metrics import registry
 from tests.consuming.eventually import wait_until
 from tests.observe.samples import gained
 from tests.servers import Penstock
 
-PROGRAM: Final = "import typer; from penstock.cli.metrics import metrics; typer.run(metrics)"
+PROGRAM: Final = "import typer; from penstock.cli.commands.metrics import metrics; typer.run(metrics)"
 COMMAND: Final = (sys.executable, "-c", PROGRAM)
 
 
@@ -47,7 +47,7 @@ def scrape(url: str) -> str:
 @pytest.fixture(autouse=True)
 def _not_hushed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of the library is for the other tests of this process, too."""
-    monkeypatch.setattr(command, "hush", lambda: None)
+    monkeypatch.setattr(command, "silence_log", lambda: None)
 
 
 def test_once_prints_what_is_so_now(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from penstock.observe.facts import (
     Snapshot,
     TopicFacts,
 )
-from penstock.observe.metrics_stream import STREAM, families, registry_of
+from penstock.observe.metrics.stream import STREAM, families, registry_of
 from tests.observe.samples import Samples
 
 ORDERS = TopicFacts(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.consuming.counts import BOUNDS_S, Counts, Timings
-from penstock.consuming.lanes import Lane, Task
+from penstock.consuming.workers.lanes import Lane, Task
 from penstock.model import Batch, Record
 from penstock.model.observing import OBSERVED
 

@@ -7,7 +7,7 @@ import bisect
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.observe.timeline import MOST_POINTS, Timeline
+from penstock.observe.waiting import MOST_POINTS, Timeline
 
 
 def test_a_record_was_appended_when_the_end_passed_it() -> None:

@@ -19,10 +19,11 @@ import penstock
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming.context import Context
-from penstock.model import NewRecord
+from penstock.errors import MissingExtraError
+from penstock.model import Guarantee, NewRecord
 from penstock.model.observing import OBSERVED
 from penstock.observe.tracing import stop_tracing, trace
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 
 TRACEPARENT = "traceparent"
 
@@ -71,8 +72,8 @@ def spans() -> Iterator[Spans]:
 
 
 @pytest.fixture
-def streams() -> Iterator[MemoryStreams]:
-    found = MemoryStreams(partitions=1)
+def streams() -> Iterator[MemoryStream]:
+    found = MemoryStream(partitions=1)
     yield found
     found.close()
 
@@ -83,7 +84,7 @@ def run(streams: Any, topic: str, handler: Any, *, group: str = "group", **optio
     app.run()
 
 
-def send(streams: MemoryStreams, topic: str, *values: bytes) -> None:
+def send(streams: MemoryStream, topic: str, *values: bytes) -> None:
     for value in values:
         streams.send(topic, value).result(5)
 
@@ -92,9 +93,9 @@ def headers_of(streams: Any, topic: str) -> list[dict[str, bytes | None]]:
     return [dict(record.headers) for record in streams.read(topic)]
 
 
-@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE])
 def test_a_record_is_followed_from_its_producer_through_two_apps_of_a_real_log(
-    spans: Spans, tmp_path: Path, guarantee: str
+    spans: Spans, tmp_path: Path, guarantee: Guarantee
 ) -> None:
     def first(value: bytes) -> bytes:
         return value + b"!"
@@ -146,7 +147,7 @@ def test_a_spool_is_told_of_once(spans: Spans, tmp_path: Path) -> None:
     assert [name for name, _ in record.headers].count(TRACEPARENT) == 1
 
 
-def test_what_a_handler_sends_itself_is_below_its_call(spans: Spans, streams: MemoryStreams) -> None:
+def test_what_a_handler_sends_itself_is_below_its_call(spans: Spans, streams: MemoryStream) -> None:
     send(streams, "orders", b"1")
 
     def handle(value: bytes, ctx: Context) -> None:
@@ -160,7 +161,7 @@ def test_what_a_handler_sends_itself_is_below_its_call(spans: Spans, streams: Me
     assert all(TRACEPARENT in headers for headers in headers_of(streams, "by-context"))
 
 
-def test_records_and_lists_that_a_handler_returns_lead_back_to_it(spans: Spans, streams: MemoryStreams) -> None:
+def test_records_and_lists_that_a_handler_returns_lead_back_to_it(spans: Spans, streams: MemoryStream) -> None:
     send(streams, "orders", b"1")
     run(streams, "orders", lambda value: [NewRecord("a", b"1"), NewRecord("b", b"2", headers=(("x", b"y"),))])
     call = spans.one("process orders")
@@ -169,9 +170,9 @@ def test_records_and_lists_that_a_handler_returns_lead_back_to_it(spans: Spans, 
     assert headers_of(streams, "b")[0]["x"] == b"y"
 
 
-def test_a_batch_is_linked_to_every_record_in_it(spans: Spans, streams: MemoryStreams) -> None:
+def test_a_batch_is_linked_to_every_record_in_it(spans: Spans, streams: MemoryStream) -> None:
     send(streams, "orders", b"1", b"2", b"3")
-    streams.stream("orders").append([NewRecord("orders", b"nobody traced this one")])[0].result(5)
+    streams.open_topic("orders").append([NewRecord("orders", b"nobody traced this one")])[0].result(5)
 
     def handle(values: list[bytes]) -> list[bytes]:
         return [b"sum"]
@@ -187,7 +188,7 @@ def test_a_batch_is_linked_to_every_record_in_it(spans: Spans, streams: MemorySt
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 def test_attempts_that_fail_are_events_and_the_last_one_an_error(
-    spans: Spans, streams: MemoryStreams, tmp_path: Path, is_async: bool
+    spans: Spans, streams: MemoryStream, tmp_path: Path, is_async: bool
 ) -> None:
     send(streams, "orders", b"1")
 
@@ -217,7 +218,7 @@ def test_attempts_that_fail_are_events_and_the_last_one_an_error(
 
 
 def test_a_record_that_cannot_be_decoded_is_seen_in_its_trace(
-    spans: Spans, streams: MemoryStreams, tmp_path: Path
+    spans: Spans, streams: MemoryStream, tmp_path: Path
 ) -> None:
     send(streams, "orders", b"{")
 
@@ -228,7 +229,7 @@ def test_a_record_that_cannot_be_decoded_is_seen_in_its_trace(
     assert is_below(spans.one("dead_letter orders"), spans.one("send orders"))
 
 
-def test_a_rejected_record_is_an_error_at_once(spans: Spans, streams: MemoryStreams, tmp_path: Path) -> None:
+def test_a_rejected_record_is_an_error_at_once(spans: Spans, streams: MemoryStream, tmp_path: Path) -> None:
     send(streams, "orders", b"1")
 
     def handle(value: bytes) -> None:
@@ -238,7 +239,7 @@ def test_a_rejected_record_is_an_error_at_once(spans: Spans, streams: MemoryStre
     assert spans.one("process orders").status.status_code is StatusCode.ERROR
 
 
-def test_a_shared_handler_is_traced_as_well(spans: Spans, streams: MemoryStreams) -> None:
+def test_a_shared_handler_is_traced_as_well(spans: Spans, streams: MemoryStream) -> None:
     send(streams, "orders", b"1")
     app = App(streams, group="sharing", checkpoints=MemoryCheckpoints())
 
@@ -253,7 +254,7 @@ def test_a_shared_handler_is_traced_as_well(spans: Spans, streams: MemoryStreams
 
 
 def test_exactly_once_in_sql_is_traced_and_stays_exactly_once(
-    spans: Spans, streams: MemoryStreams, tmp_path: Path
+    spans: Spans, streams: MemoryStream, tmp_path: Path
 ) -> None:
     send(streams, "orders", b"1", b"2", b"3")
     app = App(streams, group="sql", checkpoints=f"sqlite:{tmp_path}/orders.db")
@@ -283,7 +284,7 @@ def double(value: bytes) -> bytes:
     return value * 2
 
 
-def test_a_handler_in_another_process_is_traced_from_here(spans: Spans, streams: MemoryStreams, tmp_path: Path) -> None:
+def test_a_handler_in_another_process_is_traced_from_here(spans: Spans, streams: MemoryStream, tmp_path: Path) -> None:
     send(streams, "orders", b"1", b"bad")
     letters = f"file:{tmp_path}/letters.jsonl"
     run(streams, "orders", double, processes=True, to="doubles", retry=penstock.Retry(1), dead_letters=letters)
@@ -294,7 +295,7 @@ def test_a_handler_in_another_process_is_traced_from_here(spans: Spans, streams:
     assert [record.value for record in streams.read("doubles")] == [b"11"]
 
 
-def test_stages_and_tasks_of_other_topics_stay_in_the_trace(spans: Spans, streams: MemoryStreams) -> None:
+def test_stages_and_tasks_of_other_topics_stay_in_the_trace(spans: Spans, streams: MemoryStream) -> None:
     send(streams, "orders", b"1")
     streams.create_topic("parts", 1)
     app = App(streams, group="stages", checkpoints=MemoryCheckpoints())
@@ -323,7 +324,7 @@ def test_stages_and_tasks_of_other_topics_stay_in_the_trace(spans: Spans, stream
     assert is_below(spans.one("process parts"), spans.one("send parts"))
 
 
-def test_a_handler_that_takes_the_record_is_not_given_more_to_decode(spans: Spans, streams: MemoryStreams) -> None:
+def test_a_handler_that_takes_the_record_is_not_given_more_to_decode(spans: Spans, streams: MemoryStream) -> None:
     send(streams, "orders", b"no json at all")
     seen: list[penstock.Record] = []
 
@@ -339,10 +340,10 @@ def test_a_handler_that_takes_the_record_is_not_given_more_to_decode(spans: Span
     "header", [b"", b"nonsense", b"00-zz", b"\xff\xfe", b"00-" + b"0" * 32 + b"-" + b"0" * 16, None]
 )
 def test_headers_that_lead_nowhere_begin_a_trace_of_their_own(
-    spans: Spans, streams: MemoryStreams, header: bytes | None
+    spans: Spans, streams: MemoryStream, header: bytes | None
 ) -> None:
     record = NewRecord("orders", b"1", headers=((TRACEPARENT, header),))
-    streams.stream("orders").append([record])[0].result(5)
+    streams.open_topic("orders").append([record])[0].result(5)
     run(streams, "orders", lambda value: None)
     assert spans.one("process orders").parent is None
 
@@ -358,7 +359,7 @@ def test_a_record_that_cannot_be_sent_ends_its_span_as_an_error(spans: Spans) ->
     assert has(span, "error.type") == "RecordTooLargeError"
 
 
-def test_without_tracing_records_and_programs_stay_as_they_are(streams: MemoryStreams) -> None:
+def test_without_tracing_records_and_programs_stay_as_they_are(streams: MemoryStream) -> None:
     assert OBSERVED.tracer is None
     send(streams, "orders", b"1")
     run(streams, "orders", lambda value: NewRecord("bills", b"2"))
@@ -384,7 +385,7 @@ def test_nothing_of_opentelemetry_is_loaded_until_it_is_asked_for() -> None:
 
 def test_a_program_without_opentelemetry_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(penstock.MissingExtraError, match=r"penstock\[otel\]"):
+    with pytest.raises(MissingExtraError, match=r"penstock\[otel\]"):
         trace()
     assert OBSERVED.tracer is None
 

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.errors import BrokerUnavailableError, ConfigError
 from penstock.observe.facts import Snapshot
-from penstock.observe.history import History
+from penstock.observe.history.history import History
 from penstock.observe.watching import REST, Watch
 from penstock.testing.clock import VirtualClock
 from tests.clients.names import fresh

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.app import App
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.consuming import Consumer
 from penstock.model import NewRecord, Record
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 from penstock.testing.crashing import CrashingStore, die
 from tests.forking import FORKING
 
@@ -37,9 +37,9 @@ def in_a_process(work: Callable[..., None], *arguments: object) -> int:
     return process.exitcode
 
 
-def numbers(count: int, keys: int = 1) -> MemoryStreams:
-    streams = MemoryStreams(partitions=1)
-    streams.stream("orders").append(
+def numbers(count: int, keys: int = 1) -> MemoryStream:
+    streams = MemoryStream(partitions=1)
+    streams.open_topic("orders").append(
         [NewRecord("orders", str(number).encode(), str(number % keys).encode()) for number in range(count)]
     )
     return streams
@@ -95,7 +95,7 @@ def finish_some(folder: Path, count: int, unfinished: frozenset[int]) -> None:
     )
     taken = 0
     while taken < count:
-        records = consumer.poll(timeout=20)
+        records = consumer.poll(timeout_s=20)
         assert records, f"only {taken} of {count} came"
         taken += len(records)
         for record in records:

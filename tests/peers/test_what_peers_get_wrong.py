@@ -21,15 +21,15 @@ from confluent_kafka.admin import AdminClient
 import penstock
 from penstock.app import App
 from penstock.checkpoints.format import encode_checkpoint
-from penstock.checkpoints.sqlite import SqliteCheckpoints
-from penstock.consuming import Breaker, Consumer, Retry
-from penstock.consuming.dead_letters.sqlite import SqliteDeadLetters
-from penstock.consuming.defaults import LOG_CHECKPOINTS
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
+from penstock.consuming import CircuitBreaker, Consumer, Retry
+from penstock.dead_letters.sqlite import SqliteDeadLetters
 from penstock.errors import ConfigError, OffsetOutOfRangeError, StoreUnavailableError
-from penstock.model import CheckpointKey, Happening, LetterFilter, NewRecord, Position, Record, Status
+from penstock.model import CheckpointKey, DeadLetterFilter, HistoryEntry, NewRecord, Position, Record, Status
 from penstock.producing import Producer
 from penstock.producing.spooling import Spool
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
+from penstock.streams.url import LOG_CHECKPOINTS
 from penstock.testing.faulty import FaultyLetters
 from tests.clients.names import fresh
 from tests.consuming.eventually import wait_until
@@ -74,21 +74,21 @@ def test_unistream_a_rotated_and_torn_spool_is_opened_again_and_delivered(tmp_pa
     segments = sorted((tmp_path / "outbox").glob("*.log"))
     assert len(segments) > 2, "it must have been rotated"
     segments[-1].write_bytes(segments[-1].read_bytes()[:-3])
-    streams = MemoryStreams(partitions=1)
+    streams = MemoryStream(partitions=1)
     with Producer(streams, buffer=f"spool:{tmp_path / 'outbox'}") as producer:
         producer.send("orders", b"new")
-        producer.flush(timeout=20)
-    delivered = [record.value for record in streams.stream("orders").read(0, 0, 100, 0)]
+        producer.flush(timeout_s=20)
+    delivered = [record.value for record in streams.open_topic("orders").read(0, 0, 100, 0)]
     assert delivered == [*(str(number).encode() for number in range(49)), b"new"]
 
 
 def test_unistream_flush_close_and_linger_are_there_and_hold() -> None:
     """unistream: nothing can be flushed or closed, and every record is a request of its own."""
-    streams = MemoryStreams(partitions=1)
+    streams = MemoryStream(partitions=1)
     producer = Producer(streams, linger_ms=60_000)
     receipts = [producer.send("orders", str(number)) for number in range(10)]
     assert not any(receipt.done for receipt in receipts), "they must linger: a minute has not passed"
-    producer.flush(timeout=20)
+    producer.flush(timeout_s=20)
     assert all(receipt.done for receipt in receipts)
     last = producer.send("orders", "last")
     assert not last.done
@@ -99,7 +99,7 @@ def test_unistream_flush_close_and_linger_are_there_and_hold() -> None:
 
 
 def test_faststream_a_failing_record_is_not_read_again_in_a_hot_loop(
-    tmp_path: Path, streams: MemoryStreams, store: SqliteCheckpoints
+    tmp_path: Path, streams: MemoryStream, store: SqliteCheckpoints
 ) -> None:
     """FastStream: `nack` has the record read again at once, as often as the machine can."""
     fill(streams, 1)
@@ -116,7 +116,7 @@ def test_faststream_a_failing_record_is_not_read_again_in_a_hot_loop(
 
 
 def test_faststream_the_record_behind_a_failed_one_is_not_handled_before_it(
-    streams: MemoryStreams, store: SqliteCheckpoints
+    streams: MemoryStream, store: SqliteCheckpoints
 ) -> None:
     """FastStream: while a failed record is on its way back, the one behind it is handled."""
     fill(streams, 10)
@@ -134,7 +134,7 @@ def test_faststream_the_record_behind_a_failed_one_is_not_handled_before_it(
 
 
 @pytest.mark.parametrize("option", [{"wokers": 3}, {"max_poll_records": 10}, {"retries": 5}])
-def test_faststream_options_that_are_not_honoured_are_refused(option: dict[str, Any], streams: MemoryStreams) -> None:
+def test_faststream_options_that_are_not_honoured_are_refused(option: dict[str, Any], streams: MemoryStream) -> None:
     """FastStream: options that do nothing with the broker in use are taken without a word."""
     fill(streams, 1)
     (name,) = option
@@ -148,15 +148,15 @@ def test_faststream_options_that_are_not_honoured_are_refused(option: dict[str, 
         penstock.connect("memory:", **option)
 
 
-def test_faststream_an_option_that_says_nothing_with_the_others_is_refused(streams: MemoryStreams) -> None:
+def test_faststream_an_option_that_says_nothing_with_the_others_is_refused(streams: MemoryStream) -> None:
     """FastStream: as above, for options that are known, and cannot be kept together with what else was chosen."""
     app = App(streams, group="g")
     with pytest.raises(ConfigError, match="visibility_s needs order='none'"):
         app.handle("orders", order="key", visibility_s=1)
-    with pytest.raises(ConfigError, match="an idempotency key says nothing with at-most-once"):
+    with pytest.raises(ConfigError, match="idempotency_key has no effect with at-most-once"):
         app.handle("orders", guarantee="at-most-once", idempotency_key="key")
-    with pytest.raises(ConfigError, match="workers is for handlers"):
-        Consumer(streams, "orders", group="g", workers=2)
+    with pytest.raises(ConfigError, match="workers is an option of handlers"):
+        Consumer(streams, "orders", group="g", workers=2)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="compression"):
         Producer(streams, compression="lz4")
 
@@ -310,7 +310,7 @@ def test_quix_a_revoke_during_long_handlers_ends_within_its_budget_and_the_group
 
 
 def test_parallel_consumer_retries_end_and_there_are_dead_letters(
-    streams: MemoryStreams, store: SqliteCheckpoints, tmp_path: Path
+    streams: MemoryStream, store: SqliteCheckpoints, tmp_path: Path
 ) -> None:
     """parallel-consumer: a record that can never succeed is tried for ever, and there is no other place for it."""
     fill(streams, 5)
@@ -324,7 +324,7 @@ def test_parallel_consumer_retries_end_and_there_are_dead_letters(
     letters = SqliteDeadLetters(tmp_path / "letters.db")
     run(streams, store, fail, order="none", workers=2, retry=Retry(4, first_delay_s=0), dead_letters=letters)
     assert attempts == Counter({b"0": 1, b"1": 1, b"2": 4, b"3": 1, b"4": 1})
-    (letter,) = letters.browse(LetterFilter())
+    (letter,) = letters.browse(DeadLetterFilter())
     assert (letter.record.value, letter.attempts) == (b"2", 4)
     letters.close()
 
@@ -342,14 +342,14 @@ def test_parallel_consumer_a_completion_set_beyond_4_kilobytes_survives_a_kill(t
     assert len(encode_checkpoint(checkpoint)) > 4096
     again: list[int] = []
     app = App(numbers(count), group=GROUP, checkpoints=store)
-    app.handle("orders", end="latest", session_timeout_s=1.5)(lambda value: again.append(int(value)))
+    app.handle("orders", end="latest", **QUICK)(lambda value: again.append(int(value)))
     app.run()
     store.close()
     assert again == sorted(unfinished)
 
 
 def test_arroyo_dead_letters_under_backpressure_drop_nothing(
-    streams: MemoryStreams, store: SqliteCheckpoints, tmp_path: Path
+    streams: MemoryStream, store: SqliteCheckpoints, tmp_path: Path
 ) -> None:
     """arroyo: records that may become dead letters are kept in a buffer of a fixed size; when it is too small, the
     oldest fall out of it and are gone."""
@@ -369,10 +369,10 @@ def test_arroyo_dead_letters_under_backpressure_drop_nothing(
         workers=2,
         in_flight=16,
         retry=Retry(1),
-        breaker=Breaker(after=0),
+        breaker=CircuitBreaker(after=0),
         dead_letters=letters,
     )
-    found = letters.browse(LetterFilter(), limit=1000)
+    found = letters.browse(DeadLetterFilter(), limit=1000)
     assert sorted(int(letter.record.value or b"") for letter in found) == list(range(300))
     letters.close()
 
@@ -412,7 +412,7 @@ def test_a_balanced_queue_reorders_after_a_failure_and_order_by_key_does_not(
 
 
 def test_nobody_else_can_say_what_happened_to_a_record_of_an_earlier_batch(
-    streams: MemoryStreams, store: SqliteCheckpoints, tmp_path: Path
+    streams: MemoryStream, store: SqliteCheckpoints, tmp_path: Path
 ) -> None:
     """None of them keeps a history that can be asked for a record of a batch that is long finished."""
     fill(streams, 2_000)
@@ -435,8 +435,8 @@ def test_nobody_else_can_say_what_happened_to_a_record_of_an_earlier_batch(
 
 
 @pytest.fixture
-def streams() -> MemoryStreams:
-    return MemoryStreams(partitions=1)
+def streams() -> MemoryStream:
+    return MemoryStream(partitions=1)
 
 
 @pytest.fixture
@@ -444,11 +444,11 @@ def store(tmp_path: Path) -> SqliteCheckpoints:
     return checkpoints(tmp_path)
 
 
-def fill(streams: MemoryStreams, count: int) -> None:
-    streams.stream("orders").append([NewRecord("orders", str(number).encode()) for number in range(count)])
+def fill(streams: MemoryStream, count: int) -> None:
+    streams.open_topic("orders").append([NewRecord("orders", str(number).encode()) for number in range(count)])
 
 
-def run(streams: MemoryStreams, store: SqliteCheckpoints, handler: Callable[..., Any], **options: Any) -> None:
+def run(streams: MemoryStream, store: SqliteCheckpoints, handler: Callable[..., Any], **options: Any) -> None:
     app = App(streams, group=GROUP, checkpoints=store)
     app.handle("orders", end="latest", **options)(handler)
     app.run()
@@ -458,7 +458,7 @@ def partitions_of(app: App) -> int:
     return sum(len(health.partitions) for health in app.health())
 
 
-def history(stream: penstock.Connection, group: str, pointer: int) -> Sequence[Happening]:
+def history(stream: penstock.Connection, group: str, pointer: int) -> Sequence[HistoryEntry]:
     """What happened to a record, for a group that is named like its topic, as anybody can look it up."""
     store = SqliteCheckpoints(Path(stream.url.removeprefix("log:")) / LOG_CHECKPOINTS)
     try:

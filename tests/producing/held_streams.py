@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from penstock.abc import Features
 from penstock.errors import DeliveryError
 from penstock.model import Batch, NewRecord, Pointer, Position, Receipt
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 
 Verdict = Callable[[NewRecord], DeliveryError | None]
 
@@ -18,7 +18,7 @@ class HeldStreams:
     """Appends wait while it is shut. What `fail_next` was given befalls the next batches, one after the other."""
 
     def __init__(self, features: Features | None = None) -> None:
-        self._memory = MemoryStreams()
+        self._memory = MemoryStream()
         self._features = self._memory.features if features is None else features
         self.url = "held:"
         self.gate = threading.Event()
@@ -37,7 +37,7 @@ class HeldStreams:
     def release(self) -> None:
         self.gate.set()
 
-    def stream(self, topic: str) -> HeldStream:
+    def open_topic(self, topic: str) -> HeldStream:
         return HeldStream(self, topic)
 
     def topics(self) -> Sequence[str]:

@@ -81,7 +81,7 @@ class Countdown:
 
 
 def arm(step: str, nth: int) -> None:
-    from penstock.producing import kafka_transactions
+    from penstock.producing.kafka import transactions as kafka_transactions
     from penstock.producing.spooling import folder, position, segment, spool
 
     written, delivery = segment.WrittenSegment, kafka_transactions.TransactionDelivery
@@ -112,7 +112,7 @@ def arm(step: str, nth: int) -> None:
         case "record written":
             countdown.after(written, "write")
         case "transaction begun":
-            call_after("begun")
+            call_after("started")
         case "records handed over":
             countdown.halfway(delivery, "_wait_for_reports", lambda *_: None)
         case "records acknowledged":

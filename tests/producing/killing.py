@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.prove.judging import judge_producers
+from tests.prove.judging import judge_producers
 from tests.servers import LAUNCHER, STOP_TIMEOUT_S
 from tests.tidy.source import ROOT
 

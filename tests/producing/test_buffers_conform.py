@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.abc import Feature
-from penstock.producing.memory import MemoryBuffer
+from penstock.producing.buffers import MemoryBuffer
 from penstock.producing.spooling import Spool
-from penstock.testing.conformance.buffer import buffer
-from penstock.testing.conformance.buffer_suite import LIMITED_RECORDS
+from penstock.testing.conformance.buffers import LIMITED_RECORDS, buffer
 
 
 def open_memory() -> MemoryBuffer:

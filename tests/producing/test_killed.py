@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 
 import penstock
-from penstock.prove.deaths import KILLED
 from tests.clients.names import fresh
 from tests.producing.killed_producer import STEPS
 from tests.producing.killing import arrived, check_exactly_once, factory
+from tests.prove.deaths import KILLED
 from tests.seeds import seed_of
 from tests.servers import Server
 

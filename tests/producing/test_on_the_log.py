@@ -11,10 +11,10 @@ import pytest
 
 import penstock
 from penstock.errors import BufferFullError, DeliveryError, FencedError, InvalidTopicError
-from penstock.model import Place, Receipt
-from penstock.producing.backoff import Backoff
-from penstock.producing.choosing import PROGRESS_PREFIX
-from penstock.producing.kafka_transactions import TransactionDelivery
+from penstock.model import Receipt, RecordMetadata
+from penstock.model.retry import Retry
+from penstock.producing.kafka.choosing import PROGRESS_PREFIX
+from penstock.producing.kafka.transactions import TransactionDelivery
 from penstock.producing.producer import Producer
 from penstock.producing.refused import read_refused
 from penstock.producing.spooling import Spool
@@ -77,7 +77,7 @@ def test_an_impossible_topic_is_refused_by_send(url: str) -> None:
 def test_a_spool_outlives_an_outage_of_the_broker(own_server: Penstock, tmp_path: Path) -> None:
     topic = fresh()
     url = f"kafka://{own_server.bootstrap}"
-    retry = Backoff(first_s=0.05, longest_s=0.2)
+    retry = Retry(None, first_delay_s=0.05, max_delay_s=0.2)
     with Producer(url, buffer=f"spool:{tmp_path / 'spool'}", retry=retry, linger_ms=1) as producer:
         producer.send(topic, "0").result(20)
         for outage in range(2):
@@ -96,12 +96,12 @@ def test_a_spool_is_filled_and_opened_while_there_is_no_broker(own_server: Penst
     topic = fresh()
     url = f"kafka://{own_server.bootstrap}"
     spool = f"spool:{tmp_path / 'spool'}"
-    retry = Backoff(first_s=0.05, longest_s=0.2)
+    retry = Retry(None, first_delay_s=0.05, max_delay_s=0.2)
     own_server.kill()
     producer = Producer(url, buffer=spool, retry=retry)
     receipts = [producer.send(topic, str(number), "key") for number in range(50)]
-    producer.close(timeout=0.3)
-    assert all("kept in" in str(receipt.error) for receipt in receipts)
+    producer.close(timeout_s=0.3)
+    assert all("stays in the spool" in str(receipt.error) for receipt in receipts)
     own_server.start()
     with Producer(url, buffer=spool, retry=retry) as again:
         again.flush(60)
@@ -133,7 +133,7 @@ def test_receipts_do_not_wait_for_a_pause_of_the_sender(
         assert wait_while_sending(producer, topic, first, attempts=2_000).partition == 0
 
 
-def wait_while_sending(producer: Producer, topic: str, first: Receipt, attempts: int) -> Place:
+def wait_while_sending(producer: Producer, topic: str, first: Receipt, attempts: int) -> RecordMetadata:
     """Wait for a receipt in small steps, and send a record after each."""
     for _ in range(attempts):
         producer.send(topic, "more")
@@ -237,7 +237,7 @@ def test_a_spool_that_lost_its_name_takes_it_again_and_repeats_nothing(
 ) -> None:
     """As after a long sleep of the machine: the brokers have given the producer up."""
     spool = Spool(tmp_path / "spool")
-    retry = Backoff(first_s=0.01, longest_s=0.1)
+    retry = Retry(None, first_delay_s=0.01, max_delay_s=0.1)
     with Producer(url, buffer=spool, retry=retry) as producer:
         for turn in range(3):
             receipts = [producer.send(topic, f"{turn} {number}", "key") for number in range(20)]
@@ -268,12 +268,12 @@ def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(
             lost.append(what)
             if was_committed:
                 real(self, what, *arguments, **options)
-            self._begin_anew()
+            self._drop_producer()
             raise DeliveryError("the answer is lost", retriable=True)
         real(self, what, *arguments, **options)
 
     monkeypatch.setattr(TransactionDelivery, "_call", lose_the_answer)
-    retry = Backoff(first_s=0.01, longest_s=0.1)
+    retry = Retry(None, first_delay_s=0.01, max_delay_s=0.1)
     with Producer(url, buffer=f"spool:{tmp_path / 'spool'}", retry=retry, batch_records=10) as producer:
         receipts = [producer.send(topic, str(number), "key") for number in range(100)]
         places = [receipt.result(30) for receipt in receipts]
@@ -292,7 +292,7 @@ def test_in_memory_a_commit_whose_answer_was_lost_fails_and_is_not_repeated(
         real(self, what, *arguments, **options)
         if "committed" in what:
             monkeypatch.undo()
-            self._begin_anew()
+            self._drop_producer()
             raise DeliveryError("the answer is lost", retriable=True)
 
     monkeypatch.setattr(TransactionDelivery, "_call", lose_the_answer)

@@ -18,6 +18,7 @@ from penstock.log.statefile import write_state
 from penstock.model import NewRecord
 from penstock.producing.spooling import Spool
 from penstock.testing import FaultyDisk
+from tests.crash.power_cut import PowerCut
 
 ALL = 1 << 40
 
@@ -241,9 +242,9 @@ def test_a_spool_that_cannot_be_synced_takes_no_more(tmp_path: Path) -> None:
     spool = Spool(tmp_path, flush="fsync", disk=disk)
     put(spool, 0)
     disk.fail("sync", code=errno.EIO, times=1)
-    with pytest.raises(StorageError, match="takes no more records"):
+    with pytest.raises(StorageError, match="accepts no more records"):
         put(spool, 1)
-    with pytest.raises(StorageError, match="takes no more records"):
+    with pytest.raises(StorageError, match="accepts no more records"):
         put(spool, 2)
     spool.close()
     assert reopened(tmp_path)[0] == 0
@@ -313,6 +314,28 @@ def test_a_crash_while_the_end_is_cut_can_be_repeated(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\x01" * 30)
     disk = FaultyDisk()
     disk.fail("truncate", times=1)
-    with pytest.raises(StorageError, match="could not be cut"):
+    with pytest.raises(StorageError, match="could not be truncated"):
         Spool(tmp_path, disk=disk)
     assert reopened(tmp_path) == list(range(10))
+
+
+def test_a_missing_identity_is_not_taken_for_a_new_spool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spool = Spool(tmp_path)
+    put(spool, *range(3))
+    spool.close()
+    assert not caplog.messages
+    (tmp_path / "spool").unlink()
+    assert reopened(tmp_path) == [0, 1, 2]
+    assert caplog.messages == [
+        f"{tmp_path / 'spool'} is missing, but the folder holds a spool; the spool gets a new id: records that were "
+        "in flight may be delivered twice"
+    ]
+
+
+def test_what_a_spool_has_taken_with_fsync_survives_a_power_cut(tmp_path: Path) -> None:
+    with PowerCut(tmp_path / "data") as power:
+        spool = Spool(tmp_path / "data", flush="fsync", segment_bytes=500)
+        put(spool, *range(20))
+        power.leave(tmp_path / "left")
+        spool.close()
+    assert reopened(tmp_path / "left") == list(range(20))

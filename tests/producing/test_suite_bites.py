@@ -13,9 +13,9 @@ import pytest
 from penstock.abc import Feature
 from penstock.errors import BufferFullError
 from penstock.model import NewRecord
-from penstock.producing.memory import MemoryBuffer
+from penstock.producing.buffers import MemoryBuffer
 from penstock.producing.spooling import Spool
-from penstock.testing.conformance.buffer import buffer
+from penstock.testing.conformance.buffers import buffer
 
 
 class NewestFirst(MemoryBuffer):

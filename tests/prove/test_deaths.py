@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from multiprocessing.process import BaseProcess
 
-from penstock.prove.deaths import Death, Kill, Moment, until_one_ends
+from tests.prove.deaths import Death, Kill, Moment, until_one_ends
 from tests.prove.victims import start, start_endless, start_failing
 
 REACHED = (Death("wake up", 1, after=False), Death("work", 1, after=True))
@@ -57,7 +57,7 @@ def test_who_hangs_is_told_and_does_not_stay_behind() -> None:
 
     ending = until_one_ends(endless, deque(), timeout_s=0.1)
     assert ending.exit_code is None
-    assert "did not come to an end" in ending.problem
+    assert "did not end" in ending.problem
     assert started[0].exitcode == -9
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.prove.judging import Judgement, Traces, judge_consumers, judge_producers
+from tests.prove.judging import Judgement, Traces, judge_consumers, judge_producers
 
 GOOD = (0, 1, 2, 3)
 BAD = (4,)
@@ -90,7 +90,7 @@ def test_a_record_that_nobody_sent_is_strange() -> None:
 
 
 def test_an_unknown_guarantee_is_refused() -> None:
-    with pytest.raises(ValueError, match="no guarantee"):
+    with pytest.raises(ValueError, match="not a guarantee"):
         _ = Judgement("most-of-the-time", 1).broken
 
 

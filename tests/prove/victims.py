@@ -8,9 +8,9 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from penstock.prove.deaths import Death
 from penstock.testing.crashing import die
 from tests.forking import FORKING
+from tests.prove.deaths import Death
 
 STEPS: Final = ("wake up", "work")
 

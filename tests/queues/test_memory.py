@@ -118,7 +118,7 @@ def test_what_makes_no_sense_is_refused(queue: MemoryQueue) -> None:
     delivery = receive(queue)
     with pytest.raises(ConfigError, match="for RETRY"):
         queue.settle(delivery, Outcome.DONE, delay_s=1.0)
-    with pytest.raises(ConfigError, match="positive"):
+    with pytest.raises(ConfigError, match="not negative"):
         queue.settle(delivery, Outcome.RETRY, delay_s=-1.0)
     with pytest.raises(ConfigError, match="limit"):
         queue.receive(0, 0.0)

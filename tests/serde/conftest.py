@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from penstock.serde import SchemaRegistry
+from penstock import SchemaRegistry
 from tests.serde.registry_server import Registry, registry_server
 
 PROTOS = Path(__file__).with_name("protos")

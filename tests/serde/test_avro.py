@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import SchemaRegistry
 from penstock.errors import ConfigError, RegistryError, SerdeError
-from penstock.serde import AvroSerde, JsonSerde, Reference, Schema, SchemaRegistry, Topic
+from penstock.serde import AvroSerde, JsonSerde, Reference, Schema, Topic
 from penstock.serde.avro_schema import avro_schema_of
 from tests.serde.registry_server import Registry
 from tests.serde.values import ORDER, PAYMENT, Created, Order, Parcel, Payment, Person, Point, Removed, Sensor, Tree
@@ -173,7 +174,7 @@ def test_bytes_that_are_no_such_value_are_refused_whole() -> None:
     data = serde.encode({"customer": "ada", "cups": 2}, "t")
     assert data is not None
     for cut in range(len(data)):
-        with pytest.raises(SerdeError, match=rf"topic 't': {cut} bytes are no Avro shop.Purchase"):
+        with pytest.raises(SerdeError, match=rf"topic 't': {cut} bytes are not Avro shop.Purchase"):
             serde.decode(data[:cut], "t")
     with pytest.raises(SerdeError, match="1 bytes are left over"):
         serde.decode(data + b"\0", "t")
@@ -217,7 +218,7 @@ def test_a_value_is_read_into_the_readers_schema(registry: SchemaRegistry) -> No
     assert registry.versions("orders-value") == [1, 2]
     assert new.decode(written_by_old) == OrderV2("ada", 2.0, None, [])
     assert new.decode(written_by_new) == OrderV2("bob", 3.0, "n", ["t"])
-    with pytest.raises(SerdeError, match=r"topic 'orders': .* bytes are no Avro Order"):
+    with pytest.raises(SerdeError, match=r"topic 'orders': .* bytes are not Avro Order"):
         old.decode(written_by_new)  # a double is no long
 
 
@@ -259,10 +260,10 @@ class Odd:
         (dict[int, str], "has no counterpart in Avro"),
         (Untold, "Untold.maybe may be missing, which Avro cannot express"),
         (Odd, "Odd has no Avro schema: Enums must contain either all str or all int values"),
-        (Person, r"Person is a pydantic model: give its schema, AvroSerde\(schema, Person\)"),
+        (Person, r"Person is a pydantic model: pass its schema, AvroSerde\(schema, Person\)"),
         (complex, "has no counterpart in Avro"),
-        ({"type": "recrod"}, "this is no Avro schema"),
-        ("{", "this is no Avro schema"),
+        ({"type": "recrod"}, "this is not an Avro schema"),
+        ("{", "this is not an Avro schema"),
         (5, "5 has no Avro schema|has no Avro schema"),
         (None, "Avro needs a schema"),
     ],
@@ -282,7 +283,7 @@ def test_annotations_that_cannot_be_found_are_told() -> None:
 
     for make in (AvroSerde, JsonSerde):
         with pytest.raises(
-            ConfigError, match="its annotations say Hidden, which cannot be found: define it at the top of"
+            ConfigError, match="its annotations say Hidden, which was not found: define it at module level"
         ):
             make(Local)
 

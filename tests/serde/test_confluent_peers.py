@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.serde import AvroSerde, JsonSerde, ProtobufSerde, Schema, SchemaRegistry
+from penstock import SchemaRegistry
+from penstock.serde import AvroSerde, JsonSerde, ProtobufSerde, Schema
 from penstock.serde.json import json_schema
 from tests.serde.registry_server import Registry
 from tests.serde.values import Line

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import SchemaRegistry
 from penstock.errors import ConfigError, SerdeError
-from penstock.serde import ProtobufSerde, Schema, SchemaRegistry, Topic
+from penstock.serde import ProtobufSerde, Schema, Topic
 from penstock.serde.message_indexes import decode_indexes, encode_indexes, indexes_of, name_in_text
 from penstock.serde.registry.schema import SchemaKind
 from tests.serde.conftest import PROTOS
@@ -40,9 +41,9 @@ def test_another_message_is_refused(shop: ModuleType) -> None:
     serde = ProtobufSerde(shop.Purchase)
     with pytest.raises(SerdeError, match=r"topic 't' carries shop.Purchase, and was given a value of type Refund"):
         serde.encode(shop.Refund(), "t")
-    with pytest.raises(ConfigError, match="Order is no class of a Protobuf message"):
+    with pytest.raises(ConfigError, match="Order is not a Protobuf message class"):
         ProtobufSerde(Order)
-    with pytest.raises(SerdeError, match=r"topic 't': 3 bytes are no shop.Purchase in Protobuf"):
+    with pytest.raises(SerdeError, match=r"topic 't': 3 bytes are not shop.Purchase in Protobuf"):
         serde.decode(b"\xff\xff\xff", "t")
 
 

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 
+from penstock import SchemaRegistry
 from penstock.errors import (
     ConfigError,
     IncompatibleSchemaError,
@@ -16,7 +17,8 @@ from penstock.errors import (
     SerdeError,
 )
 from penstock.model.clock import SystemClock
-from penstock.serde import AvroSerde, JsonSerde, Schema, SchemaRegistry, Topic
+from penstock.model.retry import Retry
+from penstock.serde import AvroSerde, JsonSerde, Schema, Topic
 from tests.serde.registry_server import Registry
 from tests.serde.values import ORDER, Line, Order, Person
 from tests.servers import free_ports
@@ -71,7 +73,7 @@ def test_a_schema_that_breaks_its_readers_is_refused_by_name(registry: SchemaReg
     registry.set_compatibility("NONE", "s")
     assert (registry.compatibility("s"), registry.compatibility()) == ("NONE", "BACKWARD")
     assert registry.register("s", BREAKING)
-    with pytest.raises(ConfigError, match="'SOME' is no compatibility: use one of NONE, BACKWARD"):
+    with pytest.raises(ConfigError, match="'SOME' is not a compatibility level: use one of NONE, BACKWARD"):
         registry.set_compatibility("SOME")
 
 
@@ -89,7 +91,7 @@ class ImpatientClock(SystemClock):
 
 def test_trouble_is_tried_again_after_growing_pauses(server: Registry) -> None:
     clock = ImpatientClock()
-    registry = SchemaRegistry(server.url, clock=clock, attempts=4, first_backoff_s=1.0, max_backoff_s=3.0)
+    registry = SchemaRegistry(server.url, clock=clock, retry=Retry(4, first_delay_s=1.0, max_delay_s=3.0))
     server.trouble = [503, 429, 500]
     assert registry.subjects() == []
     assert len(server.requests) == 4
@@ -98,7 +100,7 @@ def test_trouble_is_tried_again_after_growing_pauses(server: Registry) -> None:
 
 
 def test_trouble_that_lasts_is_told_with_how_often_it_was_tried(server: Registry) -> None:
-    registry = SchemaRegistry(server.url, attempts=2, first_backoff_s=0.0)
+    registry = SchemaRegistry(server.url, retry=Retry(2, first_delay_s=0.0))
     server.trouble = [503, 503]
     with pytest.raises(RegistryUnavailableError, match=r"refused with 503: in trouble \(tried 2 times\)"):
         registry.subjects()
@@ -107,8 +109,8 @@ def test_trouble_that_lasts_is_told_with_how_often_it_was_tried(server: Registry
 def test_a_registry_that_is_not_there_is_unavailable_and_another_address_takes_over(server: Registry) -> None:
     nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(RegistryUnavailableError, match=rf"at {nobody}, asked to GET /subjects, could not be reached"):
-        SchemaRegistry(nobody, attempts=1).subjects()
-    assert SchemaRegistry(f"{nobody}, {server.url}/", first_backoff_s=0.0).subjects() == []
+        SchemaRegistry(nobody, retry=Retry(1)).subjects()
+    assert SchemaRegistry(f"{nobody}, {server.url}/", retry=Retry(first_delay_s=0.0)).subjects() == []
 
 
 def test_requests_prove_who_they_are(server: Registry) -> None:
@@ -124,7 +126,7 @@ def test_requests_prove_who_they_are(server: Registry) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    registry = SchemaRegistry("http://ada:secret@127.0.0.1:1", attempts=1)
+    registry = SchemaRegistry("http://ada:secret@127.0.0.1:1", retry=Retry(1))
     assert "secret" not in repr(registry)
     with pytest.raises(RegistryUnavailableError) as told:
         registry.subjects()
@@ -134,12 +136,12 @@ def test_secrets_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"url": "registry:8081"}, "'registry:8081' is no address of a schema registry"),
-        ({"url": "ftp://x"}, "is no address"),
-        ({"url": "http://x", "user": "a", "password": "b", "token": "c"}, "both a user and a token"),
-        ({"url": "http://x", "user": "a"}, "a user or a password without the other"),
-        ({"url": "http://x", "timeout_s": 0}, "is not allowed"),
-        ({"url": "http://x", "attempts": 0}, "is not allowed"),
+        ({"url": "registry:8081"}, "'registry:8081' is not a schema registry address"),
+        ({"url": "ftp://x"}, "is not a schema registry address"),
+        ({"url": "http://x", "user": "a", "password": "b", "token": "c"}, "a user or a token, not both"),
+        ({"url": "http://x", "user": "a"}, "both user and password, or neither"),
+        ({"url": "http://x", "timeout_s": 0}, "must be a positive number"),
+        ({"url": "http://x", "retry": 4}, "is not a Retry"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(arguments: dict[str, str], complaint: str) -> None:
@@ -193,7 +195,7 @@ def test_schemas_that_others_must_have_registered_are_not_registered(
     registry: SchemaRegistry, server: Registry
 ) -> None:
     careful = AvroSerde(Line, registry=registry, register=False)
-    with pytest.raises(RegistryError, match="the schema is no version of subject 'orders-value': register it there"):
+    with pytest.raises(RegistryError, match="the schema is not a version of subject 'orders-value': register it"):
         careful.encode(Line("tea", 1), "orders")
     assert server.subjects == {}
     AvroSerde(Line, registry=registry).encode(Line("tea", 1), "orders")
@@ -203,16 +205,16 @@ def test_schemas_that_others_must_have_registered_are_not_registered(
 @pytest.mark.parametrize("kind", [JsonSerde, AvroSerde])
 def test_bytes_without_an_id_are_refused(registry: SchemaRegistry, kind: type[JsonSerde]) -> None:
     topic = Topic("t", Line, serde=kind(Line, registry=registry))
-    with pytest.raises(SerdeError, match="topic 't': 2 bytes are too few for a value with the id of its schema"):
+    with pytest.raises(SerdeError, match="topic 't': 2 bytes are too short for a value with a schema id"):
         topic.decode(b"{}")
-    with pytest.raises(SerdeError, match="topic 't': a value begins with 123 and not with 0: it was written without"):
+    with pytest.raises(SerdeError, match="topic 't': a value starts with 123, not 0: it was written without"):
         topic.decode(b'{"item":"tea","cups":1}')
 
 
 def test_an_unknown_id_is_the_values_fault_and_an_unreachable_registry_is_not(
     registry: SchemaRegistry, server: Registry
 ) -> None:
-    topic = Topic("t", Line, serde=AvroSerde(Line, registry=SchemaRegistry(server.url, attempts=1)))
+    topic = Topic("t", Line, serde=AvroSerde(Line, registry=SchemaRegistry(server.url, retry=Retry(1))))
     with pytest.raises(
         SerdeError, match=r"topic 't': a value names schema 9, which <SchemaRegistry at .* does not have"
     ):
@@ -224,15 +226,15 @@ def test_an_unknown_id_is_the_values_fault_and_an_unreachable_registry_is_not(
 
 
 def test_what_has_no_schema_cannot_be_registered(registry: SchemaRegistry) -> None:
-    with pytest.raises(ConfigError, match="needs a type, whose schema can be registered"):
+    with pytest.raises(ConfigError, match="needs a type, whose schema is registered"):
         JsonSerde(registry=registry)
     with pytest.raises(
         ConfigError, match="there is no subject name strategy 'topics': use topic, record, topic-record"
     ):
         JsonSerde(Line, registry=registry, subject="topics")
-    with pytest.raises(ConfigError, match="'http://x' is no SchemaRegistry"):
+    with pytest.raises(ConfigError, match="'http://x' is not a SchemaRegistry"):
         JsonSerde(Line, registry="http://x")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="subjects are named for the record"):
+    with pytest.raises(ConfigError, match="the record of this schema has no name"):
         AvroSerde("string", registry=registry, subject="record").encode("x", "t")
 
 

@@ -42,7 +42,7 @@ def test_a_record_without_a_value_decodes_to_none_and_needs_its_key_given() -> N
     assert orders.new_record(None, key="ada") == NewRecord("orders", None, b"ada")
     assert orders.decode(None) is None
     assert orders.decode_key(None) is None
-    with pytest.raises(SerdeError, match="topic 'orders': a record without a value needs its key given"):
+    with pytest.raises(SerdeError, match="topic 'orders': a record without a value needs a key"):
         orders.new_record(None)
 
 
@@ -52,7 +52,7 @@ def test_a_record_without_a_value_decodes_to_none_and_needs_its_key_given() -> N
         ({"customer": "ada"}, "topic 'orders' carries Order, and was given a value of type dict"),
         (b"{}", "topic 'orders' carries Order, and was given a value of type bytes"),
         (Person(fullName="ada"), "topic 'orders' carries Order, and was given a value of type Person"),
-        (Order(5), "this Order could be written as JSON, but nobody could read it as Order: Expected `str`, got `int`"),  # type: ignore[arg-type]
+        (Order(5), "this Order can be written as JSON, but cannot be read as Order: Expected `str`, got `int`"),  # type: ignore[arg-type]
         (Order("\ud800"), "a value of type Order cannot be written as JSON: .*surrogates not allowed"),
         (Order("x", [object()]), "cannot be written as JSON: Encoding objects of type object is unsupported"),  # type: ignore[list-item]
     ],
@@ -63,9 +63,9 @@ def test_a_value_that_the_topic_does_not_carry_is_refused_before_anything_is_sen
 
 
 def test_a_key_function_that_fails_or_gives_none_is_named() -> None:
-    with pytest.raises(SerdeError, match=r"topic 't': its key function could not make the key .*: KeyError: 'id'"):
+    with pytest.raises(SerdeError, match=r"topic 't': the key function failed .*: KeyError: 'id'"):
         Topic("t", dict, key=lambda value: value["id"]).new_record({})
-    with pytest.raises(SerdeError, match="topic 't': its key function gave None for this dict"):
+    with pytest.raises(SerdeError, match="topic 't': the key function returned None for this dict"):
         Topic("t", dict, key=lambda value: value.get("id")).new_record({})
     assert Topic("t", dict, key=lambda value: value["id"]).new_record({}, key=b"k").key == b"k"
 
@@ -77,7 +77,7 @@ def test_keys_go_as_they_are_unless_the_topic_says_how() -> None:
     assert typed.decode_key(b"4") == 4
     with pytest.raises(SerdeError, match="the key: topic 't' carries int, and was given a value of type str"):
         typed.new_record("v", key="text")
-    with pytest.raises(SerdeError, match="topic 't': 1 bytes are no key, int in JSON"):
+    with pytest.raises(SerdeError, match="topic 't': 1 bytes are not key, int in JSON"):
         typed.decode_key(b"x")
     with pytest.raises(SerdeError, match="topic 't': a key of type object cannot be sent"):
         Topic("t", str).new_record("v", key=object())
@@ -113,7 +113,7 @@ def test_bytes_and_text_go_as_they_are() -> None:
         raw.new_record("text")  # type: ignore[arg-type]
     with pytest.raises(SerdeError, match=r"topic 't' carries text .str., and was given a value of type bytes"):
         text.new_record(b"bytes")  # type: ignore[arg-type]
-    with pytest.raises(SerdeError, match="topic 't': 1 bytes are no text in UTF-8"):
+    with pytest.raises(SerdeError, match="topic 't': 1 bytes are not text in UTF-8"):
         text.decode(b"\xff")
     with pytest.raises(SerdeError, match="cannot be written as UTF-8"):
         text.new_record("\ud800")
@@ -140,16 +140,16 @@ def test_topics_never_change_and_are_equal_when_what_they_were_given_is() -> Non
     assert Topic("t", serde=AvroSerde("string")) != Topic("t", serde=AvroSerde("long"))
     assert Topic("t", Order, serde=JsonSerde(Order, verify=False)) != Topic("t", Order)
     assert (repr(orders), str(orders)) == ("Topic('orders', Order)", "orders")
-    with pytest.raises(AttributeError, match="cannot be changed"):
+    with pytest.raises(AttributeError, match="is immutable"):
         orders.name = "other"
-    with pytest.raises(AttributeError, match="cannot be changed"):
+    with pytest.raises(AttributeError, match="is immutable"):
         del orders.name
 
 
 @pytest.mark.parametrize(
     "topic",
     [
-        Topic("t", Order, key=len, partitions=3),
+        Topic("t", Order, key=str, partitions=3),
         Topic("t", Order, serde="msgpack", key_serde="json"),
         Topic("t", str),
         topic_of("t"),
@@ -176,7 +176,7 @@ def test_a_serde_of_ones_own_is_an_object_with_two_methods() -> None:
     topic = Topic("t", str, serde=Backwards())
     assert topic.new_record("abc").value == b"cba"
     assert topic.decode(b"cba") == "abc"
-    with pytest.raises(SerdeError, match=r"topic 't': 1 bytes are no str of <.*Backwards.*: 'ascii' codec"):
+    with pytest.raises(SerdeError, match=r"topic 't': 1 bytes are not str of <.*Backwards.*: 'ascii' codec"):
         topic.decode(b"\xff")
 
 
@@ -193,23 +193,23 @@ class WithModel:
 @pytest.mark.parametrize(
     ("make", "error", "complaint"),
     [
-        (lambda: Topic(""), InvalidTopicError, "is no name of a topic"),
-        (lambda: Topic(5), InvalidTopicError, "5 is no name of a topic"),  # type: ignore[call-overload]
-        (lambda: Topic("t", partitions=0), ConfigError, "topic 't': partitions=0 is less than 1"),
-        (lambda: Topic("t", partitions="3"), ConfigError, "partitions='3' is no number"),  # type: ignore[call-overload]
-        (lambda: Topic("t", partitions=True), ConfigError, "partitions=True is no number"),
-        (lambda: Topic("t", Order, key="customer"), ConfigError, "the key 'customer' is no function"),  # type: ignore[call-overload]
+        (lambda: Topic(""), InvalidTopicError, "is not a topic name"),
+        (lambda: Topic(5), InvalidTopicError, "5 is not a topic name"),  # type: ignore[call-overload]
+        (lambda: Topic("t", partitions=0), ConfigError, "topic 't': partitions=0 must be an integer >= 1"),
+        (lambda: Topic("t", partitions="3"), ConfigError, "partitions='3' must be an integer >= 1"),  # type: ignore[call-overload]
+        (lambda: Topic("t", partitions=True), ConfigError, "partitions=True must be an integer >= 1"),
+        (lambda: Topic("t", Order, key="customer"), ConfigError, "the key 'customer' must be a function"),  # type: ignore[call-overload]
         (lambda: Topic("t", "json"), ConfigError, "the type is the text 'json': did you mean serde='json'"),
-        (lambda: Topic("t", "Order"), ConfigError, "the type is the text 'Order': give the type itself"),
+        (lambda: Topic("t", "Order"), ConfigError, "the type is the text 'Order': pass the type itself"),
         (
             lambda: Topic("t", Order, serde="jason"),
             ConfigError,
             "topic 't': there is no serde 'jason': use one of bytes,",
         ),
-        (lambda: Topic("t", Order, serde=JsonSerde), ConfigError, r"the serde JsonSerde is a class: give an object"),
-        (lambda: Topic("t", Order, serde=5), ConfigError, "topic 't': 5 is no serde"),
+        (lambda: Topic("t", Order, serde=JsonSerde), ConfigError, r"the serde JsonSerde is a class: pass an instance"),
+        (lambda: Topic("t", Order, serde=5), ConfigError, "topic 't': 5 is not a serde"),
         (lambda: Topic("t", Order, serde="text"), ConfigError, r"TextSerde\(\) carries str, not Order"),
-        (lambda: Topic("t", Order, serde="protobuf"), ConfigError, "Order is no class of a Protobuf message"),
+        (lambda: Topic("t", Order, serde="protobuf"), ConfigError, "Order is not a Protobuf message class"),
         (lambda: Topic("t", Person, serde="msgpack"), ConfigError, "Person is a pydantic model"),
         (lambda: Topic("t", serde="avro"), ConfigError, "topic 't': Avro needs a schema"),
         (lambda: Topic("t", complex), ConfigError, "topic 't': complex cannot be read from JSON"),
@@ -221,9 +221,9 @@ class WithModel:
         ),
         (lambda: Topic("t", Order, key_serde="jason"), ConfigError, "topic 't', its keys: there is no serde 'jason'"),
         (lambda: Topic("t", Order, colour="red"), TypeError, "colour"),  # type: ignore[call-overload]
-        (lambda: orders.new_record(ORDER, partition=-1), ConfigError, "-1 is no partition"),
-        (lambda: orders.new_record(ORDER, partition=True), ConfigError, "True is no partition"),
-        (lambda: orders.new_record(ORDER, timestamp=0), ConfigError, "is not after 1970"),
+        (lambda: orders.new_record(ORDER, partition=-1), ConfigError, "-1 is not a partition"),
+        (lambda: orders.new_record(ORDER, partition=True), ConfigError, "True is not a partition"),
+        (lambda: orders.new_record(ORDER, timestamp=0), ConfigError, "must be after 1970"),
         (lambda: orders.new_record(ORDER, timestamp=datetime.datetime(2026, 1, 1)), ConfigError, "has no time zone"),  # noqa: DTZ001
         (lambda: orders.new_record(ORDER, headers={"a": 1}), ConfigError, "header 'a' has a value of type int"),  # type: ignore[arg-type]
     ],

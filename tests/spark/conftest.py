@@ -1,13 +1,14 @@
 """What the tests of Spark share: one session, started when the first of them needs it.
 
 A session is a JVM: it takes seconds to start and a gigabyte to run. So these tests stay in one worker of pytest-xdist
-and share one, while the others run everything else. Tests that start programs and clusters of their own stay together
-in another worker, with the worked cases, which have a session of their own there.
+and share one, while the others run everything else. The worked cases and the pages stay together in another worker,
+with a session of their own, and what starts clusters, or drivers to be killed, in a third, which has none.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,12 +19,16 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock import Connection
 from penstock.errors import JavaMissingError
-from penstock.spark.sessions import session
+from penstock.spark.sessions.opening import session
 from tools import parts
 
 HERE: Final = Path(__file__).parent
-BESIDE: Final = ("cluster", "examples")
-"""What runs in the other worker. Both have about as much to do."""
+BESIDE: Final = {"cluster": "spark-cluster", "examples": "spark-examples", "pages": "spark-examples"}
+"""The groups of folders that run in other workers. All have about as much to do."""
+TEXT_IDS: Final = str(HERE / "text_ids")
+"""A package of somebody else's, with its entry point: found here, and by the Python processes that Spark starts."""
+sys.path.append(TEXT_IDS)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), TEXT_IDS)))
 os.environ["PENSTOCK_CACHE"] = str(parts.cache_folder())
 # What these tests start is at work for seconds: the second compiler, and a collector with threads, would cost more.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -34,8 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests below this folder stay together, unless they say otherwise."""
     for item in items:
         if item.path.is_relative_to(HERE) and item.get_closest_marker("xdist_group") is None:
-            group = "spark-cluster" if any(item.path.is_relative_to(HERE / name) for name in BESIDE) else "spark"
-            item.add_marker(pytest.mark.xdist_group(group))
+            folder = item.path.relative_to(HERE).parts[0]
+            item.add_marker(pytest.mark.xdist_group(BESIDE.get(folder, "spark")))
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError
-from penstock.spark import java
-from penstock.spark.sessions import session
+from penstock.spark.sessions import java
+from penstock.spark.sessions.opening import session
 
 NAMES = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 SETTINGS = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.penstock.test")

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from penstock.spark.arrow_mapping import map_in_arrow
-from penstock.spark.columns import HEADERS
+from penstock.spark.values.arrow_mapping import map_in_arrow
+from penstock.spark.values.columns import HEADERS
 
 Header = tuple[str | None, bytes | None]
 

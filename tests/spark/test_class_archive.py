@@ -13,9 +13,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import PipelineError
-from penstock.spark import class_archive
-from penstock.spark.class_archive import SILENCE, archive_file, archive_options, current_archive, session_jars
-from penstock.spark.java import Java, find_java
+from penstock.spark.sessions import class_archive
+from penstock.spark.sessions.class_archive import SILENCE, archive_file, archive_options, current_archive, session_jars
+from penstock.spark.sessions.java import Java, find_java
 
 PATH = "spark.driver.extraClassPath"
 EXTRA = "spark.driver.extraJavaOptions"
@@ -122,8 +122,8 @@ def test_it_is_made_once_unless_it_is_forced(archive: Path, program: Path) -> No
             'echo half > "$3"; echo one; echo "java.io.IOError: no space left"; exit 1',
             "failed: java.io.IOError: no space left",
         ),
-        ("echo '[error][cds] non-empty directory /etc/spark'", "kept no archive .* non-empty directory /etc/spark"),
-        ("true", "it did not say why"),
+        ("echo '[error][cds] non-empty directory /etc/spark'", "created no archive .* non-empty directory /etc/spark"),
+        ("true", "it gave no reason"),
     ],
 )
 def test_what_went_wrong_is_told_and_what_was_there_stays(

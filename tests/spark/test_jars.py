@@ -16,11 +16,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConnectorMissingError, JavaMissingError
-from penstock.spark import jars
-from penstock.spark.jar_resolvers import Artifact, Choices, Ivy, Maven
-from penstock.spark.jar_versions import HIGHEST_PATCH, fetch_all, older_than_or, properties_of
-from penstock.spark.java import find_java
-from penstock.spark.sessions import has_connector
+from penstock.spark.sessions import jars
+from penstock.spark.sessions.jar_resolvers import Artifact, Choices, Ivy, Maven
+from penstock.spark.sessions.jars import HIGHEST_PATCH, fetch_all, older_than_or, properties_of
+from penstock.spark.sessions.java import find_java
+from penstock.spark.sessions.opening import has_connector
 from tests import real_parts
 
 CONNECTOR = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13")
@@ -150,11 +150,11 @@ def test_each_artifact_falls_back_on_its_own_and_it_is_told(tmp_path: Path) -> N
         "spark-sql-kafka-0-10_2.13-4.2.0.jar",
         "spark-token-provider-kafka-0-10_2.13-4.0.0.jar",
     ]
-    assert "took spark-token-provider-kafka-0-10_2.13 4.0.0, as 4.3.0 is not to be had" in told
+    assert "took spark-token-provider-kafka-0-10_2.13 4.0.0, as 4.3.0 is not available" in told
 
 
 def test_an_artifact_that_is_nowhere_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConnectorMissingError, match=r"have no kafka-clients that would do for Spark 4.3.0.*settings"):
+    with pytest.raises(ConnectorMissingError, match=r"have no kafka-clients that fits Spark 4.3.0.*settings"):
         fetch_all(Shelf({CONNECTOR: ["4.3.0"], TOKENS: ["4.3.0"], POOL: ["2.12.1"]}), "4.3.0", "2.13", tmp_path, print)
 
 
@@ -180,7 +180,7 @@ def test_maven_takes_the_first_version_that_there_is(tmp_path: Path) -> None:
 def test_a_repository_that_cannot_be_asked_is_told_without_its_password(tmp_path: Path) -> None:
     complaint = "[ERROR] Could not transfer %s from https://me:secret@example.org/x: Unknown host"
     maven = fake_maven(tmp_path, tmp_path / "empty", complaint)
-    with pytest.raises(ConnectorMissingError, match=r"could not be asked .*//example\.org/x: Unknown host") as caught:
+    with pytest.raises(ConnectorMissingError, match=r"did not answer .*//example\.org/x: Unknown host") as caught:
         maven.fetch({CONNECTOR: ["4.3.0"]}, tmp_path)
     assert "secret" not in str(caught.value)
 
@@ -203,7 +203,7 @@ def test_a_repository_that_ivy_cannot_reach_is_told_at_once(tmp_path: Path) -> N
         settings = Path(resolver.settings or "")
         root = f"http://127.0.0.1:{unused.getsockname()[1]}/"
         settings.write_text(settings.read_text().replace(f"{tmp_path.as_uri()}/", root))
-        with pytest.raises(ConnectorMissingError, match="could not be asked"):
+        with pytest.raises(ConnectorMissingError, match="did not answer"):
             resolver.fetch({CONNECTOR: ["4.2.1", "4.2.0"]}, tmp_path)
 
 

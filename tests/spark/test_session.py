@@ -15,11 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, ConnectorMissingError
-from penstock.spark import worker_sockets
-from penstock.spark.run_settings import RunSettings, running_with
-from penstock.spark.session_defaults import available_cores, defaults, local_cores, quiet_logging, site_defaults
-from penstock.spark.sessions import active_session, has_connector, session, warm_workers
-from penstock.spark.worker_sockets import socket_settings
+from penstock.spark.run.settings import RunSettings, running_with
+from penstock.spark.sessions import opening as worker_sockets
+from penstock.spark.sessions.defaults import available_cores, defaults, local_cores, quiet_logging, site_defaults
+from penstock.spark.sessions.opening import active_session, has_connector, session, socket_settings, warm_workers
 
 CHILD = Path(__file__).with_name("session_child.py")
 CHILD_TIMEOUT_S = 240.0
@@ -94,9 +93,9 @@ def test_settings_of_the_run_win_over_those_of_the_program(spark: SparkSession, 
         (None, {"spark.driver.memory": "13g"}, "spark.driver.memory is 1g, not 13g"),
         (None, {"spark.ui.port": 4555}, "spark.ui.port is not set, not 4555"),
         ("local[2]", {"spark.master": "local[3]"}, "two masters"),
-        ("nonsense", {}, "'nonsense' is no master that Spark knows: local"),
-        (None, {SHUFFLE_PARTITIONS: "many"}, f"{SHUFFLE_PARTITIONS}=many is not a setting that Spark takes"),
-        (None, {"spark.x": ["a"]}, r"spark.x=\['a'\]: settings of Spark are texts"),
+        ("nonsense", {}, "'nonsense' is not a master of Spark: use local"),
+        (None, {SHUFFLE_PARTITIONS: "many"}, f"{SHUFFLE_PARTITIONS}=many was rejected by Spark"),
+        (None, {"spark.x": ["a"]}, r"spark.x=\['a'\]: settings of Spark are strings"),
     ],
 )
 def test_what_a_running_session_cannot_be_is_named(
@@ -212,7 +211,7 @@ def test_no_connector_is_said_before_anything_is_started(told: Told) -> None:
 
 
 def test_a_jvm_that_does_not_start_is_said_and_another_can_follow(told: Told) -> None:
-    assert "PipelineError: the JVM of Spark ended while it started on local[1]" in told.facts["nonsense"]
+    assert "PipelineError: Spark's JVM exited while it started on local[1]" in told.facts["nonsense"]
     assert told.facts["first"]["master"] == "local[1]"
 
 
@@ -231,7 +230,7 @@ def test_a_second_session_keeps_nothing_of_the_first(told: Told) -> None:
 
 
 def test_what_a_jvm_is_started_with_cannot_be_changed_later(told: Told) -> None:
-    assert "spark.driver.memory: the JVM of this process runs already" in told.facts["more memory"]
+    assert "spark.driver.memory: these apply when the JVM starts" in told.facts["more memory"]
 
 
 def test_the_environment_is_left_as_it_was(told: Told) -> None:
@@ -239,9 +238,47 @@ def test_the_environment_is_left_as_it_was(told: Told) -> None:
 
 
 def test_a_jvm_that_died_is_said(told: Told) -> None:
-    assert told.facts["killed"].startswith("PipelineError: the JVM behind the Spark session has ended")
+    assert told.facts["killed"].startswith("PipelineError: the JVM of the Spark session has exited")
 
 
 def test_a_session_starts_quietly(told: Told) -> None:
     for noise in ("log4j profile", "NativeCodeLoader", "SPARK_LOCAL_IP", "Setting default log level"):
         assert noise not in told.err
+
+
+BEGIN = "Traceback (most recent call last):\n"
+OF_DAEMON = '  File "/x/pyspark.zip/pyspark/daemon.py", line 95, in worker\n'
+OF_RUNNER = (
+    '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
+    '  File "/x/pyspark.zip/pyspark/sql/streaming/python_streaming_source_runner.py", line 1, in main\n'
+    "    func_id = read_int(infile)\n"
+    '  File "/usr/lib/python3.11/socket.py", line 723, in write\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "is_shown"),
+    [
+        (f"{BEGIN}{OF_DAEMON}BrokenPipeError: [Errno 32] Broken pipe\n", False),
+        (
+            f"{BEGIN}{OF_RUNNER}EOFError\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            f"{BEGIN}{OF_RUNNER}BrokenPipeError: [Errno 32] Broken pipe\n",
+            False,
+        ),
+        (f'{BEGIN}  File "/srv/shop/usage.py", line 3, in f\n    send()\nBrokenPipeError: mine\n', True),
+        (f"{BEGIN}{OF_DAEMON}ValueError: something else\n", True),
+        ("a word of a function, without an end of its line", True),
+        ("\nDuring handling of the above exception, another exception occurred:\n", True),
+    ],
+    ids=["flush", "hang up", "of the program", "another error", "print", "words alone"],
+)
+def test_of_what_workers_print_only_that_spark_has_hung_up_is_left_out(
+    spark: SparkSession, written: str, is_shown: bool
+) -> None:
+    jvm: Any = spark._jvm
+    shown = jvm.java.io.ByteArrayOutputStream()
+    errors = jvm.java.io.PrintStream(jvm.penstock.WorkerErrors(jvm.java.io.PrintStream(shown)), True)
+    for line in written.splitlines(keepends=True):
+        errors.print(line)
+        errors.flush()
+    assert str(shown) == (written if is_shown else "")

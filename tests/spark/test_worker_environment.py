@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock import Connection
-from penstock.spark.plans import analysed, nodes
 from penstock.spark.reading import FORMAT, read_stream, register
-from penstock.spark.source import PenstockDataSource
-from penstock.spark.state import stateful
-from penstock.spark.state_context import KeyContext
-from penstock.spark.worker_environment import settle_source
+from penstock.spark.run.plans import analysed, nodes
+from penstock.spark.sessions.worker_environment import set_source_environment
+from penstock.spark.source.format import PenstockDataSource
+from penstock.spark.state.context import KeyContext
+from penstock.spark.state.stateful_functions import stateful
 from tests.spark.source.reading import send_numbers
 from tests.spark.time.batches import Collected
 
@@ -65,7 +65,7 @@ def test_a_query_puts_nothing_new_into_what_the_queries_of_one_source_share(
         spark.dataSource.register(Unused)
     source = source_of(spark, Unused.name())
     assert names(source.dataSourceCls()) == set()
-    settle_source(spark, source)
+    set_source_environment(spark, source)
     before = names(source.dataSourceCls())
     frame = spark.readStream.format(Unused.name()).option("url", log_url).option("topic", "events").load()
     assert len(results(frame, tmp_path / "checkpoint")) == 5

@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 import penstock
 from penstock.abc import Feed
 from penstock.model import Batch, Lease, NewRecord, Pointer
+from penstock.streams.kafka.stream import kafka_of
 from tests.clients.names import fresh
 
 TIMEOUT_S: Final = 30.0
@@ -27,8 +28,8 @@ def filled_topic(connection: penstock.Connection, counts: Sequence[int] = (10,),
 
 def fill(connection: penstock.Connection, topic: str, numbers: Iterable[int], partition: int = 0) -> None:
     values = [NewRecord(topic, str(number).encode(), partition=partition) for number in numbers]
-    receipts = connection.stream(topic).append(values)
-    connection.settle_sent()
+    receipts = connection.open_topic(topic).append(values)
+    kafka_of(connection).settle_sent()
     assert all(receipt.done and receipt.error is None for receipt in receipts)
 
 

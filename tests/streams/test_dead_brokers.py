@@ -17,6 +17,7 @@ import pytest
 
 import penstock
 from penstock.broker import BrokerAddress, last_address
+from penstock.errors import BrokerUnavailableError
 from penstock.streams.embedded.finding import find, is_owned, owner_pid
 from tests.clients.waiting import eventually
 from tests.servers import Penstock
@@ -230,14 +231,14 @@ def test_a_connection_whose_broker_comes_back_elsewhere_says_so(folder: Path) ->
             def refused() -> bool:
                 try:
                     stream.flush(0)
-                except penstock.BrokerUnavailableError as error:
-                    return "is back at another port" in str(error)
+                except BrokerUnavailableError as error:
+                    return "was restarted at another port" in str(error)
                 except TimeoutError:
                     return False
                 return False
 
             eventually("the connection says what happened", refused)
-            with pytest.raises(penstock.DeliveryError, match="is back at another port"):
+            with pytest.raises(penstock.DeliveryError, match="was restarted at another port"):
                 under_way.result(TIMEOUT_S)
         with connect(folder) as again:
             assert values(again) == [b"hello"]

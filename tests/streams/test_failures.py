@@ -1,10 +1,13 @@
-"""What is told of a record that could not be delivered."""
+"""What is told of a record that could not be delivered, and errors that cross processes."""
 
 from __future__ import annotations
+
+import pickle
 
 import pytest
 from confluent_kafka import KafkaError
 
+from penstock.errors import DeliveryError, FilterError, IncompatibleSchemaError, OffsetOutOfRangeError, PenstockError
 from penstock.streams.kafka.failures import not_delivered
 
 UNKNOWN = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
@@ -20,3 +23,19 @@ def test_an_impossible_name_is_called_that_even_if_the_client_only_says_unknown(
 @pytest.mark.parametrize("topic", ["orders", "...", "a.b-c_d", "x" * 249])
 def test_a_possible_name_is_called_missing(code: int, topic: str) -> None:
     assert "there is no such topic" in str(not_delivered(topic, KafkaError(code)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OffsetOutOfRangeError("orders-3", 5, 7, 9),
+        DeliveryError("refused", retriable=True),
+        FilterError("wrong", 4),
+        IncompatibleSchemaError("broken", 409, 40901),
+    ],
+)
+def test_an_error_is_the_same_in_another_process(error: PenstockError) -> None:
+    there = pickle.loads(pickle.dumps(error))
+    assert type(there) is type(error)
+    assert str(there) == str(error)
+    assert vars(there) == vars(error)

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import ConfigError, DeliveryError
-from penstock.model import NewRecord, Record, header_name
-from penstock.streams.kafka.group_reading import GroupReader
-from penstock.streams.kafka.header_names import UNKNOWN_NAME
+from penstock.model import UNKNOWN_HEADER, NewRecord, Record, header_name
 from tests.clients.names import fresh
 from tests.clients.raw_headers import LATIN, RawHeaders, send_raw
 
@@ -50,14 +48,13 @@ def test_a_reader_gives_every_record_with_all_its_headers(stream: penstock.Conne
 
 
 def test_a_group_gives_every_record(stream: penstock.Connection, odd_topic: str) -> None:
-    options = {"reset": "earliest", "follow": False, "limit": None, "timeout_s": 30}
-    with GroupReader(stream.bootstrap, stream.options, fresh("group"), odd_topic, **options) as reader:  # type: ignore[arg-type]
+    with stream.read_as_member(fresh("group"), odd_topic, timeout_s=30) as reader:
         assert [seen(record) for record in reader] == ALL
 
 
 @pytest.mark.parametrize("first_asked", ["which have headers", "records"])
 def test_a_batch_gives_every_record(stream: penstock.Connection, odd_topic: str, first_asked: str) -> None:
-    source = stream.stream(odd_topic)
+    source = stream.open_topic(odd_topic)
     at, found = 0, []
     while at <= MANY:
         batch = source.read(0, at, 1_000, 20)
@@ -87,7 +84,7 @@ def test_a_second_such_name_in_a_record_is_not_known_but_its_value_is(stream: pe
     raw: RawHeaders = [(b"\xff", b"1"), (b"a", b"2"), (b"\xfe", b"3"), (b"\xfd", None)]
     send_raw(stream.bootstrap, topic, [(b"v", raw)] * 20)
     for record in stream.read(topic):
-        assert record.headers == ((r"\xff", b"1"), ("a", b"2"), (UNKNOWN_NAME, b"3"), (UNKNOWN_NAME, None))
+        assert record.headers == ((r"\xff", b"1"), ("a", b"2"), (UNKNOWN_HEADER, b"3"), (UNKNOWN_HEADER, None))
 
 
 def test_what_was_read_can_be_sent(stream: penstock.Connection, odd_topic: str) -> None:
@@ -116,7 +113,7 @@ def test_a_name_that_cannot_be_encoded_is_refused(stream: penstock.Connection, t
         stream.send(topic, "v", headers={"\udcff": "x"})
     with pytest.raises(ConfigError, match="'a' cannot be sent"):
         stream.send(topic, "v", headers={"a": "\udcff"})
-    (receipt,) = stream.stream(topic).append([NewRecord(topic, b"v", headers=(("\udcff", b"x"),))])
+    (receipt,) = stream.open_topic(topic).append([NewRecord(topic, b"v", headers=(("\udcff", b"x"),))])
     with pytest.raises(DeliveryError, match="udcff"):
         receipt.result(20)
 

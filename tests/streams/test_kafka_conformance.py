@@ -1,16 +1,22 @@
-"""Kafka's protocol, spoken to the embedded log, keeps the promises of a stream."""
+"""Kafka's protocol, spoken to the embedded log and to Apache Kafka, keeps the promises of a stream.
+
+Both servers are behind a proxy whose address they advertise, so every connection of a client can be broken.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import penstock
-from penstock.testing import conformance
-from tests.servers import Penstock
+from penstock import __version__
+from penstock.testing import TcpProxy, conformance
+from tests import real_parts, system_table
+from tests.servers import ApacheKafka, Penstock
 
 BOOTSTRAP = "PENSTOCK_CONFORMANCE_BOOTSTRAP"
 
@@ -26,7 +32,67 @@ def delete_records(connection: penstock.Connection, topic: str, partition: int, 
         future.result(30)
 
 
-class TestKafka(conformance.stream(open_kafka, expire=delete_records)):  # type: ignore[misc]
+class Outage:
+    """A server and the proxy in front of it."""
+
+    def __init__(self, server: Penstock | ApacheKafka, proxy: TcpProxy) -> None:
+        self.proxy = proxy
+        self._server = server
+
+    def kill(self) -> None:
+        self._server.process.kill()
+
+    def restart(self) -> None:
+        self._server.start()
+
+
+_running: list[Outage] = []
+"""The server of the class that is tested now."""
+
+
+def outage() -> Outage:
+    return _running[-1]
+
+
+@pytest.fixture(scope="class")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpProxy]:
+    with (
+        TcpProxy(0) as proxy,
+        Penstock(tmp_path_factory.mktemp("log"), "--advertise", proxy.address) as server,
+    ):
+        proxy.server = ("127.0.0.1", server.port)
+        yield from run("Embedded log", f"penstock serve {__version__}", Outage(server, proxy))
+
+
+@pytest.fixture(scope="class")
+def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpProxy]:
+    with TcpProxy(0) as proxy:
+        advertised = {"advertised.listeners": f"PLAINTEXT://{proxy.address}"}
+        with ApacheKafka(tmp_path_factory.mktemp("kafka"), advertised) as server:
+            proxy.server = ("127.0.0.1", server.port)
+            yield from run("Apache Kafka", f"Apache Kafka {real_parts.kafka_version()}", Outage(server, proxy))
+
+
+def run(system: str, server: str, behind: Outage) -> Iterator[TcpProxy]:
+    """Make it the server of the class that is tested, and note it for the table of systems."""
+    with penstock.connect(f"kafka://{behind.proxy.address}") as stream:
+        system_table.met(system, server, stream.features)
+    _running.append(behind)
+    yield behind.proxy
+    _running.pop()
+
+
+@pytest.mark.system("Embedded log")
+@pytest.mark.xdist_group("embedded log conformance")
+class TestEmbeddedLog(conformance.stream(open_kafka, expire=delete_records, outage=outage)):  # type: ignore[misc]
     @pytest.fixture(autouse=True)
-    def _broker(self, server: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(BOOTSTRAP, server.bootstrap)
+    def _broker(self, embedded: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(BOOTSTRAP, embedded.address)
+
+
+@pytest.mark.system("Apache Kafka")
+@pytest.mark.xdist_group("kafka conformance")
+class TestApacheKafka(conformance.stream(open_kafka, expire=delete_records, outage=outage)):  # type: ignore[misc]
+    @pytest.fixture(autouse=True)
+    def _broker(self, apache: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(BOOTSTRAP, apache.address)

@@ -13,14 +13,15 @@ from confluent_kafka import Producer, TopicPartition
 import penstock
 from penstock.errors import ConfigError, ConnectionClosedError, OffsetOutOfRangeError, UnknownTopicError
 from penstock.model import NewRecord, Record
-from penstock.streams.kafka.feed import KafkaFeed
+from penstock.streams.kafka.reading.feed import KafkaFeed
+from penstock.streams.kafka.stream import kafka_of
 from tests.clients.names import fresh
 from tests.servers import Penstock
 from tests.streams.kafka_feeds import TIMEOUT_S, Collected, commit_transaction, fill, filled_topic
 
 
 def feed_of(connection: penstock.Connection, topic: str, **starts: int) -> KafkaFeed:
-    feed = connection.stream(topic).feed()
+    feed = kafka_of(connection).open_topic(topic).feed()
     for partition, start in starts.items():
         feed.add(int(partition.removeprefix("p")), start)
     return feed
@@ -28,7 +29,7 @@ def feed_of(connection: penstock.Connection, topic: str, **starts: int) -> Kafka
 
 def delete_before(connection: penstock.Connection, topic: str, offset: int, partition: int = 0) -> None:
     place = TopicPartition(topic, partition, offset)
-    connection.administration.admin.delete_records([place])[place].result(TIMEOUT_S)
+    kafka_of(connection).administration.admin.delete_records([place])[place].result(TIMEOUT_S)
 
 
 def test_all_partitions_come_in_order_and_each_batch_follows_on(either: penstock.Connection) -> None:
@@ -47,7 +48,7 @@ def test_a_poll_gives_no_more_than_its_limit(stream: penstock.Connection) -> Non
     collected = Collected(feed, limit=3)
     collected.step_until("all is read", lambda: collected.count() == 20)
     assert collected.polls >= 7
-    with pytest.raises(ConfigError, match="limit 0"):
+    with pytest.raises(ConfigError, match="limit=0"):
         feed.poll(0, 0)
     feed.close()
 
@@ -60,7 +61,7 @@ def test_columns_and_records_of_a_batch_tell_the_same(stream: penstock.Connectio
         NewRecord(topic, None, b"k1", (("a", b"1"), ("a", None))),
         NewRecord(topic, b"", None),
     ]
-    for receipt in stream.stream(topic).append(sent):
+    for receipt in stream.open_topic(topic).append(sent):
         receipt.result(TIMEOUT_S)
     feed = feed_of(stream, topic, p0=0)
     batches = [batch for batch in feed.poll(10, TIMEOUT_S) if batch]
@@ -254,11 +255,11 @@ def test_an_offset_that_is_not_there_yet_is_an_error(stream: penstock.Connection
 
 
 def test_a_topic_or_partition_that_is_not_there_is_an_error(stream: penstock.Connection) -> None:
-    feed = stream.stream(fresh()).feed()
+    feed = kafka_of(stream).open_topic(fresh()).feed()
     with pytest.raises(UnknownTopicError):
         feed.add(0, 0)
     feed.close()
-    feed = stream.stream(filled_topic(stream, (1, 1))).feed()
+    feed = kafka_of(stream).open_topic(filled_topic(stream, (1, 1))).feed()
     with pytest.raises(UnknownTopicError, match="no partition 2: it has 2"):
         feed.add(2, 0)
     feed.close()
@@ -267,7 +268,7 @@ def test_a_topic_or_partition_that_is_not_there_is_an_error(stream: penstock.Con
 def test_a_topic_that_is_deleted_while_it_is_read_is_an_error(
     either: penstock.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.streams.kafka.doubts.SILENCE_S", 0.2)
+    monkeypatch.setattr("penstock.streams.kafka.reading.polling.SILENCE_S", 0.2)
     topic = filled_topic(either, (1,))
     feed = feed_of(either, topic, p0=0)
     collected = Collected(feed)

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 import penstock
-from penstock.checkpoints.kafka import KafkaCheckpoints
+from penstock.checkpoints.kafka.store import KafkaCheckpoints
 from penstock.errors import (
     ConfigError,
     FencedError,
@@ -26,8 +26,8 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.model import Change, Checkpoint, CheckpointKey, Lease, Pointer
-from penstock.streams.kafka.group_feed import KafkaGroupFeed
-from penstock.streams.kafka.groups import GroupAdministration
+from penstock.streams.kafka.groups.group_feed import KafkaGroupFeed
+from penstock.streams.kafka.stream import kafka_of
 from tests.clients.names import fresh
 from tests.clients.waiting import eventually
 from tests.seeds import seed_of
@@ -57,8 +57,10 @@ class Member:
         **progress: int,
     ) -> None:
         self.share = Share({int(name.removeprefix("p")): pointer for name, pointer in progress.items()})
-        self.feed: KafkaGroupFeed = connection.stream(topic).group_feed(
-            group, self.share, member=fresh("member"), assignor=assignor, session_timeout_s=session_s
+        self.feed: KafkaGroupFeed = (
+            kafka_of(connection)
+            .open_topic(topic)
+            .group_feed(group, self.share, member=fresh("member"), assignor=assignor, session_timeout_s=session_s)
         )
         self.collected = Collected(self.feed)
 
@@ -121,7 +123,7 @@ def test_progress_can_be_seen_in_the_group(either: penstock.Connection) -> None:
     step_until("all is read", [member], lambda: member.collected.count() == 20)
     member.feed.commit({0: 4}, wait=True)
     member.feed.commit({1: 7}, wait=False)
-    groups = GroupAdministration(either.administration)
+    groups = either.group_admin()
 
     def committed() -> dict[int, int | None]:
         return {each.partition: each.committed for each in groups.describe(group).progress}
@@ -258,7 +260,7 @@ def test_a_member_that_does_not_poll_for_too_long_loses_its_share_and_comes_back
         topic, group = filled_topic(connection, (10, 10)), fresh("group")
         sleeper = Member(connection, topic, group, assignor, session_s=SHORT_SESSION_S)
         step_until("it has all", [sleeper], lambda: sleeper.collected.count() == 20)
-        groups = GroupAdministration(connection.administration)
+        groups = connection.group_admin()
         eventually("the group goes on without it", lambda: not groups.describe(group).members)
         heir = Member(connection, topic, group, assignor, session_s=SHORT_SESSION_S)
         heir.share.progress = sleeper.share.progress
@@ -316,8 +318,10 @@ def test_while_members_come_and_go_each_record_is_read_once_by_one_of_them(
 
     def live(polls: int, limit: int) -> None:
         """A member that leaves after so many polls with something in them."""
-        feed = stream.stream(topic).group_feed(
-            group, Registered(register), member=fresh("m"), assignor=assignor, session_timeout_s=SESSION_S
+        feed = (
+            kafka_of(stream)
+            .open_topic(topic)
+            .group_feed(group, Registered(register), member=fresh("m"), assignor=assignor, session_timeout_s=SESSION_S)
         )
         try:
             deadline_s = time.monotonic() + TIMEOUT_S
@@ -356,16 +360,19 @@ def test_checkpoints_in_kafka_can_be_saved_for_a_group_with_members(either: pens
     lease = store.claim(group, key.lease_name, "a", None)
     assert lease is not None
     store.save(lease, key, Change(Checkpoint(4, 10)))
-    description = GroupAdministration(either.administration).describe(group)
-    assert [place.committed for place in description.progress] == [4]
-    assert len(description.members) == 1
+    groups = either.group_admin()
+    # Apache Kafka shows offsets of a transaction a moment after it has acknowledged its commit.
+    eventually("the group shows it", lambda: [place.committed for place in groups.describe(group).progress] == [4])
+    assert len(groups.describe(group).members) == 1
     member.close()
     store.close()
 
 
 def test_a_topic_that_is_not_there_is_an_error(either: penstock.Connection) -> None:
-    feed = either.stream(fresh()).group_feed(
-        fresh("group"), Share(), member="m", assignor="range", session_timeout_s=SESSION_S
+    feed = (
+        kafka_of(either)
+        .open_topic(fresh())
+        .group_feed(fresh("group"), Share(), member="m", assignor="range", session_timeout_s=SESSION_S)
     )
     with pytest.raises(UnknownTopicError):
         Collected(feed).step_until("the error comes", lambda: False)
@@ -393,8 +400,10 @@ def test_an_error_of_the_listener_comes_out_of_poll_and_the_feed_can_be_closed(
     stream: penstock.Connection, assignor: str
 ) -> None:
     topic = filled_topic(stream, (1,))
-    feed = stream.stream(topic).group_feed(
-        fresh("group"), Refusing(), member="m", assignor=assignor, session_timeout_s=SESSION_S
+    feed = (
+        kafka_of(stream)
+        .open_topic(topic)
+        .group_feed(fresh("group"), Refusing(), member="m", assignor=assignor, session_timeout_s=SESSION_S)
     )
     collected = Collected(feed)
     with pytest.raises(RuntimeError, match="no room"):
@@ -412,8 +421,10 @@ class Clinging(Share):
 
 def test_an_error_of_the_listener_while_it_is_closed_comes_out_of_close(stream: penstock.Connection) -> None:
     topic = filled_topic(stream, (1,))
-    feed = stream.stream(topic).group_feed(
-        fresh("group"), Clinging(), member="m", assignor="range", session_timeout_s=SESSION_S
+    feed = (
+        kafka_of(stream)
+        .open_topic(topic)
+        .group_feed(fresh("group"), Clinging(), member="m", assignor="range", session_timeout_s=SESSION_S)
     )
     collected = Collected(feed)
     collected.step_until("its record comes", lambda: collected.count() == 1)
@@ -423,7 +434,7 @@ def test_an_error_of_the_listener_while_it_is_closed_comes_out_of_close(stream: 
 
 
 def test_what_cannot_be_is_refused_by_name(stream: penstock.Connection) -> None:
-    topic = stream.stream(filled_topic(stream, (1,)))
+    topic = kafka_of(stream).open_topic(filled_topic(stream, (1,)))
     with pytest.raises(ConfigError, match="'fair' is not one of range, roundrobin, sticky, cooperative"):
         topic.group_feed("g", Share(), member="m", assignor="fair", session_timeout_s=SESSION_S)
     with pytest.raises(GroupError, match="needs a name"):
@@ -446,7 +457,7 @@ class Share:
     def revoked(self, partitions): pass
     def lost(self, partitions): pass
 with penstock.connect("kafka://" + sys.argv[1]) as connection:
-    feed = connection.stream(sys.argv[2]).group_feed(
+    feed = connection.open_topic(sys.argv[2]).group_feed(
         sys.argv[3], Share(), member="victim", assignor="cooperative", session_timeout_s=float(sys.argv[4]))
     while True:
         for batch in feed.poll(1000, 1.0):

@@ -8,9 +8,10 @@ import time
 import pytest
 
 import penstock
-from penstock.abc import Feature, Feeding, Grouping, Stream, Streams
+from penstock.abc import Feature, Feeding, Grouping, Stream, TopicStream
 from penstock.errors import ConfigError, ConnectionClosedError, OffsetOutOfRangeError, UnknownTopicError
 from penstock.model import NewRecord, Position
+from penstock.streams.kafka.stream import kafka_of
 from tests.clients.names import fresh
 from tests.servers import Penstock
 from tests.streams.kafka_feeds import TIMEOUT_S, commit_transaction, fill, filled_topic
@@ -18,8 +19,8 @@ from tests.streams.test_kafka_feed import delete_before
 
 
 def test_a_connection_is_a_system_of_streams_with_feeds_and_groups(stream: penstock.Connection) -> None:
-    topic: Stream = stream.stream("orders")
-    assert isinstance(stream, Streams)
+    topic: TopicStream = stream.open_topic("orders")
+    assert isinstance(stream, Stream)
     assert isinstance(topic, Feeding)
     assert isinstance(topic, Grouping)
     assert topic.topic == "orders"
@@ -39,7 +40,7 @@ def test_what_is_appended_can_be_read(either: penstock.Connection) -> None:
         NewRecord(topic, b"a", b"key", (("h", b"1"),), 1_700_000_000_000, 1),
         NewRecord(topic, b"b", partition=1),
     ]
-    with_stream = either.stream(topic)
+    with_stream = either.open_topic(topic)
     places = [receipt.result(TIMEOUT_S) for receipt in with_stream.append(sent)]
     assert [(place.partition, place.offset) for place in places] == [(1, 0), (1, 1)]
     first, second = with_stream.read(1, 0, 10, TIMEOUT_S)
@@ -57,18 +58,18 @@ def test_a_record_that_cannot_be_sent_has_a_receipt_that_says_so_and_the_others_
     stream: penstock.Connection,
 ) -> None:
     topic = filled_topic(stream, (0,))
-    receipts = stream.stream(topic).append(
+    receipts = stream.open_topic(topic).append(
         [NewRecord(topic, b"a"), NewRecord(topic, b"x" * 200_000_000), NewRecord(topic, b"c")]
     )
     assert receipts[1].done
     assert "too large" in str(receipts[1].error)
     assert [receipts[index].result(TIMEOUT_S).offset for index in (0, 2)] == [0, 1]
     with pytest.raises(ConfigError, match="cannot be appended"):
-        stream.stream(topic).append([NewRecord("another", b"")])
+        stream.open_topic(topic).append([NewRecord("another", b"")])
 
 
 def test_reading_again_gives_the_same(stream: penstock.Connection) -> None:
-    topic = stream.stream(filled_topic(stream, (100,)))
+    topic = stream.open_topic(filled_topic(stream, (100,)))
     for start in (0, 50, 0, 99, 3):
         batch = topic.read(0, start, 5, TIMEOUT_S)
         assert (batch.start, batch.next) == (start, batch[-1].offset + 1)
@@ -77,7 +78,7 @@ def test_reading_again_gives_the_same(stream: penstock.Connection) -> None:
 
 
 def test_reads_that_follow_on_give_everything_once(stream: penstock.Connection) -> None:
-    topic = stream.stream(filled_topic(stream, (2500,)))
+    topic = stream.open_topic(filled_topic(stream, (2500,)))
     numbers: list[int] = []
     at = 0
     while at < 2500:
@@ -91,7 +92,7 @@ def test_reads_that_follow_on_give_everything_once(stream: penstock.Connection) 
 
 
 def test_an_empty_read_has_seen_the_end(stream: penstock.Connection) -> None:
-    topic = stream.stream(filled_topic(stream, (3,)))
+    topic = stream.open_topic(filled_topic(stream, (3,)))
     assert len(topic.read(0, 0, 10, 0.0)) > 0, "there are records, so they come even without a wait"
     begun_s = time.monotonic()
     batch = topic.read(0, 3, 10, 0.2)
@@ -105,7 +106,7 @@ def test_an_empty_read_has_seen_the_end(stream: penstock.Connection) -> None:
 def test_a_read_passes_markers_and_starts_where_it_was_asked_to(either: penstock.Connection) -> None:
     name = filled_topic(either, (0,))
     commit_transaction(either, name, [b"0"])
-    topic = either.stream(name)
+    topic = either.open_topic(name)
     batch = topic.read(0, 1, 10, 0.0)
     assert (len(batch), batch.start, batch.next) == (0, 1, 2)
     commit_transaction(either, name, [b"2"])
@@ -117,7 +118,7 @@ def test_a_read_passes_markers_and_starts_where_it_was_asked_to(either: penstock
 
 def test_positions_are_found(either: penstock.Connection) -> None:
     name = filled_topic(either, (0,))
-    topic = either.stream(name)
+    topic = either.open_topic(name)
     receipts = topic.append([NewRecord(name, b"", timestamp_ms=1_700_000_000_000 + 1000 * i) for i in range(5)])
     for receipt in receipts:
         receipt.result(TIMEOUT_S)
@@ -128,7 +129,7 @@ def test_positions_are_found(either: penstock.Connection) -> None:
     assert topic.locate(0, Position.at_time(1_800_000_000_000)) == 5
     assert topic.locate(0, Position.at_pointer(77)) == 77
     assert topic.span(0) == (1, 5)
-    with pytest.raises(ConfigError, match="no pointer"):
+    with pytest.raises(ConfigError, match="is not a pointer"):
         topic.locate(0, Position.at_pointer("1-0"))
     with pytest.raises(OffsetOutOfRangeError):
         topic.read(0, 0, 10, 1.0)
@@ -136,12 +137,12 @@ def test_positions_are_found(either: penstock.Connection) -> None:
 
 
 def test_what_is_not_there_is_an_error(stream: penstock.Connection) -> None:
-    missing = stream.stream(fresh())
+    missing = stream.open_topic(fresh())
     with pytest.raises(UnknownTopicError):
         missing.partitions()
     with pytest.raises(UnknownTopicError):
         missing.read(0, 0, 1, 0)
-    one = stream.stream(filled_topic(stream, (1,)))
+    one = stream.open_topic(filled_topic(stream, (1,)))
     for ask in (lambda: one.span(1), lambda: one.locate(1, Position.LATEST), lambda: one.read(1, 0, 1, 0)):
         with pytest.raises(UnknownTopicError):
             ask()
@@ -150,7 +151,7 @@ def test_what_is_not_there_is_an_error(stream: penstock.Connection) -> None:
 
 
 def test_more_partitions_than_feeds_are_kept_can_be_read_from_several_threads(stream: penstock.Connection) -> None:
-    topic = stream.stream(filled_topic(stream, (3,) * 12))
+    topic = stream.open_topic(filled_topic(stream, (3,) * 12))
     counts: list[int] = []
 
     def read_some(first: int) -> None:
@@ -169,7 +170,7 @@ def test_more_partitions_than_feeds_are_kept_can_be_read_from_several_threads(st
 
 
 def test_a_closed_stream_says_so_and_has_settled_what_was_appended(stream: penstock.Connection) -> None:
-    topic = stream.stream(filled_topic(stream, (0,)))
+    topic = kafka_of(stream).open_topic(filled_topic(stream, (0,)))
     receipts = topic.append([NewRecord(topic.topic, b"x") for _ in range(100)])
     topic.close()
     topic.close()

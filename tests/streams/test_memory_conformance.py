@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.testing import MemoryStreams, conformance
+from penstock.testing import MemoryStream, conformance
 
-TestMemoryStreams = conformance.stream(MemoryStreams, expire=MemoryStreams.expire)
+TestMemoryStreams = conformance.stream(MemoryStream, expire=MemoryStream.expire)

@@ -67,7 +67,7 @@ def test_a_day_begins_at_its_local_midnight() -> None:
     "text", ["", "yesterday", "-5", "1h", "+1h", "-1y", "1.5", "0x10", "2026-13-01", "-999999999w", "offset:", "@", "٣"]
 )
 def test_anything_else_is_refused_with_the_forms_that_there_are(text: str) -> None:
-    with pytest.raises(penstock.ConfigError, match="is no position: use earliest, latest, an offset"):
+    with pytest.raises(penstock.ConfigError, match="is not a position: use earliest, latest, an offset"):
         Position.parse(text, NOW)
 
 
@@ -76,7 +76,7 @@ def test_no_text_makes_parsing_fail_in_another_way(text: str) -> None:
     try:
         assert Position.parse(text, NOW).kind in PositionKind
     except penstock.ConfigError as error:
-        assert "is no position" in str(error)  # noqa: PT017
+        assert "is not a position" in str(error)  # noqa: PT017
 
 
 def test_a_datetime_without_a_zone_is_refused() -> None:

@@ -12,6 +12,14 @@ from confluent_kafka import Producer, TopicPartition
 
 import penstock
 from penstock import Position
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConnectionClosedError,
+    InvalidTopicError,
+    OffsetOutOfRangeError,
+    TopicExistsError,
+    UnknownTopicError,
+)
 from tests.clients import confluent
 from tests.clients.names import fresh
 from tests.clients.waiting import eventually
@@ -67,7 +75,7 @@ def test_reading_takes_no_more_than_the_limit(stream: penstock.Connection, topic
     assert numbers(stream.read(topic, limit=3)) == [0, 1, 2]
     assert numbers(stream.read(topic, limit=0)) == []
     assert numbers(stream.read(topic, limit=30)) == list(range(10))
-    with pytest.raises(penstock.ConfigError, match="negative"):
+    with pytest.raises(penstock.ConfigError, match="limit=-1"):
         stream.read(topic, limit=-1)
 
 
@@ -99,7 +107,7 @@ def test_some_partitions_can_be_read_alone(stream: penstock.Connection) -> None:
     assert numbers(stream.read(topic, {0: 2, 1: 1}, partitions=[1])) == [4, 7]
     with pytest.raises(penstock.ConfigError, match="start has no offset for partition 2"):
         stream.read(topic, {0: 2}, partitions=[0, 2])
-    with pytest.raises(penstock.UnknownTopicError, match="has no partition 7: it has 3, numbered from 0 to 2"):
+    with pytest.raises(UnknownTopicError, match="has no partition 7: it has 3, numbered from 0 to 2"):
         stream.read(topic, partitions=[7])
 
 
@@ -131,7 +139,7 @@ def test_following_from_the_latest_sees_only_what_is_new(stream: penstock.Connec
 def test_following_ends_when_nothing_has_come_for_the_timeout(stream: penstock.Connection, topic: str) -> None:
     send_numbers(stream, topic, 3)
     started_s = time.monotonic()
-    assert numbers(stream.read(topic, follow=True, timeout=0.5)) == [0, 1, 2]
+    assert numbers(stream.read(topic, follow=True, timeout_s=0.5)) == [0, 1, 2]
     assert time.monotonic() - started_s >= 0.5
 
 
@@ -158,7 +166,7 @@ def test_a_reader_that_is_closed_before_its_end_does_not_pretend_to_have_come_to
     reader = stream.read(topic)
     assert next(reader).value == b"0"
     reader.close()
-    with pytest.raises(penstock.ConnectionClosedError, match="stopped before its end"):
+    with pytest.raises(ConnectionClosedError, match="stopped before its end"):
         list(reader)
 
 
@@ -167,14 +175,14 @@ def test_closing_the_connection_ends_its_readers(server: Penstock) -> None:
     with penstock.connect(f"kafka://{server.bootstrap}") as stream:
         send_numbers(stream, topic, 5)
         reader, follower = stream.read(topic), stream.read(topic, follow=True)
-    with pytest.raises(penstock.ConnectionClosedError, match="stopped before its end"):
+    with pytest.raises(ConnectionClosedError, match="stopped before its end"):
         next(reader)
     assert list(follower) == []
 
 
 def test_a_topic_that_is_not_there_is_an_error_and_is_not_made(stream: penstock.Connection) -> None:
     topic = fresh()
-    with pytest.raises(penstock.UnknownTopicError, match=f"topic '{topic}' could not be looked up"):
+    with pytest.raises(UnknownTopicError, match=f"topic '{topic}' could not be looked up"):
         stream.read(topic)
     assert topic not in stream.topics()
 
@@ -184,16 +192,14 @@ def test_a_deleted_offset_is_an_error_that_names_the_range(
 ) -> None:
     send_numbers(stream, topic, 10)
     confluent.delete_records(server, topic, before=6)
-    with pytest.raises(
-        penstock.OffsetOutOfRangeError, match="offset 3 was deleted by retention; the log holds 6 to 10"
-    ):
+    with pytest.raises(OffsetOutOfRangeError, match="offset 3 was deleted by retention; the log holds 6 to 10"):
         stream.read(topic, {0: 3})
     assert numbers(stream.read(topic)) == [6, 7, 8, 9]
 
 
 def test_an_offset_that_is_not_written_yet_is_an_error(stream: penstock.Connection, topic: str) -> None:
     send_numbers(stream, topic, 3)
-    with pytest.raises(penstock.OffsetOutOfRangeError, match="offset 4 has not been written yet"):
+    with pytest.raises(OffsetOutOfRangeError, match="offset 4 has not been written yet"):
         stream.read(topic, Position.at_pointer(4))
 
 
@@ -210,7 +216,7 @@ def test_records_that_are_deleted_before_they_are_read_are_not_passed_over_in_si
         reader = own.read(topic)
         assert next(reader).offset == 0
         confluent.delete_records(server, topic, before=19)
-        with pytest.raises(penstock.OffsetOutOfRangeError, match="was deleted by retention; the log holds 19 to 20"):
+        with pytest.raises(OffsetOutOfRangeError, match="was deleted by retention; the log holds 19 to 20"):
             list(reader)
 
 
@@ -219,7 +225,7 @@ def test_the_earliest_record_is_the_one_that_is_earliest_when_reading_begins(
 ) -> None:
     """Records go away between looking up the first offset and reading it."""
     send_numbers(stream, topic, 10)
-    administration = stream.administration
+    administration = stream.admin()
     stale = administration.earliest(topic, [0])
     confluent.delete_records(server, topic, before=7)
     with monkeypatch.context() as patch:
@@ -232,7 +238,7 @@ def test_everything_deleted_between_looking_and_reading_is_an_empty_topic(
     server: Penstock, stream: penstock.Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send_numbers(stream, topic, 10)
-    administration = stream.administration
+    administration = stream.admin()
     stale = administration.earliest(topic, [0])
     confluent.delete_records(server, topic, before=10)
     with monkeypatch.context() as patch:
@@ -284,17 +290,17 @@ def test_a_broker_that_falls_silent_before_the_end_is_an_error(tmp_path: Any) ->
         for _ in range(20):
             stream.send("orders", b"x" * 500_000)
         stream.flush(TIMEOUT_S)
-        reader = stream.read("orders", timeout=1)
+        reader = stream.read("orders", timeout_s=1)
         assert next(reader).offset == 0
         own.kill()
-        with pytest.raises(penstock.BrokerUnavailableError, match="was not read to its end: the broker said nothing"):
+        with pytest.raises(BrokerUnavailableError, match="was not read to its end: nothing came for 1 s"):
             list(reader)
 
 
 def test_a_start_that_is_a_bare_number_is_refused_as_nobody_knows_what_it_counts(
     stream: penstock.Connection, topic: str
 ) -> None:
-    with pytest.raises(penstock.ConfigError, match=r"5 is no start: use .* Position\.at_time\(milliseconds\)"):
+    with pytest.raises(penstock.ConfigError, match=r"5 is not a start: use .* Position\.at_time\(milliseconds\)"):
         stream.read(topic, 5)  # type: ignore[arg-type]
 
 
@@ -303,19 +309,19 @@ def test_topics_are_listed_created_and_deleted(stream: penstock.Connection) -> N
     stream.create_topic(topic, partitions=2, config={"retention.ms": "1000"})
     assert topic in stream.topics()
     assert not [name for name in stream.topics() if name.startswith("__")]
-    with pytest.raises(penstock.TopicExistsError, match="exists already"):
+    with pytest.raises(TopicExistsError, match="exists already"):
         stream.create_topic(topic)
     stream.delete_topic(topic)
     eventually("the topic is gone", lambda: topic not in stream.topics())
-    with pytest.raises(penstock.UnknownTopicError, match="could not be deleted: there is no such topic"):
+    with pytest.raises(UnknownTopicError, match="could not be deleted: there is no such topic"):
         stream.delete_topic(topic)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "error", "complaint"),
     [
-        ("not a topic", {}, penstock.InvalidTopicError, "use 1 to 249 letters"),
-        ("", {}, penstock.InvalidTopicError, "use 1 to 249 letters"),
+        ("not a topic", {}, InvalidTopicError, "use 1 to 249 letters"),
+        ("", {}, InvalidTopicError, "use 1 to 249 letters"),
         ("zero", {"partitions": 0}, penstock.ConfigError, "partitions"),
         ("typo", {"config": {"retention.sm": "1"}}, penstock.ConfigError, "retention.sm"),
         ("value", {"config": {"retention.ms": "soon"}}, penstock.ConfigError, "retention.ms"),

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import penstock
-from penstock import Place, Receipt
+from penstock import Receipt, RecordMetadata
 
 
 def test_a_receipt_tells_where_the_record_stands() -> None:
@@ -15,7 +15,7 @@ def test_a_receipt_tells_where_the_record_stands() -> None:
     assert not receipt.done
     receipt.settle(3, 42)
     assert receipt.done
-    assert receipt.result() == Place("orders", 3, 42)
+    assert receipt.result() == RecordMetadata("orders", 3, 42)
     assert receipt.result().pointer == "42"
     assert str(receipt.result()) == "orders-3 at offset 42"
 
@@ -31,20 +31,20 @@ def test_a_failed_receipt_raises_as_often_as_it_is_asked() -> None:
 
 
 def test_a_receipt_that_is_not_settled_in_time_says_that_the_record_is_still_under_way() -> None:
-    with pytest.raises(TimeoutError, match=r"not acknowledged within 0\.01 s; it is still being tried"):
+    with pytest.raises(TimeoutError, match=r"not acknowledged within 0\.01 s; it is still being delivered"):
         Receipt("orders").result(timeout=0.01)
 
 
 def test_several_threads_may_wait_for_one_receipt() -> None:
     receipt = Receipt("orders")
-    places: list[Place] = []
+    places: list[RecordMetadata] = []
     waiting = [threading.Thread(target=lambda: places.append(receipt.result(10))) for _ in range(3)]
     for thread in waiting:
         thread.start()
     receipt.settle(0, 7)
     for thread in waiting:
         thread.join(10)
-    assert places == [Place("orders", 0, 7)] * 3
+    assert places == [RecordMetadata("orders", 0, 7)] * 3
 
 
 def test_callbacks_are_called_once_before_and_after_the_answer() -> None:

@@ -12,12 +12,14 @@ import pytest
 
 import penstock
 from penstock.cli.checks.network import check_skew, check_url
-from penstock.console import link, messages
+from penstock.console import link
+from penstock.console.messages import pages as messages
 from penstock.console.service import Service
 from penstock.console.views import MessageQuery, Person
 from penstock.errors import BrokerUnavailableError, ConfigError, StreamError
 from penstock.streams.kafka.plain import PlainConnection
 from penstock.streams.kafka.security import Security
+from penstock.streams.kafka.stream import kafka_of
 from penstock.streams.url import Host
 from penstock.streams.url_settings import CONFIG_VARIABLE
 from tests.cli.running import Command
@@ -52,8 +54,8 @@ def test_a_program_with_its_settings_in_the_url(
             stream.send(topic, number, key="k")
         stream.flush(30)
         assert [record.value for record in stream.read(topic)] == [b"0", b"1", b"2"]
-        assert stream.administration.sizes()[topic, 0] > 0, "sizes are asked for over TLS, too"
-        assert PASSWORD not in f"{stream!r} {stream.url} {stream.options!r}"
+        assert stream.admin().sizes()[topic, 0] > 0, "sizes are asked for over TLS, too"
+        assert PASSWORD not in f"{stream!r} {stream.url} {kafka_of(stream).options!r}"
     handled = []
     app = penstock.App(kafka.secure_url, group=fresh("group"))  # its checkpoints are in topics, by transactions
 
@@ -81,15 +83,15 @@ def test_commands_with_their_settings_in_a_file_that_the_environment_names(kafka
     run.environment = {**run.environment, CONFIG_VARIABLE: "/no/such/file"}
     refused = run("topics")
     assert refused.code != 0
-    assert f"the settings in /no/such/file, by {CONFIG_VARIABLE}, cannot be read: No such file" in refused.err
+    assert f"the settings file /no/such/file, named by {CONFIG_VARIABLE}, cannot be read: No such file" in refused.err
 
 
 def test_the_console_shows_a_secured_stream_and_no_secret(
     kafka: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ANSWER_S", "_REACHED_S", "_LET_IN_S"):
+    for name in ("ANSWER_S", "_REACHED_S"):
         monkeypatch.setattr(link, name, 60.0)
-    for name in ("SCAN_S", "_ONE_RECORD_S"):
+    for name in ("SCAN_S", "SILENT_S"):
         monkeypatch.setattr(messages, name, 60.0)
     ann = Person("ann", "127.0.0.1")
     before, topic = fresh("before"), fresh()
@@ -120,9 +122,9 @@ def test_the_doctor_examines_a_secured_stream(kafka: SecuredKafka, with_file: st
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ("sasl.password=wrong", "does not let this client in: .* Invalid username or password"),
-        ("sasl.mechanism=SCRAM-SHA-256", "does not let this client in: .*supported mechanisms: PLAIN"),
-        ("enable.ssl.certificate.verification=true&ssl.ca.location={other}", "See ssl.ca.location"),
+        ("sasl.password=wrong", "did not accept this client: .* Invalid username or password"),
+        ("sasl.mechanism=SCRAM-SHA-256", "did not accept this client: .*supported mechanisms: PLAIN"),
+        ("enable.ssl.certificate.verification=true&ssl.ca.location={other}", "Check ssl.ca.location"),
     ],
 )
 def test_who_is_not_let_in_is_told_why_at_once(
@@ -138,7 +140,7 @@ def test_who_is_not_let_in_is_told_why_at_once(
 
 
 def test_a_plain_client_is_told_how_to_say_more(kafka: SecuredKafka) -> None:
-    with pytest.raises(BrokerUnavailableError, match="If it wants TLS or a login, say so"):
+    with pytest.raises(BrokerUnavailableError, match="If it needs TLS or a login, use"):
         penstock.connect(f"kafka://127.0.0.1:{kafka.secure_port}", connect_timeout_s=SOON_S)
 
 
@@ -155,10 +157,11 @@ def test_a_setting_that_nobody_knows_is_named(with_file: str) -> None:
 
 def test_our_own_requests_say_what_they_cannot_do(kafka: SecuredKafka) -> None:
     host = Host("127.0.0.1", kafka.secure_port)
-    with pytest.raises(StreamError, match=r"does not let the user 'ada' in: .*Invalid username or password") as refusal:
+    refused = r"refused the login of user 'ada': .*Invalid username or password"
+    with pytest.raises(StreamError, match=refused) as refusal:
         PlainConnection(host, SOON_S, Security({**kafka.settings(), "sasl.password": "wrong"}))
     assert "wrong" not in str(refusal.value)
-    with pytest.raises(ConfigError, match="only the SASL mechanism PLAIN is known, not SCRAM-SHA-512"):
+    with pytest.raises(ConfigError, match="only the SASL mechanism PLAIN is supported, not SCRAM-SHA-512"):
         PlainConnection(host, SOON_S, Security({**kafka.settings(), "sasl.mechanism": "SCRAM-SHA-512"}))
     with pytest.raises(OSError, match="certificate verify failed"):
         PlainConnection(host, SOON_S, Security({**kafka.settings(), "ssl.ca.location": "probe"}))

@@ -9,6 +9,7 @@ import pytest
 import penstock
 from penstock.errors import ConfigError, UrlError
 from penstock.producing.choosing import open_for_producing
+from penstock.streams.kafka.stream import kafka_of
 from penstock.streams.options import Options
 from penstock.streams.url import Host, KafkaUrl, parse_url, without_password
 from penstock.streams.url_settings import CONFIG_VARIABLE, client_with, resolved, settings_with, with_settings
@@ -67,14 +68,13 @@ def test_the_environment_names_a_file_for_urls_that_name_none(
 def test_the_embedded_log_needs_no_settings(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONFIG_VARIABLE, str(file))
     with penstock.connect(f"log:{folder}") as stream:
-        assert stream.options.librdkafka == {}
+        assert kafka_of(stream).options.librdkafka == {}
         stream.send("orders", "x").result(30)
 
 
 def test_a_spool_that_waits_for_its_brokers_has_the_settings(file: Path) -> None:
-    streams = open_for_producing(f"kafka://127.0.0.1:1?config={file}", durable=True)
-    assert isinstance(streams, penstock.Connection)
-    assert streams.options.librdkafka == FROM_FILE
+    streams = open_for_producing(f"kafka://127.0.0.1:1?config={file}", {}, durable=True)
+    assert kafka_of(streams).options.librdkafka == FROM_FILE
     streams.close()
 
 
@@ -83,15 +83,18 @@ def test_a_spool_that_waits_for_its_brokers_has_the_settings(file: Path) -> None
     [
         ("secret-without-a-name", "line 1 of .* is not NAME=VALUE"),
         ("=secret", "line 1 of .* is not NAME=VALUE"),
-        ("a=secret\na=secret", "line 2 of .* has a a second time"),
+        ("a=secret\na=secret", "line 2 of .* repeats a"),
         (
             "enable.auto.commit=true",
-            r"line 1 of .*: the setting enable\.auto\.commit is Penstock's own: it commits what",
+            r"line 1 of .*: the setting enable\.auto\.commit is set by Penstock, which commits only what",
         ),
         ("bootstrap.servers=a:1", r"the setting bootstrap\.servers comes from the URL"),
-        ("plugin.library.paths=x", "cannot be used"),
-        ('sasl.jaas.config=x password="secret";', r"Java client; librdkafka has sasl\.username and sasl\.password"),
-        ("ssl.truststore.location=x.jks", r"librdkafka has ssl\.ca\.location, a PEM file"),
+        ("plugin.library.paths=x", "is not supported: plugins"),
+        (
+            'sasl.jaas.config=x password="secret";',
+            r"Java client; with librdkafka, use sasl\.username and sasl\.password",
+        ),
+        ("ssl.truststore.location=x.jks", r"with librdkafka, use ssl\.ca\.location, a PEM file"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_told_without_what_stands_there(line: str, complaint: str, tmp_path: Path) -> None:
@@ -103,7 +106,9 @@ def test_what_is_wrong_in_a_file_is_told_without_what_stands_there(line: str, co
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"settings in .*, by config= of the URL, cannot be read: Is a directory"):
+    with pytest.raises(
+        ConfigError, match=r"settings file .*, named by config= in the URL, cannot be read: Is a directory"
+    ):
         penstock.connect(f"kafka://127.0.0.1:1?config={tmp_path}")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -125,15 +130,15 @@ def test_what_is_wrong_in_a_url_is_told_without_its_secrets(parameters: str, com
 
 
 def test_what_penstock_sets_itself_is_refused_wherever_it_comes_from(server: Penstock) -> None:
-    with pytest.raises(ConfigError, match=r"the URL: the setting group\.id is Penstock's own: say group="):
+    with pytest.raises(ConfigError, match=r"the URL: the setting group\.id is set by Penstock: choose with group="):
         penstock.connect(f"kafka://{server.bootstrap}?group.id=x")
-    with pytest.raises(ConfigError, match=r"auto\.offset\.reset is Penstock's own: say where to begin"):
+    with pytest.raises(ConfigError, match=r"auto\.offset\.reset is set by Penstock: choose with start="):
         penstock.connect(f"kafka://{server.bootstrap}", librdkafka={"auto.offset.reset": "latest"})
 
 
 def test_a_setting_in_the_url_reaches_librdkafka(server: Penstock) -> None:
     with penstock.connect(f"kafka://{server.bootstrap}?client.rack=here") as stream:
-        assert stream.options.librdkafka == {"client.rack": "here"}
+        assert kafka_of(stream).options.librdkafka == {"client.rack": "here"}
         assert stream.url == f"kafka://{server.bootstrap}?client.rack=here"
     with pytest.raises(ConfigError, match='No such configuration property: "no"'):
         penstock.connect(f"kafka://{server.bootstrap}?no=1")

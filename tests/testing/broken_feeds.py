@@ -8,12 +8,11 @@ from dataclasses import replace
 
 from penstock.errors import OffsetOutOfRangeError
 from penstock.model import Batch, Pointer
-from penstock.streams.memory.feed import MemoryFeed
-from penstock.streams.memory.stream import MemoryStream
+from penstock.streams.memory.stream import MemoryFeed, MemoryTopicStream
 
 
-def with_feeds_of(kind: type[MemoryFeed]) -> type[MemoryStream]:
-    class Broken(MemoryStream):
+def with_feeds_of(kind: type[MemoryFeed]) -> type[MemoryTopicStream]:
+    class Broken(MemoryTopicStream):
         def feed(self) -> MemoryFeed:
             return kind(self._there())
 

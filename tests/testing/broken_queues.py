@@ -127,3 +127,59 @@ class TakesBackTooSoon(ShortQueue):
 class NeverCloses(ShortQueue):
     def close(self) -> None:
         return
+
+
+class ForgetsWhatIsReleased(ShortQueue):
+    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
+        super().settle(delivery, Outcome.DONE if outcome is Outcome.RELEASE else outcome, delay_s)
+
+
+class CountsWhatIsReleased(ShortQueue):
+    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
+        super().settle(delivery, Outcome.RETRY if outcome is Outcome.RELEASE else outcome, delay_s)
+
+
+class DoesNotCount(ShortQueue):
+    def receive(self, limit: int, wait_s: float) -> Sequence[MemoryDelivery]:
+        return [replace(delivery, attempt=1) for delivery in super().receive(limit, wait_s)]
+
+
+class HasOneOffset(ShortQueue):
+    def receive(self, limit: int, wait_s: float) -> Sequence[MemoryDelivery]:
+        deliveries = super().receive(limit, wait_s)
+        for delivery in deliveries:
+            self.offsets[delivery.number] = delivery.record.offset
+        return [replace(each, record=replace(each.record, offset=0)) for each in deliveries]
+
+    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
+        assert isinstance(delivery, MemoryDelivery)
+        record = replace(delivery.record, offset=self.offsets[delivery.number])
+        super().settle(replace(delivery, record=record), outcome, delay_s)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets: dict[int, int] = {}
+
+
+class HasNoName(ShortQueue):
+    @property
+    def name(self) -> str:
+        return ""
+
+
+class DoesNotExtend(ShortQueue):
+    def extend(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        return []
+
+
+class SettlesAllButTheLast(ShortQueue):
+    def settle_all(
+        self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
+    ) -> Sequence[Delivery]:
+        late = []
+        for delivery in deliveries[:-1]:
+            try:
+                self.settle(delivery, outcome, delay_s)
+            except StaleDeliveryError:
+                late.append(delivery)
+        return late

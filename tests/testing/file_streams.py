@@ -10,15 +10,15 @@ import fcntl
 import os
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Final
 
 from penstock.abc import Feature, Features
 from penstock.model import Batch, NewRecord, Pointer, Receipt
-from penstock.streams.memory import MemoryStreams
-from penstock.streams.memory.stream import MemoryStream
+from penstock.streams.memory import MemoryStream
+from penstock.streams.memory.stream import MemoryTopicStream
 from penstock.streams.memory.topics import Topics
 
 FEATURES: Final = frozenset({Feature.KEYS, Feature.HEADERS, Feature.TIMES, Feature.IDEMPOTENCE, Feature.DURABLE})
@@ -32,7 +32,7 @@ class Copies:
         self.known_bytes: dict[str, int] = {}
 
 
-class FileStream(MemoryStream):
+class FileStream(MemoryTopicStream):
     """Its memory is a copy of the file, brought up to date before anything is done."""
 
     def __init__(self, topic: str, topics: Topics, file: Path, copies: Copies) -> None:
@@ -88,7 +88,7 @@ class FileStream(MemoryStream):
             yield
 
 
-class FileStreams(MemoryStreams):
+class FileStreams(MemoryStream):
     kind: ClassVar[type[FileStream]] = FileStream
 
     def __init__(self, folder: Path) -> None:
@@ -102,11 +102,11 @@ class FileStreams(MemoryStreams):
     def features(self) -> Features:
         return FEATURES
 
-    def create_topic(self, topic: str, partitions: int | None = None) -> None:
+    def create_topic(self, topic: str, partitions: int | None = None, config: Mapping[str, str] | None = None) -> None:
         super().create_topic(topic, partitions)
         (self.folder / f"{topic}.topic").touch()
 
-    def stream(self, topic: str) -> FileStream:
+    def open_topic(self, topic: str) -> FileStream:
         return self.kind(topic, self._topics, self.folder / f"{topic}.topic", self.copies)
 
 
@@ -115,7 +115,7 @@ class AcknowledgesFirst(FileStream):
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
         self.unwritten += records
-        return MemoryStream.append(self, records)
+        return MemoryTopicStream.append(self, records)
 
     def close(self) -> None:
         self.write(self.unwritten)
@@ -138,7 +138,7 @@ class WritesBackwards(FileStream):
 
 class NeverWrites(FileStream):
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
-        return MemoryStream.append(self, records)
+        return MemoryTopicStream.append(self, records)
 
 
 class AcknowledgingFirst(FileStreams):

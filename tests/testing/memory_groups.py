@@ -11,9 +11,8 @@ from typing import ClassVar
 
 from penstock.abc import Feature, Features, GroupFeed, GroupListener
 from penstock.model import Batch, Pointer
-from penstock.streams.memory.feed import MemoryFeed
-from penstock.streams.memory.stream import MemoryStream
-from penstock.streams.memory.topic import Topic
+from penstock.streams.memory.stream import MemoryFeed, MemoryTopicStream
+from penstock.streams.memory.topics import Topic
 
 TURN_S = 0.01
 
@@ -83,7 +82,7 @@ class FairFeed(MemoryFeed):
         super().close()
 
 
-class GroupedStream(MemoryStream):
+class GroupedStream(MemoryTopicStream):
     kind: ClassVar[type[FairFeed]] = FairFeed
     coordinators: ClassVar[dict[tuple[str, str], Coordinator]] = {}
 
@@ -98,7 +97,7 @@ class GroupedStream(MemoryStream):
         return self.kind(self._there(), coordinator, listener)
 
 
-def with_groups_of(kind: type[FairFeed]) -> type[MemoryStream]:
+def with_groups_of(kind: type[FairFeed]) -> type[MemoryTopicStream]:
     return type("Grouped", (GroupedStream,), {"kind": kind})
 
 

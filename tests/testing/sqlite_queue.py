@@ -42,6 +42,10 @@ class SqliteQueue:
             )
 
     @property
+    def name(self) -> str:
+        return "sqlite"
+
+    @property
     def features(self) -> Features:
         return frozenset({Feature.DURABLE, Feature.REDELIVERY})
 
@@ -78,7 +82,8 @@ class SqliteQueue:
         assert isinstance(delivery, SqliteDelivery)
         if delay_s:
             raise ConfigError("this queue has no delayed redelivery")
-        what = "UPDATE queue SET until_s = 0" if outcome is Outcome.RETRY else "DELETE FROM queue"
+        is_again = outcome in (Outcome.RETRY, Outcome.RELEASE)
+        what = "UPDATE queue SET until_s = 0" if is_again else "DELETE FROM queue"
         with self.transaction() as database:
             changed = database.execute(f"{what} WHERE ticket = ?", (delivery.ticket,)).rowcount
         if not changed:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoints.sqlite import SqliteCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.model import Change, Checkpoint, CheckpointKey, NewRecord
-from penstock.testing import CrashingStore, CrashingStream, CrashingStreams, CrashPoint, MemoryStreams
+from penstock.testing import CrashingStore, CrashingStream, CrashingTopicStream, CrashPoint, MemoryStream
 from penstock.testing.conformance.child import Child, Parent
-from penstock.testing.intercepted_store import InterceptedStore
-from penstock.testing.intercepted_stream import InterceptedStream
+from penstock.testing.interception import InterceptedStore, InterceptedTopicStream
 
 KEY = CheckpointKey("group", "topic", 0)
 
@@ -26,7 +25,7 @@ def save_on_and_on(store: CrashingStore, parent: Parent) -> None:
     assert lease is not None
     for start in range(1, 10):
         store.save(lease, KEY, Change(Checkpoint(start, 10)))
-        parent.say(start)
+        parent.send(start)
 
 
 @pytest.mark.parametrize(("after", "last"), [(False, 2), (True, 3)])
@@ -41,18 +40,18 @@ def test_a_store_dies_before_or_after_the_step_took_effect(tmp_path: Path, after
     assert loaded.start == last
 
 
-def append_and_read(streams: CrashingStreams, parent: Parent) -> None:
-    stream = streams.stream("topic")
+def append_and_read(streams: CrashingStream, parent: Parent) -> None:
+    stream = streams.open_topic("topic")
     for number in range(3):
         [receipt] = stream.append([NewRecord("topic", b"%d" % number)])
-        parent.say("appended")
-        receipt.add_done_callback(lambda _: parent.say("acknowledged"))
+        parent.send("appended")
+        receipt.add_done_callback(lambda _: parent.send("acknowledged"))
         stream.read(0, 0, 1, 0.0)
-        parent.say("read")
+        parent.send("read")
 
 
-def open_crashing_streams(at: str, nth: int, after: bool) -> CrashingStreams:
-    return CrashingStreams(MemoryStreams(), at, nth, after)
+def open_crashing_streams(at: str, nth: int, after: bool) -> CrashingStream:
+    return CrashingStream(MemoryStream(), at, nth, after)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,8 @@ def test_a_child_that_was_to_die_and_did_not_is_an_error() -> None:
 def test_steps_are_counted_without_dying_so_that_a_harness_knows_them(tmp_path: Path) -> None:
     point = CrashPoint(None)
     store = InterceptedStore(SqliteCheckpoints(tmp_path / "checkpoints.db"), point)
-    streams = MemoryStreams()
-    stream = InterceptedStream(streams.stream("topic"), point)
+    streams = MemoryStream()
+    stream = InterceptedTopicStream(streams.open_topic("topic"), point)
     stream.append([NewRecord("topic", b"a"), NewRecord("topic", b"b")])
     stream.read(0, 0, 10, 0.0)
     store.claim("group", KEY.lease_name, "me", None)
@@ -92,8 +91,8 @@ def test_steps_are_counted_without_dying_so_that_a_harness_knows_them(tmp_path: 
 
 
 def test_a_step_that_does_not_exist_is_refused() -> None:
-    streams = MemoryStreams()
-    with pytest.raises(ValueError, match="'raed' is no step"):
-        CrashingStream(streams.stream("topic"), at="raed")
-    with pytest.raises(ValueError, match="the first is 1"):
-        CrashingStream(streams.stream("topic"), at="read", nth=0)
+    streams = MemoryStream()
+    with pytest.raises(ValueError, match="'raed' is not a step"):
+        CrashingTopicStream(streams.open_topic("topic"), at="raed")
+    with pytest.raises(ValueError, match="must be an integer"):
+        CrashingTopicStream(streams.open_topic("topic"), at="read", nth=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.streams.memory import MemoryStreams
+from penstock.streams.memory import MemoryStream
 from penstock.testing import conformance
 from tests.testing import file_streams
 from tests.testing.file_streams import FileStreams
@@ -30,7 +30,7 @@ TestFileStreams = conformance.stream(FileStreams)
     ],
 )
 def test_a_defect_that_a_kill_brings_to_light_is_caught(
-    factory: Callable[[Path], MemoryStreams], case: str, says: str
+    factory: Callable[[Path], MemoryStream], case: str, says: str
 ) -> None:
     assert says in str(complaint_of(conformance.stream(factory), case))
 

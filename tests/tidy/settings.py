@@ -20,7 +20,7 @@ def settings_nobody_reads(sources: Iterable[Source]) -> Iterator[Complaint]:
         for name in _names_read(source):
             read_in.setdefault(name, set()).add(source.path)
     for source in package:
-        if source.parts[-1] in FILES:
+        if source.path.endswith(FILES):
             for field in _fields(source.tree):
                 assert isinstance(field.target, ast.Name)
                 if not read_in.get(field.target.id):
@@ -29,7 +29,7 @@ def settings_nobody_reads(sources: Iterable[Source]) -> Iterator[Complaint]:
 
 def _names_read(source: Source) -> Iterator[str]:
     roots: list[ast.AST] = [source.tree]
-    if source.parts[-1] in FILES:  # checking a value is not obeying it, but a property passes it on
+    if source.path.endswith(FILES):  # checking a value is not obeying it, but a property passes it on
         roots = [node for node in ast.walk(source.tree) if _is_property(node)]
     for root in roots:
         for node in ast.walk(root):

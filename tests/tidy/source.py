@@ -47,7 +47,7 @@ class Source:
 
     @property
     def room(self) -> str | None:
-        """The room of a module of the package: `log` for src/penstock/log/batch.py; "" for the package's own
+        """The room of a module of the package: `log` for src/penstock/log/batches/batch.py; "" for the package's own
         `__init__.py`; None for a file that is no module of the package."""
         if not self.is_python or self.parts[:2] != ("src", "penstock"):
             return None

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from penstock.log.config import TOPIC_SETTINGS
+from penstock.log.configs.topic_config import TOPIC_SETTINGS
 from tools import docs_tables
 
 
@@ -36,15 +36,25 @@ def unexplained(listen: Annotated[str, typer.Option()] = "127.0.0.1:9092") -> No
 
 
 def test_every_visible_setting_of_a_topic_has_a_row_and_hidden_ones_have_none() -> None:
-    page = docs_tables.on_page_markdown("# Settings\n\n<!-- table: penstock.log.config:TOPIC_SETTINGS -->\n")
+    page = docs_tables.on_page_markdown(
+        "# Settings\n\n<!-- table: penstock.log.configs.topic_config:TOPIC_SETTINGS -->\n"
+    )
     assert page.startswith("# Settings\n\n| name |")
     for name, setting in TOPIC_SETTINGS.items():
         assert (f"| `{name}` |" in page) != setting.hidden, name
 
 
-def test_a_fixed_setting_says_why() -> None:
-    table = docs_tables.table_of("penstock.log.config", "TOPIC_SETTINGS")
-    assert f"| `preallocate` | `false` | {TOPIC_SETTINGS['preallocate'].fixed_because} |" in table
+def test_a_setting_that_is_fixed_or_has_no_effect_says_why() -> None:
+    table = docs_tables.table_of("penstock.log.configs.topic_config", "TOPIC_SETTINGS")
+    fixed, idle = TOPIC_SETTINGS["remote.storage.enable"], TOPIC_SETTINGS["preallocate"]
+    assert f"| `remote.storage.enable` | `false` | {fixed.fixed_because} |" in table
+    assert f"| `preallocate` | `false` | true or false | {idle.no_effect_because} |" in table
+
+
+def test_a_setting_that_can_change_while_a_broker_runs_has_a_star() -> None:
+    table = docs_tables.table_of("penstock.broker.settings", "BROKER_SETTINGS")
+    assert r"| `log.retention.ms` \* |" in table
+    assert "| `log.retention.hours` |" in table
 
 
 def test_the_fields_of_a_dataclass_are_explained_by_their_docstrings() -> None:
@@ -80,4 +90,4 @@ def test_an_option_without_help_stops_the_build() -> None:
 
 def test_a_name_that_is_gone_stops_the_build() -> None:
     with pytest.raises(AttributeError, match="NO_SUCH_TABLE"):
-        docs_tables.on_page_markdown("<!-- table: penstock.log.config:NO_SUCH_TABLE -->")
+        docs_tables.on_page_markdown("<!-- table: penstock.log.configs.topic_config:NO_SUCH_TABLE -->")

@@ -19,9 +19,9 @@ class BrokerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of the metrics endpoint, if there is one."""
     version: str
     cluster_id: str = ""
-    """What the broker answers to Metadata: who connects to the port can tell whether it is still this broker's."""
+    """What the broker answers to Metadata: a client of the port can tell whether it is still this broker's."""
     exit_when_idle_s: float | None = None
-    """After how long without a client it stops by itself; None, the default, is never."""
+    """How long without a client until it stops by itself; None: never."""
 
     @property
     def bootstrap(self) -> str:
@@ -38,12 +38,14 @@ def write_address(folder: Path, address: BrokerAddress) -> None:
         raise
 
 
-def remove_address(folder: Path) -> None:
-    (folder / FILE_NAME).unlink(missing_ok=True)
+def remove_address(folder: Path, address: BrokerAddress) -> None:
+    """Remove the file of `write_address`, unless another broker has replaced it."""
+    if last_address(folder) == address:
+        (folder / FILE_NAME).unlink(missing_ok=True)
 
 
 def last_address(folder: Path) -> BrokerAddress | None:
-    """Where the last broker of this folder said it listens, which may have been killed since."""
+    """The address that the last broker of this folder wrote; it may have been killed since."""
     try:
         return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=BrokerAddress)
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
@@ -51,7 +53,7 @@ def last_address(folder: Path) -> BrokerAddress | None:
 
 
 def read_address(folder: Path) -> BrokerAddress | None:
-    """Where the broker of this folder said it listens; None if there is none, or none that is still alive."""
+    """The address of this folder's broker; None if there is none that is still alive."""
     address = last_address(folder)
     if address is None:
         return None

@@ -1,44 +1,40 @@
-"""What the coordinators need from the rest of the broker, and nothing more.
+"""What the coordinators need from the rest of the broker.
 
-The group and transaction coordinators are state machines: requests and timers come in, answers and records go out.
-They own no socket, no file and no clock. Everything they touch stands here as a small Protocol, so a test can drive
-them with a virtual clock and an in-memory topic, and the broker hands them the real ones.
+The group and transaction coordinators are state machines: requests and timers come in, responses and records go out.
+They have no socket, file or clock of their own. Everything they use is a small Protocol here, so that tests can drive
+them with a virtual clock and an in-memory topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 class Timer(Protocol):
-    """A call that has been scheduled and can still be taken back."""
-
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Time as the broker sees it. Nothing in this room reads the system's clock in any other way."""
+    """Time in the broker. Nothing in this room reads the system's clock in any other way."""
 
     def monotonic_s(self) -> float:
-        """Seconds that never go backwards: for timeouts."""
+        """Seconds that never go backwards, for timeouts."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970: for timestamps that are stored."""
+        """Milliseconds since 1970, for stored timestamps."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """One batch of an internal topic, as it stands in the log."""
-
     partition: int
     base_offset: int
-    timestamp_ms: int
     producer_id: int
-    producer_epoch: int
     transactional: bool
     control: str | None
     """`"commit"` or `"abort"` for a transaction marker (then `records` is empty), None for data."""
@@ -46,7 +42,7 @@ class StoredBatch:
 
 
 class InternalTopic(Protocol):
-    """A compacted topic that a coordinator keeps its state in (`__consumer_offsets`, `__transaction_state`)."""
+    """A compacted topic with a coordinator's state (`__consumer_offsets`, `__transaction_state`)."""
 
     partition_count: int
 
@@ -57,39 +53,34 @@ class InternalTopic(Protocol):
         *,
         producer_id: int = -1,
         producer_epoch: int = -1,
-        transactional: bool = False,
     ) -> None:
-        """Write the records as one batch. Durable (as `acks=all` is) when it returns; raises StorageError otherwise.
+        """Append the records as one batch, as durable as `acks=all` when this returns. Raises StorageError.
 
-        The records are in the log in the order of the calls, also when several calls are awaited at once.
+        With a producer id, they are part of its transaction. The records are in the log in the order of the calls, even
+        if several calls are awaited at once.
         """
 
     def replay(self) -> Iterator[StoredBatch]:
-        """Everything the topic holds, oldest first within each partition. For start-up only."""
+        """Everything in the topic, oldest first within each partition. For startup only."""
 
 
-class Partitions(Protocol):
-    """What the transaction coordinator asks of the partitions that take part in a transaction."""
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The end of a producer's transaction."""
 
-    def exists(self, topic: str, partition: int) -> bool: ...
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    coordinator_epoch: int
 
-    async def write_markers(
-        self,
-        partitions: Iterable[tuple[str, int]],
-        *,
-        producer_id: int,
-        producer_epoch: int,
-        commit: bool,
-        coordinator_epoch: int,
-    ) -> None:
-        """Append a commit or abort marker to each partition and return once all of them are durable.
 
-        A partition that has been deleted meanwhile is passed over. Writing the same marker again is harmless.
-        """
+WriteMarkers = Callable[[Iterable[tuple[str, int]], Marker], Awaitable[None]]
+"""Appends a marker to each partition, and returns once all of them are durable. A partition that was deleted in the
+meantime is skipped. Writing the same marker again is harmless."""
 
 
 def java_string_hash(text: str) -> int:
-    """`String.hashCode()` of Java, with which Kafka chooses the partition of an internal topic for a group or id."""
+    """Java's `String.hashCode()`, with which Kafka chooses the partition of an internal topic for a group or id."""
     value = 0
     encoded = text.encode("utf-16-be")
     for high, low in zip(encoded[0::2], encoded[1::2], strict=True):
@@ -98,5 +89,5 @@ def java_string_hash(text: str) -> int:
 
 
 def internal_partition(key: str, partition_count: int) -> int:
-    """The partition of an internal topic that keeps the state of `key`, as Kafka chooses it."""
+    """The partition of an internal topic that holds the state of `key`, as Kafka chooses it."""
     return (java_string_hash(key) & 0x7FFFFFFF) % partition_count

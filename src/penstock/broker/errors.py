@@ -1,8 +1,10 @@
-"""Errors that go out on the wire, and how the storage engine's errors map onto the protocol's codes."""
+"""Errors that are sent to clients, and the protocol's codes for the storage engine's errors."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -10,11 +12,21 @@ from penstock import errors
 
 
 class ProtocolError(errors.PenstockError):
-    """A request is refused with one of the protocol's own error codes."""
+    """A request is refused with one of the protocol's error codes."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         super().__init__(message or code.name)
         self.code = code
+
+
+@contextmanager
+def reported() -> Iterator[dict[str, Any]]:
+    """Yield the fields `error_code` and `error_message` of a response, which a PenstockError in the block fills."""
+    fields: dict[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
+    try:
+        yield fields
+    except errors.PenstockError as error:
+        fields |= {"error_code": code_of(error), "error_message": str(error)}
 
 
 CODES: Final[dict[type[errors.PenstockError], ErrorCode]] = {
@@ -36,7 +48,7 @@ CODES: Final[dict[type[errors.PenstockError], ErrorCode]] = {
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """The protocol's code for an error; `unknown_server_error` for what is not one of ours."""
+    """The protocol's code for an error; `unknown_server_error` for any error that is not ours."""
     if isinstance(error, ProtocolError):
         return error.code
     for kind in type(error).__mro__:

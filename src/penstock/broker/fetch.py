@@ -1,4 +1,4 @@
-"""Fetch: records from the segment files to the client, now or when enough of them have arrived."""
+"""Fetch: send records from the segment files, now or when enough have arrived."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.connection import SENDFILE_FROM_BYTES, Connection, Slot
+from penstock.broker.connection import SENDFILE_FROM_BYTES, Connection, ResponseSlot
 from penstock.broker.errors import ProtocolError, code_of
 from penstock.broker.fetch_sessions import FetchSession, FetchSessions, SessionPartition
 from penstock.broker.wire.fetch import FetchAnswer, FetchPartition, FetchRequest, read_fetch, write_fetch
 from penstock.broker.wire.produce import TopicKey
 from penstock.errors import PenstockError
+from penstock.log.batches.scan import LEADER_EPOCH
 from penstock.log.lookup import Slice
 from penstock.log.partition import PartitionLog
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
-LEADER_EPOCH: Final = 0
 _UNKNOWN: Final = -1
 
 
@@ -33,8 +33,8 @@ class FetchPath:
     def handle(
         self, connection: Connection, frame: memoryview, position: int, version: int, correlation_id: int
     ) -> bool:
-        """Answer a request, or say True: it waits, and takes the connection on when it is answered."""
-        request = read_fetch(frame, position, version)
+        """Answer a request; True if it waits for records, and will resume the connection itself."""
+        request = read_fetch(frame, position, version, self.broker.limits.request_entries)
         slot = connection.reserve()
         try:
             session = self.sessions.open(request)
@@ -43,16 +43,17 @@ class FetchPath:
             return False
         return _Attempt(self, connection, slot, correlation_id, version, request, session).start()
 
-    def find(self, topic_key: TopicKey, number: int) -> PartitionLog:
+    def find(self, topic_key: TopicKey, number: int) -> PartitionLog | ErrorCode:
+        """The partition, or why there is none. Not an exception: a request may name very many unknown ones."""
         topics = self.broker.topics
         if isinstance(topic_key, uuid.UUID):
             topic = topics.by_id(topic_key)
             if topic is None:
-                raise ProtocolError(ErrorCode.unknown_topic_id)
+                return ErrorCode.unknown_topic_id
         else:
             topic = topics.get(topic_key.decode(errors="replace"))
         if topic is None or not 0 <= number < len(topic.partitions):
-            raise ProtocolError(ErrorCode.unknown_topic_or_partition)
+            return ErrorCode.unknown_topic_or_partition
         return topic.partitions[number]
 
 
@@ -77,7 +78,7 @@ class _Attempt:
         self,
         path: FetchPath,
         connection: Connection,
-        slot: Slot,
+        slot: ResponseSlot,
         correlation_id: int,
         version: int,
         request: FetchRequest,
@@ -144,7 +145,7 @@ class _Attempt:
             log.waiters.discard(self._wake)
 
     def _collect(self) -> tuple[list[tuple[TopicKey, SessionPartition, FetchAnswer, Slice | None]], int, bool]:
-        """What there is for each partition, how many bytes in all, and whether something must be said at once."""
+        """The records of each partition, the total size, and whether to answer at once."""
         found: list[tuple[TopicKey, SessionPartition, FetchAnswer, Slice | None]] = []
         budget = min(self._request.max_bytes, self._path.broker.limits.fetch_bytes)
         total = 0
@@ -162,16 +163,17 @@ class _Attempt:
     def _read(
         self, topic: TopicKey, wanted: FetchPartition, budget: int, at_least_one: bool
     ) -> tuple[FetchAnswer, Slice | None, PartitionLog | None]:
-        log: PartitionLog | None = None
+        log = self._path.find(topic, wanted.partition)
+        if isinstance(log, ErrorCode):
+            return FetchAnswer(wanted.partition, log, _UNKNOWN, _UNKNOWN, _UNKNOWN, None, 0), None, None
         try:
-            log = self._path.find(topic, wanted.partition)
             if wanted.leader_epoch > LEADER_EPOCH:
                 raise ProtocolError(ErrorCode.unknown_leader_epoch)
             stable = log.last_stable_offset
             committed = self._request.read_committed
             limit = stable if committed else log.high_watermark
             if limit < wanted.offset <= log.end_offset:
-                # Not decided or not safe yet: there is nothing to read there, but nothing is wrong either.
+                # Not decided or not safe yet: there is nothing to read, but no error either.
                 limit = wanted.offset
             size = min(wanted.max_bytes, budget)
             log.check_offset(wanted.offset, limit)

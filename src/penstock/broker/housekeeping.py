@@ -1,4 +1,4 @@
-"""What the broker does on its own, from time to time."""
+"""Periodic work of the broker."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LogError
+from penstock.log.compacting.cleaning import run
+from penstock.log.compacting.compaction import install, plan
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-    from penstock.log.compaction import Cleaned
+    from penstock.log.compacting.cleaning import Cleaned
 
 logger = logging.getLogger(__name__)
 
@@ -29,35 +31,36 @@ class Housekeeping:
 
     def start(self) -> None:
         settings = self._broker.settings
-        self._every(CHECKPOINT_INTERVAL_S, self.checkpoint)
-        self._every(min(IDLE_CHECK_INTERVAL_S, self._broker.limits.idle_ms / 1000), self.close_idle)
-        self._every(FLUSH_CHECK_INTERVAL_S, self.flush_old)
-        self._every(settings.retention_check_interval_ms / 1000, self.expire_records)
-        self._every(settings.cleaner_backoff_ms / 1000, self.compact)
-        self._every(settings.producer_id_expiration_check_interval_ms / 1000, self.expire_producers)
-        self._every(settings.offsets_retention_check_interval_ms / 1000, self.expire_offsets)
+        self._every(lambda: CHECKPOINT_INTERVAL_S, self.checkpoint)
+        self._every(lambda: min(IDLE_CHECK_INTERVAL_S, self._broker.limits.idle_ms / 1000), self.close_idle)
+        self._every(lambda: FLUSH_CHECK_INTERVAL_S, self.flush_old)
+        self._every(lambda: settings.retention_check_interval_ms / 1000, self.expire_records)
+        # This interval may change while the broker runs.
+        self._every(lambda: self._broker.settings.cleaner_backoff_ms / 1000, self.compact)
+        self._every(lambda: settings.producer_id_expiration_check_interval_ms / 1000, self.expire_producers)
+        self._every(lambda: settings.offsets_retention_check_interval_ms / 1000, self.expire_offsets)
 
     async def close(self) -> None:
-        """Stop. When it returns, no thread writes to the data folder any more."""
+        """Stop. No thread writes to the data folder when this returns."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
         running = [self._compacting] if self._compacting is not None else []
         await asyncio.gather(*self._tasks, *running, return_exceptions=True)
 
-    def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+    def _every(self, interval_s: Callable[[], float], action: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.create_task(self._repeat(interval_s, action)))
 
-    async def _repeat(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, interval_s: Callable[[], float], action: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(interval_s())
             try:
                 await action()
             except Exception:
-                logger.exception("housekeeping failed and will try again in %g s", interval_s)
+                logger.exception("housekeeping failed and will try again in %g s", interval_s())
 
     async def checkpoint(self) -> None:
-        """Move the recovery points, so that a crash has little to read again."""
+        """Move the recovery points, so that a crash leaves little to read."""
         for log in list(self._broker.topics.partitions()):
             if log.failed is None and log.checkpointed_offset != log.end_offset:
                 try:
@@ -68,7 +71,7 @@ class Housekeeping:
                 await asyncio.sleep(0)
 
     async def flush_old(self) -> None:
-        """Obey `flush.ms`: what has been written for so long is put on the disk even if nobody asked for it."""
+        """Obey `flush.ms`: sync writes that have waited that long, even if no producer asked for it."""
         now_ms = self._broker.clock.wall_ms()
         due = [log for log in self._broker.topics.partitions() if log.flush_due(now_ms)]
         if due:
@@ -78,7 +81,7 @@ class Housekeeping:
         latest_s = self._broker.clock.monotonic_s() - self._broker.limits.idle_ms / 1000
         for connection in list(self._broker.connections):
             if connection.has_been_idle_since(latest_s):
-                connection.close("idle (connections.max.idle.ms)")
+                connection.close("idle (connections.max.idle.ms)", routine=True)
 
     async def expire_records(self) -> None:
         now_ms = self._broker.clock.wall_ms()
@@ -99,8 +102,6 @@ class Housekeeping:
         await self._broker.groups.expire(self._broker.clock.wall_ms())
 
     async def compact(self) -> None:
-        from penstock.log.compaction import install, plan, run
-
         for log in list(self._broker.topics.partitions()):
             if not log.config.compacts or log.failed is not None:
                 continue

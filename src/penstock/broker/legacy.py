@@ -1,4 +1,4 @@
-"""Message sets, the formats before record batches, turned into a batch. Only clients from before 2017 send them."""
+"""Converting message sets, the formats before record batches, into a batch. Only clients from before 2017 send them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.errors import CorruptBatchError
-from penstock.log.batch import MAX_DECOMPRESSED_BYTES, NO_TIMESTAMP, NewRecord, build_batch
-from penstock.log.compression import decompress
+from penstock.log.batches.batch import MAX_DECOMPRESSED_BYTES, NO_TIMESTAMP, NewRecord, build_batch
+from penstock.log.batches.compression import decompress
 
 _ENTRY: Final = struct.Struct(">qi")
 _CRC: Final = struct.Struct(">I")
@@ -19,7 +19,7 @@ _CODEC_MASK: Final = 0x07
 
 
 def to_batch(message_set: memoryview) -> memoryview:
-    """One record batch with the messages of the set, in their order and with the codec they came with."""
+    """One record batch with the messages of the set, in order and with their codec."""
     try:
         codec, records = _read(bytes(message_set), nested=False)
     except (struct.error, IndexError) as error:

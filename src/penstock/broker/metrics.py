@@ -1,6 +1,6 @@
-"""The broker's metrics, for Prometheus. Each says what it is and what to do about it.
+"""The broker's Prometheus metrics. Each says what it is and what to do about it.
 
-Nothing is counted twice: the numbers are read from the broker when somebody asks.
+Nothing is counted twice: the numbers are read from the broker on demand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.broker.wire.names import api_name
+from penstock.broker.wire.schema import api_name
 from penstock.errors import BrokerUnavailableError
 
 if TYPE_CHECKING:
@@ -56,8 +56,13 @@ class BrokerCollector(Collector):
         )
         yield CounterMetricFamily(
             "penstock_broker_refused_connections",
-            "Connections beyond max.connections. Above zero: clients fail to connect now.",
+            "Connections closed at max.connections: idle ones that made room, or new ones. Above zero: raise it.",
             value=stats.refused_connections,
+        )
+        yield GaugeMetricFamily(
+            "penstock_broker_receiving_bytes",
+            "Memory for long requests that are being received. Near queued.max.request.bytes: clients wait to send.",
+            value=self._broker.request_memory.held_bytes,
         )
         yield GaugeMetricFamily(
             "penstock_broker_sync_seconds",
@@ -125,7 +130,7 @@ class BrokerCollector(Collector):
 
 
 async def serve_metrics(broker: Broker, host: str, port: int, stack: contextlib.AsyncExitStack) -> str:
-    """Answer `GET /metrics` on the broker's own event loop. Gives the address."""
+    """Answer `GET /metrics` on the broker's event loop. Returns the address."""
     registry = CollectorRegistry()
     registry.register(BrokerCollector(broker))
 

@@ -1,8 +1,7 @@
-"""Produce: batches from a client's request into their partitions, and the answer when they are as safe as it asked.
+"""Produce: append the batches of a request, and answer once they are as safe as the producer asked.
 
-Everything that arrives in one turn of the event loop forms a round: its batches are staged as they are parsed,
-written with one call per partition when the round ends, and then answered, after a sync where the producer asked for
-`acks=all`.
+Everything that arrives in one turn of the event loop forms a round: its batches are staged as they are parsed, written
+with one call per partition when the round ends, and then answered, after a sync if the producer asked for `acks=all`.
 """
 
 from __future__ import annotations
@@ -16,34 +15,36 @@ from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError, code_of
 from penstock.broker.legacy import to_batch
-from penstock.broker.transactions import ProducerIdentity
+from penstock.broker.transactions.states import ProducerIdentity
 from penstock.broker.wire.produce import BATCHES_SINCE, ProduceResult, TopicKey, read_produce, write_produce
 from penstock.errors import InvalidRecordError, PenstockError, StorageError
-from penstock.log.batch import CODEC_MASK, TRANSACTIONAL
-from penstock.log.compression import ZSTD
+from penstock.log.batches.batch import CODEC_MASK, TRANSACTIONAL
+from penstock.log.batches.compression import ZSTD
 from penstock.log.partition import PartitionLog
 from penstock.log.store import Topic
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-    from penstock.broker.connection import Connection, Slot
+    from penstock.broker.connection import Connection, ResponseSlot
     from penstock.broker.syncing import Failures
 
 _PRODUCER: Final = struct.Struct(">qh")
 _PRODUCER_POSITION: Final = 43
 _ATTRIBUTES_LOW_POSITION: Final = 22
-"""The byte of a batch that holds its codec and the flag of transactions."""
+"""The byte of a batch that holds its codec and the transactional flag."""
 _MAGIC_POSITION: Final = 16
 _BATCH_MAGIC: Final = 2
 _ZSTD_SINCE: Final = 7
 
 
 class _Pending:
-    """A request of this round: what became of each of its partitions."""
+    """A request of this round, and the outcome of each of its partitions."""
 
     __slots__ = ("acks", "connection", "correlation_id", "logs", "results", "slot", "version")
 
-    def __init__(self, connection: Connection, slot: Slot | None, correlation_id: int, version: int, acks: int) -> None:
+    def __init__(
+        self, connection: Connection, slot: ResponseSlot | None, correlation_id: int, version: int, acks: int
+    ) -> None:
         self.connection = connection
         self.slot = slot
         self.correlation_id = correlation_id
@@ -51,7 +52,19 @@ class _Pending:
         self.acks = acks
         self.results: list[tuple[TopicKey, list[ProduceResult]]] = []
         self.logs: list[tuple[PartitionLog, int, int]] = []
-        """The partitions that took a batch, and where their results stand."""
+        """The partitions that accepted a batch, and the indexes of their results."""
+
+
+_LOST_RECORDS: Final = frozenset(
+    {
+        ErrorCode.corrupt_message,
+        ErrorCode.invalid_record,
+        ErrorCode.invalid_required_acks,
+        ErrorCode.invalid_timestamp,
+        ErrorCode.message_too_large,
+        ErrorCode.unsupported_compression_type,
+    }
+)
 
 
 class ProducePath:
@@ -66,7 +79,7 @@ class ProducePath:
     def handle(
         self, connection: Connection, frame: memoryview, position: int, version: int, correlation_id: int
     ) -> None:
-        request = read_produce(frame, position, version)
+        request = read_produce(frame, position, version, self._broker.limits.request_entries)
         slot = connection.reserve() if request.acks else None
         pending = _Pending(connection, slot, correlation_id, version, request.acks)
         now_ms = time.time_ns() // 1_000_000
@@ -75,9 +88,12 @@ class ProducePath:
             for index, records in partitions:
                 try:
                     log = self._partition(topic_key, index)
-                    self._check(request.acks, log)
+                    if request.acks not in (-1, 0, 1):
+                        raise ProtocolError(
+                            ErrorCode.invalid_required_acks, f"acks={request.acks}; use 0, 1 or all (-1)"
+                        )
                     if records is None:
-                        raise InvalidRecordError(f"{log.name}: the request holds no records")
+                        raise InvalidRecordError(f"{log.name}: the request has no records")
                     if records[_MAGIC_POSITION] != _BATCH_MAGIC and version < BATCHES_SINCE:
                         records = to_batch(records)
                     else:
@@ -86,8 +102,10 @@ class ProducePath:
                 except PenstockError as error:
                     faults = error.records if isinstance(error, InvalidRecordError) else ()
                     results.append(ProduceResult(index, code_of(error), -1, -1, -1, str(error), faults))
+                    self._warn(connection, topic_key, results[-1])
                 except (IndexError, struct.error):
                     results.append(ProduceResult(index, ErrorCode.corrupt_message, -1, -1, -1, "not a record batch"))
+                    self._warn(connection, topic_key, results[-1])
                 else:
                     self._dirty[log] = None
                     pending.logs.append((log, len(pending.results), len(results)))
@@ -99,14 +117,22 @@ class ProducePath:
         stats = self._broker.stats
         stats.produced_bytes += len(frame)
 
+    def _warn(self, connection: Connection, topic_key: TopicKey, refused: ProduceResult) -> None:
+        """Log records that were refused and that no retry will deliver: the client loses them."""
+        if refused.error_code in _LOST_RECORDS:
+            topic = topic_key.decode("utf-8", "replace") if isinstance(topic_key, bytes) else str(topic_key)
+            place = f"{topic}-{refused.partition}: "
+            why = (refused.message or "").removeprefix(place)
+            self._broker.client_errors.warn(connection.host, f"refused records for {place}{why}")
+
     def write_staged(self) -> None:
-        """Put what was staged into the files. A partition whose disk refuses is remembered until the round is over."""
+        """Write what was staged to the files. A partition whose disk refuses is remembered until the round ends."""
         for log, failure in self._dirty.items():
             if failure is None:
                 try:
                     log.write()
                 except StorageError as error:
-                    # A new one: the traceback of the one that was caught would keep files and buffers alive.
+                    # A new error: the traceback of the caught one would keep files and buffers alive.
                     self._dirty[log] = StorageError(str(error))
 
     def finish_round(self) -> None:
@@ -147,7 +173,7 @@ class ProducePath:
         if connection.closed:
             return
         if pending.slot is None:
-            # With acks=0 nothing is answered; a closed connection is how the client learns that something is wrong.
+            # With acks=0 there is no response; closing the connection tells the client that something is wrong.
             if any(result.error_code for _, results in pending.results for result in results):
                 connection.close("records sent with acks=0 were refused")
             return
@@ -157,12 +183,12 @@ class ProducePath:
         self._answered[connection] = None
 
     def _send_answers(self) -> None:
-        """What a round or a sync answered leaves together: one call to the system for each connection."""
+        """Send the responses of a round or a sync together: one system call per connection."""
         answered, self._answered = self._answered, {}
         for connection in answered:
             connection.advance()
 
-    # Finding and checking.
+    # Lookups and checks.
 
     def _partition(self, topic_key: TopicKey, index: int) -> PartitionLog:
         topics = self._broker.topics
@@ -183,17 +209,7 @@ class ProducePath:
             raise ProtocolError(ErrorCode.invalid_topic_exception, f"{topic.name} is the broker's own topic")
         return topic.partitions[index]
 
-    def _check(self, acks: int, log: PartitionLog) -> None:
-        if acks not in (-1, 0, 1):
-            raise ProtocolError(ErrorCode.invalid_required_acks, f"acks={acks}; use 0, 1 or all (-1)")
-        if acks < 0 and log.config.min_insync_replicas > 1:
-            raise ProtocolError(
-                ErrorCode.not_enough_replicas,
-                f"{log.name}: min.insync.replicas={log.config.min_insync_replicas}, but this log is one node",
-            )
-
     def _check_batch(self, log: PartitionLog, transactional_id: str | None, records: memoryview, version: int) -> None:
-        """What depends on the request that a batch came in; the rest is for the log to judge."""
         flags = records[_ATTRIBUTES_LOW_POSITION]
         if version < _ZSTD_SINCE and flags & CODEC_MASK == ZSTD:
             raise ProtocolError(
@@ -205,7 +221,7 @@ class ProducePath:
     def _check_transaction(
         self, log: PartitionLog, transactional_id: str | None, records: memoryview, version: int
     ) -> None:
-        """A transactional batch must belong to an open transaction that its partition was added to."""
+        """Check that a transactional batch belongs to an open transaction that includes its partition."""
         if transactional_id is None:
             raise ProtocolError(
                 ErrorCode.transactional_id_authorization_failed,
@@ -213,7 +229,7 @@ class ProducePath:
             )
         producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
         transactions = self._broker.transactions
-        if transactions.is_ongoing(producer_id, epoch, log.topic, log.partition):
+        if transactions.slots.is_ongoing(producer_id, epoch, log.topic, log.partition):
             return
         identity = ProducerIdentity(producer_id, epoch)
         code = transactions.verify_produce(transactional_id, identity, log.topic, log.partition, version)

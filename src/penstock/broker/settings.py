@@ -1,266 +1,256 @@
-"""The settings of the broker, by Kafka's names: `penstock serve --config num.partitions=3`.
+"""The broker's settings, by Kafka's names: `penstock serve --config num.partitions=3`.
 
-They are of four sorts: the fields of BrokerSettings, the limits and the settings of the coordinators, the defaults of
-topics (`log.retention.ms`, see TOPIC_DEFAULTS), and those that are fixed because there is one node.
-BROKER_SETTINGS has them all. They are read when the broker starts and do not change while it runs.
+They are read when the broker starts; those that Kafka allows to change on a running broker (`Setting.dynamic`) can be
+changed here, too: see `dynamic_configs`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.broker.groups.settings import GroupSettings
 from penstock.broker.limits import Limits
 from penstock.broker.transactions.settings import TransactionSettings
-from penstock.log.cleaning import DEDUPE_BUFFER_BYTES
-from penstock.log.config import TOPIC_DEFAULTS, TopicConfig
-from penstock.log.described import ConfigRow, Origin, Source, documentation
-from penstock.log.settings import Kind, Setting, Value, find, obeyed, settings_of, table
-
-
-def _setting(name: str, kind: Kind, default: Value, effect: str, **more: Any) -> Any:
-    return obeyed(Setting(name, kind, default, effect, **more))
+from penstock.log.compacting.cleaning import DEDUPE_BUFFER_BYTES
+from penstock.log.configs.described import ConfigRow, ConfigSource, Layers, Origin, documentation
+from penstock.log.configs.no_effect import ONE_NODE, TIERING
+from penstock.log.configs.setting import (
+    INT_MAXIMUM,
+    LONG_MAXIMUM,
+    Kind,
+    Setting,
+    Value,
+    find,
+    setting_field,
+    settings_of,
+    table,
+    whole_number,
+)
+from penstock.log.configs.topic_config import TOPIC_DEFAULTS, TopicConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """What the broker obeys, typed. Build it with `parse`, which checks what a user wrote."""
+    """The settings that the broker obeys, typed. Create it with `parse`, which checks the values."""
 
-    auto_create_topics: bool = _setting(
+    auto_create_topics: bool = setting_field(
         "auto.create.topics.enable",
         Kind.BOOLEAN,
         True,
-        "whether a topic that a client asks for is created if it may be",
+        "whether a topic that a client requests is created automatically",
     )
-    default_partitions: int = _setting(
-        "num.partitions", Kind.INT, 1, "the partitions of a topic whose creator does not say how many", minimum=1
+    default_partitions: int = whole_number("num.partitions", 1, "the default number of partitions of a topic")
+    delete_topics: bool = setting_field(
+        "delete.topic.enable", Kind.BOOLEAN, True, "whether clients may delete topics with their records"
     )
-    delete_topics: bool = _setting(
-        "delete.topic.enable", Kind.BOOLEAN, True, "whether clients may delete topics, and with them their records"
-    )
-    max_request_partitions: int = _setting(
+    max_request_partitions: int = whole_number(
         "max.request.partition.size.limit",
-        Kind.INT,
         2_000,
         "how many partitions one DescribeTopicPartitions answer holds; clients ask again for the rest",
-        minimum=1,
     )
-    offsets_topic_partitions: int = _setting(
+    offsets_topic_partitions: int = whole_number(
         "offsets.topic.num.partitions",
-        Kind.INT,
         1,
         "the partitions of __consumer_offsets, read when a data folder is new; Kafka, which spreads them, has 50",
-        minimum=1,
     )
-    transactions_topic_partitions: int = _setting(
+    transactions_topic_partitions: int = whole_number(
         "transaction.state.log.num.partitions",
-        Kind.INT,
         1,
         "the partitions of __transaction_state, read when a data folder is new; Kafka, which spreads them, has 50",
-        minimum=1,
     )
-    offsets_retention_check_interval_ms: int = _setting(
+    offsets_retention_check_interval_ms: int = whole_number(
         "offsets.retention.check.interval.ms",
-        Kind.LONG,
         600_000,
-        "how often committed offsets that have outlived offsets.retention.minutes are looked for",
-        minimum=1,
+        "how often to look for committed offsets older than offsets.retention.minutes",
+        kind=Kind.LONG,
     )
-    retention_check_interval_ms: int = _setting(
+    retention_check_interval_ms: int = whole_number(
         "log.retention.check.interval.ms",
-        Kind.LONG,
         300_000,
-        "how often segments that have outlived their retention are looked for and deleted",
-        minimum=1,
+        "how often to look for segments past their retention, and delete them",
+        kind=Kind.LONG,
     )
-    cleaner_dedupe_buffer_bytes: int = _setting(
+    cleaner_dedupe_buffer_bytes: int = whole_number(
         "log.cleaner.dedupe.buffer.size",
-        Kind.LONG,
         DEDUPE_BUFFER_BYTES,
-        "the memory for the keys of one compaction; where they do not fit, a part is compacted at a time",
+        "the memory for the keys of one compaction; if they do not fit, a part is compacted at a time",
+        kind=Kind.LONG,
         minimum=1024 * 1024,
+        dynamic=True,
     )
-    cleaner_backoff_ms: int = _setting(
+    cleaner_backoff_ms: int = whole_number(
         "log.cleaner.backoff.ms",
-        Kind.LONG,
         15_000,
         "how long compaction rests when no compacted topic has enough to clean",
-        minimum=1,
+        kind=Kind.LONG,
+        dynamic=True,
     )
-    producer_id_expiration_ms: int = _setting(
+    producer_id_expiration_ms: int = whole_number(
         "producer.id.expiration.ms",
-        Kind.INT,
         86_400_000,
-        "how long an idempotent producer that has gone silent is remembered; a retry after that is taken for new",
-        minimum=1,
+        "how long a silent idempotent producer is remembered; a retry after that counts as a new batch",
+        dynamic=True,
     )
-    producer_id_expiration_check_interval_ms: int = _setting(
-        "producer.id.expiration.check.interval.ms",
-        Kind.INT,
-        600_000,
-        "how often producers that have gone silent are looked for and forgotten",
-        minimum=1,
+    node_id: int | None = whole_number(
+        "node.id", None, "the id of this broker, by default 1; the data folder stores it when it is new", minimum=0
+    )
+    advertised_listeners: str | None = setting_field(
+        "advertised.listeners",
+        Kind.STRING,
+        None,
+        "the address that clients are told, as PLAINTEXT://HOST:PORT; penstock serve --advertise HOST:PORT is the same",
+        matching=r"PLAINTEXT://[^,/]+:[0-9]{1,5}",
+    )
+    producer_id_expiration_check_interval_ms: int = whole_number(
+        "producer.id.expiration.check.interval.ms", 600_000, "how often to look for silent producers, and forget them"
     )
     groups: GroupSettings = field(default_factory=GroupSettings)
     transactions: TransactionSettings = field(default_factory=TransactionSettings)
     limits: Limits = field(default_factory=Limits)
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """What was set, as it was written. The topics' defaults among it are what a TopicStore takes."""
+    """What was set, as it was written. It includes the topic defaults for the TopicStore."""
 
     @classmethod
     def parse(cls, overrides: Mapping[str, str]) -> BrokerSettings:
-        """The settings from their texts; ConfigError names what is unknown or not allowed."""
+        """Parse the settings. Raises ConfigError that names what is unknown or not allowed."""
         values = {name: find(name, BROKER_SETTINGS, "broker").parse(text) for name, text in overrides.items()}
         TopicConfig.parse({}, overrides)
         return cls(
-            groups=GroupSettings(**_taken(values, _GROUPS)),
-            transactions=TransactionSettings(**_taken(values, _TRANSACTIONS)),
-            limits=Limits(**_taken(values, _LIMITS)),
+            groups=GroupSettings(**_taken(values, GroupSettings)),
+            transactions=TransactionSettings(**_taken(values, TransactionSettings)),
+            limits=Limits(**_taken(values, Limits)),
             overrides=MappingProxyType(dict(overrides)),
-            **_taken(values, settings_of(cls)),
+            **_taken(values, cls),
         )
 
-
-def _taken(values: Mapping[str, Value], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Those of the values that are for the given fields."""
-    return {attribute: values[setting.name] for attribute, setting in settings.items() if setting.name in values}
-
-
-def _of(kind: type[Any], *rows: tuple[str, str, int, str]) -> dict[str, Setting]:
-    """The settings behind the fields of another class, which knows the defaults: name, field, minimum, effect."""
-    defaults: dict[str, Any] = {each.name: each.default for each in fields(kind)}
-    return {
-        attribute: Setting(name, Kind.INT, defaults[attribute], effect, minimum=minimum)
-        for name, attribute, minimum, effect in rows
-    }
+    def updated(self, overrides: Mapping[str, str]) -> BrokerSettings:
+        """These settings with other values of the dynamic ones."""
+        parsed = BrokerSettings.parse(overrides)
+        limits = replace(self.limits, **_dynamic(parsed.limits))
+        return replace(self, limits=limits, overrides=parsed.overrides, **_dynamic(parsed))
 
 
-_GROUPS: Final = _of(
-    GroupSettings,
-    (
-        "group.min.session.timeout.ms",
-        "min_session_timeout_ms",
-        1,
-        "the shortest session timeout that a consumer may ask for",
-    ),
-    (
-        "group.max.session.timeout.ms",
-        "max_session_timeout_ms",
-        1,
-        "the longest session timeout that a consumer may ask for",
-    ),
-    (
-        "group.initial.rebalance.delay.ms",
-        "initial_rebalance_delay_ms",
-        0,
-        "how long the first rebalance of an empty group waits for further members",
-    ),
-    ("group.max.size", "max_size", 1, "how many members a group may have"),
-    (
-        "offset.metadata.max.bytes",
-        "offset_metadata_max_length",
-        1,
-        "the longest text that may be committed with an offset",
-    ),
-    (
-        "offsets.retention.minutes",
-        "offsets_retention_minutes",
-        1,
-        "how long committed offsets are kept once nobody uses them",
-    ),
-)
-_TRANSACTIONS: Final = _of(
-    TransactionSettings,
-    (
-        "transaction.max.timeout.ms",
-        "transaction_max_timeout_ms",
-        1,
-        "the longest transaction timeout that a producer may ask for",
-    ),
-    (
-        "transactional.id.expiration.ms",
-        "transactional_id_expiration_ms",
-        1,
-        "how long a transactional id without an open transaction is remembered after its last use",
-    ),
-    (
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        "transaction_abort_timed_out_transaction_cleanup_interval_ms",
-        1,
-        "how often transactions that outlived their timeout are looked for and aborted",
-    ),
-    (
-        "transaction.remove.expired.transaction.cleanup.interval.ms",
-        "transaction_remove_expired_transaction_cleanup_interval_ms",
-        1,
-        "how often transactional ids that have expired are looked for and removed",
-    ),
+def _taken(values: Mapping[str, Value], part: type[Any]) -> dict[str, Any]:
+    return {field: values[each.name] for field, each in settings_of(part).items() if each.name in values}
+
+
+def _dynamic(part: BrokerSettings | Limits) -> dict[str, Any]:
+    return {field: getattr(part, field) for field, each in settings_of(type(part)).items() if each.dynamic}
+
+
+_NO_THREADS: Final = "the broker does its work on one event loop, not with threads of this kind"
+_NO_REPLICATION: Final = f"{ONE_NODE} and copies nothing to replicas"
+_CLASSIC_GROUPS: Final = "groups use the classic protocol, in which clients assign the partitions"
+_NO_EFFECT: Final = tuple(
+    Setting(name, kind, default, effect, minimum=minimum, dynamic=True, no_effect_because=reason)
+    for reason, rows in {
+        _NO_THREADS: (
+            ("background.threads", Kind.INT, 10, "the threads for background work", 1),
+            ("log.cleaner.threads", Kind.INT, 1, "the threads that compact", 0),
+            ("num.io.threads", Kind.INT, 8, "the threads that process requests", 1),
+            ("num.network.threads", Kind.INT, 3, "the threads that read requests and write answers", 1),
+            ("num.recovery.threads.per.data.dir", Kind.INT, 2, "the threads that open the log and close it", 1),
+        ),
+        "compaction reads and writes in its own steps, and is not held back": (
+            ("log.cleaner.io.buffer.load.factor", Kind.DOUBLE, 0.9, "how full compaction's memory may become", None),
+            ("log.cleaner.io.buffer.size", Kind.INT, 524_288, "the buffers of compaction", 0),
+            ("log.cleaner.io.max.bytes.per.second", Kind.DOUBLE, sys.float_info.max, "the pace of compaction", None),
+        ),
+        _NO_REPLICATION: (
+            ("follower.replication.throttled.rate", Kind.LONG, LONG_MAXIMUM, "the pace of throttled followers", 0),
+            ("leader.replication.throttled.rate", Kind.LONG, LONG_MAXIMUM, "the pace of throttled leaders", 0),
+            ("num.replica.fetchers", Kind.INT, 1, "the threads that copy from leaders", 1),
+            (
+                "replica.alter.log.dirs.io.max.bytes.per.second",
+                Kind.LONG,
+                LONG_MAXIMUM,
+                "the pace of moving replicas between folders",
+                0,
+            ),
+        ),
+        TIERING: (
+            ("follower.fetch.last.tiered.offset.enable", Kind.BOOLEAN, False, "where new followers begin", None),
+            ("remote.fetch.max.wait.ms", Kind.INT, 500, "how long a Fetch waits for tiered records", 1),
+            ("remote.list.offsets.request.timeout.ms", Kind.LONG, 30_000, "how long ListOffsets waits for them", 1),
+            ("remote.log.index.file.cache.total.size.bytes", Kind.LONG, 1 << 30, "the space for their indexes", 1),
+            ("remote.log.manager.copier.thread.pool.size", Kind.INT, 10, "the threads that copy segments away", 1),
+            ("remote.log.manager.copy.max.bytes.per.second", Kind.LONG, LONG_MAXIMUM, "the pace of copying", 1),
+            ("remote.log.manager.expiration.thread.pool.size", Kind.INT, 10, "the threads that delete them there", 1),
+            ("remote.log.manager.fetch.max.bytes.per.second", Kind.LONG, LONG_MAXIMUM, "the pace of reading", 1),
+            ("remote.log.manager.follower.thread.pool.size", Kind.INT, 2, "the threads of followers", 1),
+            ("remote.log.reader.threads", Kind.INT, 10, "the threads that read tiered records", 1),
+        ),
+        _CLASSIC_GROUPS: (
+            ("group.consumer.assignment.interval.ms", Kind.INT, 1_000, "the pace of assignments", 0),
+            ("group.share.assignment.interval.ms", Kind.INT, 1_000, "the pace of assignments of share groups", 0),
+            ("group.streams.assignment.interval.ms", Kind.INT, 1_000, "the pace of assignments of streams groups", 0),
+        ),
+        "the coordinators keep no such buffers": (
+            ("group.coordinator.cached.buffer.max.bytes", Kind.INT, 1_048_588, "the largest buffer kept", 524_288),
+            ("share.coordinator.cached.buffer.max.bytes", Kind.INT, 1_048_588, "the largest buffer kept", 524_288),
+        ),
+    }.items()
+    for name, kind, default, effect, minimum in rows
 )
 
-_LIMITS: Final = _of(
-    Limits,
-    ("socket.request.max.bytes", "max_request_bytes", 1, "the longest request that is taken"),
-    ("max.connections", "max_connections", 1, "how many clients may be connected at one time"),
-    ("connections.max.idle.ms", "idle_ms", 1, "how long a connection may complete no request before it is closed"),
-    ("queued.max.requests", "queued_requests", 1, "how many answers one connection may wait for"),
-    (
-        "socket.send.buffer.max.bytes",
-        "unsent_bytes",
-        1,
-        "how much is kept for a client that does not read its answers, before nothing more is read from it",
-    ),
-    ("fetch.max.bytes", "fetch_bytes", 1024, "the most records that one Fetch answer holds"),
-    ("max.incremental.fetch.session.cache.slots", "fetch_sessions", 0, "how many fetch sessions are remembered"),
-    ("log.open.files.max", "open_files", 1, "how many segment files are kept open"),
-)
-
-_ONE_COPY: Final = "penstock's log is one node and keeps one copy; use Apache Kafka for replication"
-_FIXED: Final = (
-    Setting("default.replication.factor", Kind.INT, 1, "the replicas of a topic", fixed_because=_ONE_COPY),
-    Setting(
-        "offsets.topic.replication.factor", Kind.INT, 1, "the replicas of __consumer_offsets", fixed_because=_ONE_COPY
-    ),
-    Setting(
-        "transaction.state.log.replication.factor",
-        Kind.INT,
-        1,
-        "the replicas of __transaction_state",
-        fixed_because=_ONE_COPY,
-    ),
-    Setting(
-        "transaction.state.log.min.isr",
-        Kind.INT,
-        1,
-        "how many replicas of __transaction_state must be in sync",
-        fixed_because=_ONE_COPY,
-    ),
+_FIXED: Final = tuple(
+    Setting(name, kind, default, effect, fixed_because=reason)
+    for reason, rows in {
+        "connections are limited in total only, by max.connections": (
+            ("max.connection.creation.rate", Kind.INT, INT_MAXIMUM, "how many connections a second are accepted"),
+            ("max.connections.per.ip", Kind.INT, INT_MAXIMUM, "how many connections one client address may have"),
+        ),
+        "without it a delayed batch could become part of a later transaction": (
+            (
+                "transaction.partition.verification.enable",
+                Kind.BOOLEAN,
+                True,
+                "whether a transactional batch is refused unless its transaction is open and has the partition",
+            ),
+        ),
+        "penstock's log is one node and keeps one copy; use Apache Kafka for replication": (
+            ("default.replication.factor", Kind.INT, 1, "the replicas of a topic"),
+            ("offsets.topic.replication.factor", Kind.INT, 1, "the replicas of __consumer_offsets"),
+            ("transaction.state.log.replication.factor", Kind.INT, 1, "the replicas of __transaction_state"),
+            ("transaction.state.log.min.isr", Kind.INT, 1, "how many replicas of __transaction_state must be in sync"),
+        ),
+    }.items()
+    for name, kind, default, effect in rows
 )
 
 BROKER_SETTINGS: Final = table(
     (
         *settings_of(BrokerSettings).values(),
-        *_GROUPS.values(),
-        *_TRANSACTIONS.values(),
-        *_LIMITS.values(),
+        *settings_of(GroupSettings).values(),
+        *settings_of(TransactionSettings).values(),
+        *settings_of(Limits).values(),
         *TOPIC_DEFAULTS.values(),
+        *_NO_EFFECT,
         *_FIXED,
     )
 )
 """Every setting of the broker, by name."""
 
 
-def describe_broker(overrides: Mapping[str, str]) -> list[ConfigRow]:
-    """All settings of the broker in the order of their names. `overrides` have been through `BrokerSettings.parse`."""
-    rows = []
-    for name, setting in BROKER_SETTINGS.items():
-        origins = []
-        if name in overrides:
-            origins.append(Origin(name, setting.format(setting.parse(overrides[name])), Source.BROKER))
-        if setting.default is not None:
-            origins.append(Origin(name, setting.format(setting.default), Source.DEFAULT))
-        value = origins[0].value if origins else None
-        rows.append(ConfigRow(name, value, setting.kind, documentation(setting), True, tuple(origins)))
-    return rows
+def describe_broker(layers: Layers) -> list[ConfigRow]:
+    """All broker settings, sorted by name. All layers were checked by `BrokerSettings.parse`."""
+    return [_described(setting, layers, with_default=True) for setting in BROKER_SETTINGS.values()]
+
+
+def describe_set(source: ConfigSource, overrides: Mapping[str, str]) -> list[ConfigRow]:
+    return [_described(BROKER_SETTINGS[name], [(source, overrides)], with_default=False) for name in sorted(overrides)]
+
+
+def _described(setting: Setting, layers: Layers, *, with_default: bool) -> ConfigRow:
+    name = setting.name
+    origins = [
+        Origin(name, setting.format(setting.parse(layer[name])), source) for source, layer in layers if name in layer
+    ]
+    if with_default and setting.default is not None:
+        origins.append(Origin(name, setting.format(setting.default), ConfigSource.DEFAULT))
+    value = origins[0].value if origins else None
+    return ConfigRow(name, value, setting.kind, documentation(setting), not setting.dynamic, tuple(origins))

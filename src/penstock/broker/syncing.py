@@ -1,7 +1,7 @@
 """Group commit: many requests that wait for the disk share one sync.
 
-While one sync runs in a worker thread, the requests that arrive gather for the next. A single request on a fast disk is
-synced on the spot instead, because handing it to a thread and back takes longer than the disk does.
+While one sync runs in a worker thread, new requests gather for the next. A single request on a fast disk is synced in
+place instead, because switching to a thread and back takes longer than the sync.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Failures = Mapping[PartitionLog, StorageError]
 Done = Callable[[Failures], None]
 
 INLINE_BELOW_S: Final = 0.001
-"""A disk that takes longer than this is always waited for in a thread, so that nobody else waits with it."""
+"""Syncs of a slower disk always run in a thread, so that nothing else waits."""
 _SMOOTHING: Final = 0.2
 _THREADS: Final = 4
 
@@ -32,26 +32,33 @@ class Syncer:
         self._waiting: dict[PartitionLog, int] = {}
         self._running = False
         self.usual_s = 0.0
-        """How long a sync takes of late."""
         self.syncs = 0
 
     def is_waiting(self, log: PartitionLog) -> bool:
-        """Whether records of this partition wait to be made safe, so that readers must not see them yet."""
+        """Whether records of this partition wait for a sync, so that readers must not see them yet."""
         return log in self._waiting
 
     def submit(self, logs: Iterable[PartitionLog], done: Done) -> None:
-        """Have everything written to these partitions made safe; `done` hears of those that failed. See `kick`."""
+        """Sync everything written to these partitions; `done` gets those that failed. See `kick`."""
         for log in logs:
             self._waiting[log] = self._waiting.get(log, 0) + 1
         self._pending.append((logs, done))
 
     def kick(self) -> None:
-        """Start on what was submitted, unless a sync is under way: then that starts the next when it is done."""
+        """Start on what was submitted, unless a sync is running, which then starts the next one itself."""
         if self._running or not self._pending:
             return
         alone = len(self._pending) == 1 and self.usual_s < INLINE_BELOW_S
         batch, self._pending = self._pending, []
-        tickets = {log: ticket for logs, _ in batch for log in logs if (ticket := log.sync_ticket()) is not None}
+        tickets: dict[PartitionLog, SyncTicket] = {}
+        for log in (log for logs, _ in batch for log in logs):
+            try:
+                ticket = log.sync_ticket()
+            except StorageError as error:  # its topic was deleted meanwhile: the others of the batch go on
+                log.refuse_writes(str(error))
+                continue
+            if ticket is not None:
+                tickets[log] = ticket
         if alone and len(tickets) <= 1:
             self._finish(batch, tickets, *_run(list(tickets.values())))
             return
@@ -60,7 +67,7 @@ class Syncer:
         future.add_done_callback(lambda finished: self._finished(batch, tickets, finished))
 
     async def sync(self, logs: Iterable[PartitionLog]) -> None:
-        """Return once everything written to these partitions is safe; raises StorageError if it cannot be."""
+        """Return once everything written to these partitions is safe. Raises StorageError."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def done(failures: Failures) -> None:
@@ -118,7 +125,7 @@ class Syncer:
 
 
 def _run(tickets: list[SyncTicket]) -> tuple[dict[SyncTicket, OSError], float]:
-    """Sync in this thread, one partition after the other. An error of one does not keep the others from the disk."""
+    """Sync in this thread, one partition after the other. An error of one does not stop the others."""
     started = time.perf_counter()
     errors: dict[SyncTicket, OSError] = {}
     for ticket in tickets:

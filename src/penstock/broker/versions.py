@@ -1,4 +1,4 @@
-"""Which APIs there are, in which versions, and how those that there are not are answered."""
+"""The supported APIs and versions, and the responses to unsupported ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from kio.index import UnknownAPIKey, UnknownEntity
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.handlers import VERSIONS
+from penstock.broker.handlers import APIS
 from penstock.broker.wire import fetch, produce
 from penstock.broker.wire.schema import API_VERSIONS, encode_blank, request_is_flexible
 
@@ -20,13 +20,13 @@ SUPPORTED: Final[dict[int, tuple[int, int]]] = {
     PRODUCE: (produce.MIN_VERSION, produce.MAX_VERSION),
     FETCH: (fetch.MIN_VERSION, fetch.MAX_VERSION),
     API_VERSIONS: (0, 4),
-    **VERSIONS,
+    **{key: (low, high) for key, (_, low, high) in APIS.items()},
 }
-"""By API key: the lowest and the highest version."""
+"""The lowest and highest version by API key."""
 
 
 class _FlexibleHeaders(dict[int, int]):
-    """By API key: the first version whose request header ends with tagged fields. Looked up once each."""
+    """The first version, by API key, whose request header ends with tagged fields. Cached."""
 
     def __missing__(self, api_key: int) -> int:
         low, high = SUPPORTED[api_key]
@@ -60,10 +60,11 @@ def refuse(
     code: ErrorCode = ErrorCode.unsupported_version,
     message: str | None = None,
 ) -> bytes | None:
-    """An answer that says nothing but the error, in the form of that API and version.
+    """A response with nothing but the error, in the form of that API and version.
 
-    A version of ApiVersions that we lack is answered in its oldest form, so that the client learns what there is. None
-    for an API or version that the protocol does not have, to which no answer can be written.
+    An unsupported version of ApiVersions is answered in its oldest form, so that the client learns the supported ones.
+    None if no response can carry the error: for an API or version of unknown form, and if the response is a list that
+    would look like success if it were empty. Then the connection must be closed.
     """
     if api_key == API_VERSIONS and code is ErrorCode.unsupported_version:
         body = _oldest_api_versions()

@@ -1,7 +1,7 @@
-"""Checkpoints: stores that keep how far each group has come, who may write that, and what happened on the way.
+"""Checkpoints: stores for the progress of each group, who may write it, and its history.
 
-In go changes, each saved at once or not at all, and only by the owner of the lease; out come checkpoints, state and
-history. `open_store` finds the store that a URL means; `format` has the bytes for stores that keep bytes.
+Changes go in, each saved as a whole or not at all, and only by the owner of the lease; checkpoints, state and history
+come out. `open_store` opens the store that a URL names; `format` has the encoding for stores of bytes.
 """
 
 from penstock.checkpoints.opening import STORE_URLS, open_store

@@ -1,7 +1,7 @@
-"""Checkpoints and lines of history as bytes, for stores that keep bytes.
+"""Checkpoints and history entries as bytes, for stores of bytes.
 
-A version, a checksum over everything that follows, and a msgpack array. What is read is checked before it is believed:
-a checkpoint that is damaged is an error, never a guess, because a wrong one loses records.
+A version, a checksum over everything that follows, and a msgpack array. Everything is verified when read: a damaged
+checkpoint is an error, never a guess, because a wrong one loses records.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from crc32c import crc32c
 
 from penstock.checkpoints.runs import decode_runs, encode_runs
 from penstock.errors import CorruptCheckpointError
-from penstock.model import Checkpoint, CheckpointKey, Claim, Failing, Happening, Pointer, Status
+from penstock.model import Checkpoint, CheckpointKey, Claim, Failing, HistoryEntry, Pointer, Status
 
 __all__ = [
     "corrupt",
     "decode_checkpoint",
-    "decode_happenings",
+    "decode_history",
     "decode_runs",
     "encode_checkpoint",
-    "encode_happenings",
+    "encode_history",
     "encode_runs",
+    "id_bytes",
     "number_of",
     "pointer_of",
     "storable",
@@ -38,72 +39,39 @@ SMALLEST_NUMBER: Final = -(1 << 63)
 LARGEST_NUMBER: Final = (1 << 64) - 1
 
 Number = int | bytes
-"""A number as msgpack holds it; what does not fit is bytes, big end first, with a sign."""
+"""A number as msgpack stores it; a number too large for it as signed big-endian bytes."""
 
 
-class _Failing(msgspec.Struct, array_like=True, gc=False):
-    pointer: Number
-    attempts: int
-    error: str
-    first_ms: int
-    last_ms: int
-
-
-class _Claim(msgspec.Struct, array_like=True, gc=False):
-    first: Number
-    end: Number
-    owner: str
-    number: int
-    attempt: int
-    lasts_ms: int
-
-
-class _Checkpoint(msgspec.Struct, array_like=True, gc=False):
-    start: Number
-    next: Number
-    finished: bytes
-    failing: list[_Failing]
-    restarts: int
-    processed: int
-    delivered: int
-    saved_ms: int
-    claims: list[_Claim]
-
-
-class _Happening(msgspec.Struct, array_like=True, gc=False):
-    first: Number
-    end: Number
-    status: Status
-    attempt: int
-    error: str
-    begun_ms: int
-    ended_ms: int
-    owner: str
-    handler: str
-
+_Failing = tuple[Number, int, str, int, int]
+"""Pointer, attempts, error, first_ms, last_ms."""
+_Claim = tuple[Number, Number, str, int, int, int]
+"""First, end, owner, number, attempt, lasts_ms."""
+_Checkpoint = tuple[Number, Number, bytes, list[_Failing], int, int, int, int, list[_Claim]]
+"""Start, next, finished runs, failing, restarts, processed, delivered, saved_ms, claims."""
+_History = list[tuple[Number, Number, Status, int, str, int, int, str, str]]
+"""First, end, status, attempt, error, begun_ms, ended_ms, owner, handler of each entry."""
 
 Body = TypeVar("Body")
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The checkpoint in bytes. Any number of runs, and pointers of any size."""
+    """Encode a checkpoint with any number of runs, and pointers of any size."""
     start = checkpoint.start
-    failing = [
-        _Failing(number_of(each.pointer), each.attempts, storable(each.error), each.first_ms, each.last_ms)
-        for each in checkpoint.failing
-    ]
     return _sealed(
-        _Checkpoint(
+        (
             number_of(start),
             number_of(checkpoint.next),
             encode_runs(checkpoint.finished, start),
-            failing,
+            [
+                (number_of(each.pointer), each.attempts, storable(each.error), each.first_ms, each.last_ms)
+                for each in checkpoint.failing
+            ],
             checkpoint.restarts,
             checkpoint.processed,
             checkpoint.delivered,
             checkpoint.saved_ms,
             [
-                _Claim(number_of(each.first), number_of(each.end), each.owner, each.number, each.attempt, each.lasts_ms)
+                (number_of(each.first), number_of(each.end), each.owner, each.number, each.attempt, each.lasts_ms)
                 for each in checkpoint.claims
             ],
         )
@@ -111,38 +79,30 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, key: CheckpointKey) -> Checkpoint:
-    """What `encode_checkpoint` was given. CorruptCheckpointError names the key, and says what to do."""
+    """Decode a checkpoint. CorruptCheckpointError names the key and says what to do."""
     try:
-        body = _opened(data, _CHECKPOINT)
-        start = pointer_of(body.start)
+        first, after, finished, failing, restarts, processed, delivered, saved_ms, claims = _opened(data, _CHECKPOINT)
+        start = pointer_of(first)
         return Checkpoint(
             start,
-            pointer_of(body.next),
-            decode_runs(body.finished, start),
-            tuple(
-                Failing(pointer_of(each.pointer), each.attempts, each.error, each.first_ms, each.last_ms)
-                for each in body.failing
-            ),
-            body.restarts,
-            body.processed,
-            body.delivered,
-            body.saved_ms,
-            tuple(
-                Claim(
-                    pointer_of(each.first), pointer_of(each.end), each.owner, each.number, each.attempt, each.lasts_ms
-                )
-                for each in body.claims
-            ),
+            pointer_of(after),
+            decode_runs(finished, start),
+            tuple(Failing(pointer_of(each[0]), *each[1:]) for each in failing),
+            restarts,
+            processed,
+            delivered,
+            saved_ms,
+            tuple(Claim(pointer_of(each[0]), pointer_of(each[1]), *each[2:]) for each in claims),
         )
     except ValueError as error:
         raise corrupt(f"the checkpoint of {key}", str(error)) from error
 
 
-def encode_happenings(happenings: Sequence[Happening]) -> bytes:
-    """Lines of history in bytes, one piece for all of them."""
+def encode_history(happenings: Sequence[HistoryEntry]) -> bytes:
+    """Encode history entries, all in one piece."""
     return _sealed(
         [
-            _Happening(
+            (
                 number_of(each.first),
                 number_of(each.end),
                 each.status,
@@ -158,60 +118,52 @@ def encode_happenings(happenings: Sequence[Happening]) -> bytes:
     )
 
 
-def decode_happenings(data: bytes, key: CheckpointKey) -> list[Happening]:
-    """What `encode_happenings` was given."""
+def decode_history(data: bytes, key: CheckpointKey) -> list[HistoryEntry]:
     try:
-        return [
-            Happening(
-                pointer_of(each.first),
-                pointer_of(each.end),
-                each.status,
-                each.attempt,
-                each.error,
-                each.begun_ms,
-                each.ended_ms,
-                each.owner,
-                each.handler,
-            )
-            for each in _opened(data, _HAPPENINGS)
-        ]
+        entries = _opened(data, _HISTORY)
+        return [HistoryEntry(pointer_of(each[0]), pointer_of(each[1]), *each[2:]) for each in entries]
     except ValueError as error:
         raise corrupt(f"the history of {key}", str(error)) from error
 
 
 def corrupt(what: str, reason: str) -> CorruptCheckpointError:
-    """The error for something stored that cannot be trusted."""
+    """The error for stored data that cannot be trusted."""
     return CorruptCheckpointError(
-        f"{what} is damaged: {reason}. Nothing is guessed: restore it from a copy, or forget the group in this store "
+        f"{what} is damaged: {reason}. Restore it from a backup, or delete the group in this store "
         "(store.forget(group)) and choose its start."
     )
 
 
 def storable(text: str) -> str:
-    """The text of an error as every store can keep it: what has no form in UTF-8, and NUL, are written as escapes.
+    """An error text that every store can keep: NUL and what UTF-8 cannot encode are written as escapes.
 
-    Half a surrogate pair stands in the message of many an OSError, for a file name that is not UTF-8.
+    Messages of OSError contain lone surrogates for file names that are not UTF-8.
     """
     if text.isascii() and "\0" not in text:
         return text
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
+def id_bytes(id: str) -> bytes:
+    """An idempotency key, or another name, as bytes, whatever its characters."""
+    return id.encode("utf-8", "surrogatepass")
+
+
 def number_of(pointer: Pointer) -> Number:
-    """A pointer as msgpack can hold it."""
+    """A pointer as msgpack can store it."""
     if SMALLEST_NUMBER <= pointer <= LARGEST_NUMBER:
         return pointer
     return pointer.to_bytes(pointer.bit_length() // 8 + 1, "big", signed=True)
 
 
 def pointer_of(number: Number) -> Pointer:
-    """The pointer that `number_of` was given."""
+    """The pointer that `number_of` encoded."""
     return number if isinstance(number, int) else int.from_bytes(number, "big", signed=True)
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_CHECKPOINT: Final = msgspec.msgpack.Decoder(_Checkpoint)
-_HAPPENINGS: Final = msgspec.msgpack.Decoder(list[_Happening])
+_CHECKPOINT: Final[msgspec.msgpack.Decoder[_Checkpoint]] = msgspec.msgpack.Decoder(_Checkpoint)
+_HISTORY: Final[msgspec.msgpack.Decoder[_History]] = msgspec.msgpack.Decoder(_History)
 
 
 def _sealed(value: Any) -> bytes:
@@ -220,16 +172,16 @@ def _sealed(value: Any) -> bytes:
 
 
 def _opened(data: bytes, decoder: msgspec.msgpack.Decoder[Body]) -> Body:
-    """ValueError says what is wrong."""
+    """Verify and decode. ValueError says what is wrong."""
     if len(data) < HEAD.size:
-        raise ValueError(f"it has {len(data)} bytes only")
+        raise ValueError(f"it has only {len(data)} bytes")
     version, checksum = HEAD.unpack_from(data)
     body = memoryview(data)[HEAD.size :]
     if version != VERSION:
-        raise ValueError(f"its version is {version}, and this program knows {VERSION} only")
+        raise ValueError(f"its version is {version}; this program supports only {VERSION}")
     if crc32c(body, version) != checksum:
         raise ValueError("its checksum is wrong")
     try:
         return decoder.decode(body)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"its contents do not fit: {error}") from error
+        raise ValueError(f"its content is invalid: {error}") from error

@@ -1,4 +1,4 @@
-"""Frames in a file: a mark, a length, a checksum, a payload. What is torn or damaged is told from what is whole."""
+"""Frames in a file: magic bytes, a length, a checksum, a payload. Torn frames are distinguished from damaged ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from crc32c import crc32c
 
 MARK: Final = b"\xf5pck"
 HEAD: Final = struct.Struct(">4sII")
-"""The mark, the length of the payload, and its CRC-32C."""
+"""The magic bytes, the length of the payload, and its CRC-32C."""
 
 
 class DamagedFileError(ValueError):
-    """A frame is damaged, and good ones follow it: this is no write that was cut short."""
+    """A frame is damaged and good ones follow it, so this is not an interrupted write."""
 
     def __init__(self, path: Path, position: int) -> None:
         super().__init__(f"{path} is damaged at byte {position}")
@@ -28,9 +28,9 @@ def frame(payload: bytes) -> bytes:
 
 
 def frames_in(data: bytes, path: Path, position: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Each payload with the place behind its frame. `position` is where in the file `data` begins.
+    """Yield each payload with the position after its frame. `position` is where in the file `data` begins.
 
-    Ends at a frame that is torn: one that is incomplete, or whose checksum is wrong, with nothing good behind it.
+    Stops at a torn frame: incomplete, or with a wrong checksum and nothing good after it.
     """
     at = 0
     while at < len(data):
@@ -44,9 +44,9 @@ def frames_in(data: bytes, path: Path, position: int = 0) -> Iterator[tuple[byte
 
 
 def replace_file(path: Path, content: bytes, *, among_others: bool = False) -> None:
-    """The file has this content from now on, or still its old one, whatever happens, a power cut too.
+    """Replace the content of a file: it has the new or the old content, even after a power failure.
 
-    Only one at a time may do this to a file, unless it is said that others may be at it, too: then the last one wins.
+    Only one writer at a time may do this, unless `among_others`: then the last one wins.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new" if among_others else f"{path.name}.new")
     with open(temporary, "wb") as file:
@@ -58,7 +58,7 @@ def replace_file(path: Path, content: bytes, *, among_others: bool = False) -> N
 
 
 def sync_folder(folder: Path) -> None:
-    """What was made, renamed and removed in the folder stays so through a power cut."""
+    """Make files created, renamed and removed in the folder survive a power failure."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

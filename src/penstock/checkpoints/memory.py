@@ -1,19 +1,17 @@
-"""Checkpoints in memory: for tests, and for programs that may begin anew each time."""
+"""Checkpoints in memory: for tests, and for programs that may start over each time."""
 
 from __future__ import annotations
 
 from penstock.abc import Feature, Features
-from penstock.checkpoints.sqlite import SqliteCheckpoints
-from penstock.checkpoints.sqlite_database import MEMORY
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
+from penstock.sql.sqlite import MEMORY
 
 
 class MemoryCheckpoints(SqliteCheckpoints):
-    """A SQLite database that has no file: it does all that one with a file does, transactions too, but is gone with
-    the object. Threads share it; processes cannot."""
+    """An in-memory SQLite database with all features of one in a file, including transactions. Threads share it;
+    processes cannot."""
+
+    features: Features = SqliteCheckpoints.features - {Feature.DURABLE}
 
     def __init__(self) -> None:
         super().__init__(MEMORY)
-
-    @property
-    def features(self) -> Features:
-        return super().features - {Feature.DURABLE}

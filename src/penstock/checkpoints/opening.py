@@ -1,13 +1,19 @@
-"""From a URL to the store that it means."""
+"""Open the checkpoint store that a URL names."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from penstock.abc import CheckpointStore
+from penstock.abc import CheckpointStore, Stream
+from penstock.checkpoints.file.store import FileCheckpoints
+from penstock.checkpoints.memory import MemoryCheckpoints
+from penstock.checkpoints.objects.dynamodb import DynamoCheckpoints
+from penstock.checkpoints.objects.s3 import S3Checkpoints
+from penstock.checkpoints.redis.store import RedisCheckpoints
+from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.errors import ConfigError
+from penstock.streams.schemes import CHECKPOINTS, has_scheme, installed_schemes, opener
 
 STORE_URLS: Final = (
     "sqlite:./FILE (?synchronous=FULL, ?busy_timeout_s=30)",
@@ -18,56 +24,64 @@ STORE_URLS: Final = (
     "dynamodb://REGION/TABLE",
     "s3://BUCKET/PREFIX",
 )
-"""What can be written where a store of checkpoints is asked for."""
-
-SERVERS: Final = {
-    "postgresql": ("penstock.checkpoints.postgres", "PostgresCheckpoints"),
-    "postgres": ("penstock.checkpoints.postgres", "PostgresCheckpoints"),
-    "redis": ("penstock.checkpoints.redis", "RedisCheckpoints"),
-    "rediss": ("penstock.checkpoints.redis", "RedisCheckpoints"),
-    "dynamodb": ("penstock.checkpoints.dynamodb", "DynamoCheckpoints"),
-    "s3": ("penstock.checkpoints.s3", "S3Checkpoints"),
-}
-"""Stores that understand their URL themselves. Imported when asked for: each needs packages that may not be there."""
+"""The URLs of checkpoint stores."""
 
 
-def open_store(store: str | CheckpointStore) -> CheckpointStore:
-    """The store that a URL means; a store is given back as it is. ConfigError says what can be written."""
+def open_store(store: str | CheckpointStore, stream: Stream | None = None) -> CheckpointStore:
+    """Open the store that a URL names; a store is returned unchanged. `stream` is the stream whose checkpoints it
+    keeps: "kafka:" is the store in its brokers. ConfigError lists the supported URLs."""
     if not isinstance(store, str):
         missing = [name for name in ("claim", "renew", "load", "save") if not hasattr(store, name)]
         if missing:
-            raise ConfigError(f"{store!r} is no checkpoint store: it has no {', '.join(missing)}; {_forms()}")
+            raise ConfigError(f"{store!r} is not a checkpoint store: it has no {', '.join(missing)}; {_forms()}")
         return store
-    scheme, colon, rest = store.partition(":")
+    scheme, colon, _ = store.partition(":")
     if not colon:
-        raise ConfigError(f"{store!r} names no kind of checkpoint store; {_forms()}")
-    if scheme in SERVERS:
-        module, name = SERVERS[scheme]
-        opened: CheckpointStore = getattr(importlib.import_module(module), name)(store)
-        return opened
-    if scheme == "sqlite":
-        return _sqlite(store, rest)
-    if scheme == "file":
-        from penstock.checkpoints.file import FileCheckpoints
-
-        return FileCheckpoints(_path(store, rest))
-    if scheme == "memory":
-        from penstock.checkpoints.memory import MemoryCheckpoints
-
-        if rest:
-            raise ConfigError(f"{store!r}: nothing may follow memory:, which is the same nowhere else")
-        return MemoryCheckpoints()
-    raise ConfigError(f"{scheme!r} is no kind of checkpoint store; {_forms()}")
+        raise ConfigError(f"{store!r} does not name a checkpoint store; {_forms()}")
+    if not has_scheme(CHECKPOINTS, scheme):
+        installed = ", ".join(installed_schemes(CHECKPOINTS))
+        raise ConfigError(f"{scheme!r} is not a kind of checkpoint store; {_forms()}. Installed: {installed}")
+    opened: CheckpointStore = opener(CHECKPOINTS, store, "a checkpoint store")(store, stream)
+    return opened
 
 
-def _sqlite(url: str, rest: str) -> CheckpointStore:
-    from penstock.checkpoints.sqlite import SqliteCheckpoints
+# Each store is imported when it is opened: some need packages that may not be installed.
 
-    path, _, query = rest.partition("?")
+
+def open_postgres(url: str, stream: Stream | None) -> CheckpointStore:
+    from penstock.checkpoints.postgres.store import PostgresCheckpoints
+
+    return PostgresCheckpoints(url)
+
+
+def open_redis(url: str, stream: Stream | None) -> CheckpointStore:
+    return RedisCheckpoints(url)
+
+
+def open_dynamodb(url: str, stream: Stream | None) -> CheckpointStore:
+    return DynamoCheckpoints(url)
+
+
+def open_s3(url: str, stream: Stream | None) -> CheckpointStore:
+    return S3Checkpoints(url)
+
+
+def open_file(url: str, stream: Stream | None) -> CheckpointStore:
+    return FileCheckpoints(_path(url, url.partition(":")[2]))
+
+
+def open_memory(url: str, stream: Stream | None) -> CheckpointStore:
+    if url.partition(":")[2]:
+        raise ConfigError(f"{url!r}: memory: takes no path, as it is not shared")
+    return MemoryCheckpoints()
+
+
+def open_sqlite(url: str, stream: Stream | None) -> CheckpointStore:
+    path, _, query = url.partition(":")[2].partition("?")
     try:
         settings: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as error:
-        raise ConfigError(f"{url!r} cannot be understood behind its question mark: {error}") from error
+        raise ConfigError(f"{url!r}: the query is invalid: {error}") from error
     unknown = settings.keys() - {"synchronous", "busy_timeout_s"}
     if unknown:
         raise ConfigError(f"{url!r}: there is no setting {min(unknown)!r}; there are synchronous and busy_timeout_s")
@@ -81,11 +95,11 @@ def _sqlite(url: str, rest: str) -> CheckpointStore:
 
 def _path(url: str, path: str) -> str:
     if path.startswith("//"):
-        raise ConfigError(f"{url!r}: write the path right behind the colon, as in sqlite:./x.db or sqlite:/var/x.db")
+        raise ConfigError(f"{url!r}: write the path right after the colon, as in sqlite:./x.db or sqlite:/var/x.db")
     if not path:
         raise ConfigError(f"{url!r} names no file; {_forms()}")
     return path
 
 
 def _forms() -> str:
-    return f"it can be {', '.join(STORE_URLS[:-1])} or {STORE_URLS[-1]}"
+    return f"supported: {', '.join(STORE_URLS[:-1])} or {STORE_URLS[-1]}"

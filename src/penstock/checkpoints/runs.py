@@ -1,8 +1,8 @@
-"""Runs of finished pointers in bytes, small and quick whatever their number.
+"""Runs of finished pointers as bytes: small and fast for any number of runs.
 
-Three forms, told apart by the first byte; no runs at all are no bytes. Distances (gap, length, gap, length ...) as
-msgpack, which gives small numbers one byte; the same with gaps and lengths apart, compressed, where there are many; and
-a bitmap, compressed, where finished and unfinished records are mixed so thoroughly that this is smaller.
+Three forms, distinguished by the first byte; no runs are no bytes. Distances (gap, length, gap, length ...) as msgpack,
+which stores small numbers in one byte; the same with gaps and lengths separated and compressed, where there are many;
+and a compressed bitmap, where finished and unfinished records are so mixed that it is smaller.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ COMPRESSED: Final = b"\x01"
 BITMAP: Final = b"\x02"
 
 MANY: Final = 64
-"""From so many runs on, compression is worth its time."""
+"""From this many runs on, compression pays."""
 BITMAP_GAIN: Final = 0.9
-"""A bitmap takes longer to make and to read, so it has to be smaller by this factor."""
+"""A bitmap takes longer to encode and decode, so it must be smaller by this factor."""
 LARGEST_NUMBER: Final = (1 << 64) - 1
-"""What msgpack can hold as a number."""
+"""The largest number that msgpack can store."""
 
 Distances = list[int | bytes]
 
 
 def encode_runs(runs: Runs, base: Pointer = 0) -> bytes:
-    """The runs, as distances from `base`, which must not lie behind the first of them."""
+    """Encode runs as distances from `base`, which must not be after the first of them."""
     if not runs:
         return b""
     edges = list(itertools.chain.from_iterable(runs))
@@ -51,7 +51,7 @@ def encode_runs(runs: Runs, base: Pointer = 0) -> bytes:
 
 
 def decode_runs(data: bytes, base: Pointer = 0) -> Runs:
-    """What `encode_runs` was given. ValueError when these bytes do not come from it."""
+    """Decode runs. ValueError for invalid bytes."""
     if not data:
         return ()
     form, payload = data[:1], data[1:]
@@ -63,7 +63,7 @@ def decode_runs(data: bytes, base: Pointer = 0) -> Runs:
         elif form == BITMAP:
             return _runs_in_bitmap(payload, base)
         else:
-            raise ValueError(f"runs have no form {form!r}")
+            raise ValueError(f"unknown form of runs {form!r}")
     except (msgspec.MsgspecError, cramjam.DecompressionError) as error:
         raise ValueError(f"the runs cannot be read: {error}") from error
     if len(distances) % 2:
@@ -78,7 +78,7 @@ _ONES: Final = re.compile(rb"1+")
 
 
 def _packed_wide(distances: list[int]) -> bytes:
-    """Distances of which some are too large to be numbers: those are bytes."""
+    """Distances some of which are too large for msgpack numbers: those become bytes."""
     mixed: Distances = [each if each <= LARGEST_NUMBER else _bytes_of(each) for each in distances]
     return msgspec.msgpack.encode((mixed[::2], mixed[1::2]))
 
@@ -102,7 +102,7 @@ def _compress(form: bytes, payload: bytes) -> bytes:
 
 
 def _bitmap(distances: list[int], span: int) -> bytes:
-    """The bits from the first run to the last, as many zeros in front as fill the first byte."""
+    """The bits from the first run to the last, with leading zeros to fill the first byte."""
     signs = itertools.cycle(("1", "0"))
     text = "".join(map(operator.mul, signs, distances[1:]))
     assert len(text) == span, "the runs do not add up"
@@ -113,7 +113,7 @@ def _runs_in_bitmap(payload: bytes, base: Pointer) -> Runs:
     gap_bytes = _size_of_number(payload)
     gap = msgspec.msgpack.decode(payload[:gap_bytes], type=int)
     bits = bytes(cramjam.zstd.decompress(payload[gap_bytes:]))
-    # Zeros in front are not written, so the text begins with the first finished record.
+    # Leading zeros are not stored, so the text begins with the first finished record.
     text = format(int.from_bytes(bits, "big"), "b").encode()
     first = base + gap
     return tuple((first + match.start(), first + match.end()) for match in _ONES.finditer(text))

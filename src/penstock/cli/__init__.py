@@ -1,4 +1,4 @@
-"""The `penstock` command: one module per noun, imported only when it is used, so that `penstock --help` is quick."""
+"""The `penstock` command: one module per noun, imported only when it is used, so that `penstock --help` is fast."""
 
 from penstock.cli.main import main
 

@@ -1,4 +1,4 @@
-"""How two versions compare, as people read it."""
+"""Printing the comparison of two versions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from penstock.cli.output import print_table
+from penstock.cli.tables import print_table
 
 if TYPE_CHECKING:
     from penstock.spark.versions.comparing import Comparison
@@ -17,7 +17,7 @@ _KINDS: Final = {"only_old": "only old", "only_new": "only new", "different": "d
 
 
 def print_comparisons(old: str, new: str, comparisons: Mapping[str, Comparison]) -> None:
-    """A line for each name, and a few examples of what is not the same."""
+    """Print a line for each name, and a few examples of differences."""
     typer.echo(f"Old: {old}. New: {new}.")
     columns = ["name", "by", "same", "only old", "only new", "different"]
     rows = [

@@ -1,58 +1,92 @@
-"""The root of the command: its nouns, and what becomes of errors.
+"""The root of the command: its nouns, and how errors are reported.
 
-Exit codes: 0 done, 1 an error (one sentence on standard error says what to do), 2 the command was written wrongly,
-130 interrupted, 143 terminated. When whoever reads our output stops reading, as `head` does, that is no error.
+Exit codes: 0 done, 1 an error (one sentence on standard error says what to do), 2 wrong usage, 130 interrupted,
+143 terminated. A closed output pipe, as after `head`, is not an error.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
+import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from penstock.cli import (
-    alerts,
-    console,
-    consume,
-    dlq,
-    doctor,
-    groups,
-    init,
-    lag,
-    metrics,
-    pipelines,
-    plan,
-    produce,
-    prove,
-    run,
-    serve,
-    spark,
-    topics,
-)
-from penstock.cli.demo import command as demo
+from penstock import __version__
+from penstock.cli.output import say
 from penstock.errors import PenstockError
 
-EXIT_CODES = "Exit codes: 0 done, 1 an error, 2 the command was written wrongly, 130 interrupted, 143 terminated."
+EXIT_CODES = "Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted, 143 terminated."
+
+COMMANDS: Final = {
+    "demo": "Run everything for about two minutes.",
+    "init": "Create a starter project: an app, a pipeline, and their tests.",
+    "doctor": "Check Python, Java, extras, ports and disk, and say what to fix.",
+    "serve": "Serve the log in a folder to every Kafka client, until stopped.",
+    "console": "Show the stream in the browser.",
+    "topics": "List, create, describe, alter and delete topics.",
+    "produce": "Send each line of the input as a record.",
+    "consume": "Read the records of topics, once or continuously.",
+    "groups": "List, describe, reset and delete groups.",
+    "lag": "Show the lag of groups.",
+    "dlq": "List, show, count, redrive and discard dead letters.",
+    "alerts": "List, add, remove and mute rules; check, or watch and notify.",
+    "metrics": "Serve lag, dead letters and pipelines of a stream to Prometheus.",
+    "run": "Run the pipelines of a program.",
+    "pipelines": "Show the state of pipelines; compare, switch, retire versions.",
+    "spark": "Fetch what Spark pipelines need, and make them start faster.",
+    "asyncapi": "Print the AsyncAPI 3.0 document of an app.",
+    "plan": "Answer capacity questions, each with its arithmetic.",
+    "prove": "Kill processes on purpose, and count what was lost and repeated.",
+}
+"""The commands in the order in which a newcomer needs them, with the line that `penstock --help` shows. Each is the
+`app` of the module of its name in `penstock.cli.commands`, which is imported when the command is used."""
 
 
-_ORDER = (
-    *("demo", "init", "doctor", "serve", "console", "topics", "produce", "consume", "groups", "lag", "dlq", "alerts"),
-    *("metrics", "run", "pipelines", "spark", "plan", "prove"),
-)
+class Commands(Mapping[str, Any]):
+    """The commands by name; looking one up imports its module."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@functools.cache
+def _command(name: str) -> Any:
+    alone = typer.Typer(rich_markup_mode=None)
+    alone.add_typer(importlib.import_module(f"penstock.cli.commands.{name}").app)
+    return typer.main.get_group(alone).commands[name]
 
 
 class Root(TyperGroup):
-    """The command as a whole. Errors that are a user's to solve end here as one sentence."""
+    """The command as a whole. Reports errors that users can solve as one sentence."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """In the order in which a newcomer meets them."""
-        return sorted(self.commands, key=_ORDER.index)
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete the names of the commands without importing them."""
+        self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
+        return super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
         signal.signal(signal.SIGTERM, _terminated)
@@ -61,18 +95,18 @@ class Root(TyperGroup):
             sys.stdout.flush()
             return result
         except PenstockError as error:
-            typer.echo(f"penstock: {error}", err=True)
+            say(f"penstock: {error}")
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
         except BrokenPipeError:
-            # What is still buffered has nowhere to go; Python would complain about it when it ends.
+            # The buffered output has nowhere to go; Python would complain about it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
 
 
 def _terminated(number: int, _: FrameType | None) -> None:
-    """Leave by the way of an exception, so that everything that was opened is closed."""
+    """Exit by an exception, so that everything that was opened is closed."""
     raise SystemExit(128 + number)
 
 
@@ -81,35 +115,15 @@ app = typer.Typer(
     cls=Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Plain help is shown in half the time, as nothing has to be loaded to draw boxes around it.
+    # Plain help takes half the time, as nothing is loaded to draw boxes.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=f"Which stream is meant: --url, or else $PENSTOCK_URL, or else kafka://127.0.0.1:9092. {EXIT_CODES}",
+    epilog=f"The stream: --url, else $PENSTOCK_URL, else kafka://127.0.0.1:9092. {EXIT_CODES}",
 )
-app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
-app.command("init", epilog=init.EXAMPLES)(init.init)
-app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
-app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
-app.command("console", epilog=console.EXAMPLES)(console.console)
-app.add_typer(topics.app, name="topics")
-app.command("produce", epilog=produce.EXAMPLES)(produce.produce)
-app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
-app.add_typer(groups.app, name="groups")
-app.command("lag", epilog=lag.EXAMPLES)(lag.lag)
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(alerts.app, name="alerts")
-app.command("metrics", epilog=metrics.EXAMPLES)(metrics.metrics)
-app.command("run", cls=run.RunCommand, epilog=run.EXAMPLES)(run.run)
-app.add_typer(pipelines.app, name="pipelines")
-app.add_typer(spark.app, name="spark")
-app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
-app.add_typer(prove.app, name="prove")
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from penstock import __version__
-
         typer.echo(f"penstock {__version__}")
         raise typer.Exit
 
@@ -117,20 +131,15 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Carry events: produce them, keep them, consume them."""
 
 
 def main() -> None:
-    _only(sys.argv[1:2])()
-
-
-def _only(words: list[str]) -> typer.Typer:
-    """The command with the one noun that is asked for: to make all of them ready takes longer than to start a broker.
-    All of them, if none has this name: help, and what is said to who mistypes, needs every name."""
-    narrow = copy.copy(app)
-    narrow.registered_commands = [command for command in app.registered_commands if [command.name] == words]
-    narrow.registered_groups = [group for group in app.registered_groups if [group.name] == words]
-    return narrow if narrow.registered_commands or narrow.registered_groups else app
+    if sys.argv[1:2] == ["serve"]:
+        # kio imports hypothesis where it is installed, for its own tests: a quarter of a second.
+        sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]
+    app()

@@ -1,51 +1,63 @@
-"""What commands print: tables for people, JSON for programs, and how sizes and times are written."""
+"""What commands print: JSON for programs, messages for people, and the format of sizes and times."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import sys
-from collections.abc import Iterable, Sequence
+import traceback
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import typer
 
+from penstock.model.text import printable
+
 _STEP: Final = 1024
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")
 
 
-def print_json(value: object) -> None:
-    """One JSON document."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+def print_json(value: object, *, indent: bool = True) -> None:
+    """One JSON document; on one line without `indent`."""
+    encoded = msgspec.json.encode(value)
+    text = msgspec.json.format(encoded, indent=2) if indent else encoded
+    typer.echo("\n".join(map(plain_json, text.decode().split("\n"))))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[str] = ()) -> None:
-    """A table, as wide as the terminal; not cut when it goes to a file or to another program.
-
-    `numbers` are the columns that stand to the right.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    is_terminal = sys.stdout.isatty()
-    table = Table(box=None, pad_edge=False, header_style="bold" if is_terminal else "")
-    right = set(numbers)
-    for column in columns:
-        table.add_column(
-            column, justify="right" if column in right else "left", overflow="fold", no_wrap=not is_terminal
-        )
-    for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console = Console(markup=False, highlight=False, emoji=False, width=None if is_terminal else 10_000)
-    with console.capture() as capture:
-        console.print(table)
-    for line in capture.get().splitlines():
-        typer.echo(line.rstrip())
+def plain_json(line: str) -> str:
+    """A line of JSON without invisible characters. JSON need not escape all of them, and terminals interpret some."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def say(text: str) -> None:
-    """Something for people, beside the output."""
-    typer.echo(text, err=True)
+    """Print a message for people on standard error."""
+    typer.echo("\n".join(map(printable, text.split("\n"))), err=True)
+
+
+def report(document: object, text: str, *, as_json: bool) -> None:
+    """Report what a command has done: as JSON for programs, or in a sentence for people."""
+    if as_json:
+        print_json(document)
+    else:
+        say(text)
+
+
+def confirm(question: str, otherwise: str) -> None:
+    """Continue only after a confirmation; else say `otherwise` and exit with 1."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("not a terminal: pass --yes", param_hint="--yes")
+    if not typer.confirm(question, err=True):
+        say(otherwise)
+        raise typer.Exit(1)
+
+
+def print_traceback(error: BaseException, file: Path) -> None:
+    """Print the traceback of a user's program, from the first line of `file` on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(file):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
 
 
 def size_text(size_bytes: int | None) -> str:
@@ -61,7 +73,7 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def time_text(timestamp_ms: int | None) -> str:
-    """2026-11-15T08:00:00.250Z; the plain number where no calendar reaches."""
+    """2026-11-15T08:00:00.250Z; the plain number outside of the calendar's range."""
     if timestamp_ms is None:
         return "-"
     try:
@@ -69,8 +81,3 @@ def time_text(timestamp_ms: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return f"@{timestamp_ms}"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def count_text(count: int, thing: str) -> str:
-    """1 record, 2,000 records."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"

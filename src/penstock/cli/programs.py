@@ -1,22 +1,64 @@
-"""Running a program of a user as Python itself would: as `__main__`, with its own arguments and its folder first."""
+"""Run a user's program as Python itself would, as `__main__` with its own arguments, and then its pipelines."""
 
 from __future__ import annotations
 
+import ast
 import sys
-import traceback
 import types
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
+from penstock.cli.output import print_traceback, say
 from penstock.errors import ConfigError, PenstockError
+from penstock.spark import run_together
+from penstock.spark.pipeline import Pipeline, defined_pipelines, started_pipelines
+from penstock.spark.run.settings import RunSettings, running_with
+from penstock.spark.sessions.opening import active_session, session
+
+
+def run_file(file: Path, arguments: list[str], settings: RunSettings, *, close: bool = True) -> None:
+    """Run the program, and then those of its pipelines that it has not run itself. `close` closes them."""
+    of_others, started_before = defined_pipelines(), len(started_pipelines())
+    with running_with(settings):
+        try:
+            if needs_session(file):
+                session(f"penstock {file.stem}")
+            run_program(file, arguments)
+            _run_rest(file, defined_pipelines(besides=of_others), has_run=len(started_pipelines()) > started_before)
+        finally:
+            if close:
+                for pipeline in defined_pipelines(besides=of_others):
+                    pipeline.close()
+                stop_session()
+
+
+def stop_session() -> None:
+    """End the Spark session of this process, if it has one."""
+    if (spark := active_session()) is not None:
+        spark.stop()
+
+
+def _run_rest(file: Path, pipelines: list[Pipeline], *, has_run: bool) -> None:
+    """Run what the program has defined and not run; nothing when it `has_run` some, even if it has dropped them
+    since."""
+    if not pipelines and not has_run:
+        raise ConfigError(
+            f"{file.name} defines no pipeline: create one with penstock.spark.Pipeline, and keep it in a variable"
+        )
+    waiting = [pipeline for pipeline in pipelines if not pipeline.started]
+    if waiting and has_run:
+        names = ", ".join(pipeline.name for pipeline in waiting)
+        say(f"{file.name} has run some of its pipelines itself; these do not run: {names}")
+    elif waiting:
+        run_together(waiting)
 
 
 def run_program(file: Path, arguments: Sequence[str]) -> None:
-    """Run it to its end. It stays `__main__` afterwards: types and functions that it has made are looked up there.
+    """Run it to its end. It stays `__main__` afterwards, where its types and functions are looked up.
 
-    Errors of ours are raised as they are; any other is shown with the program's own lines, and ends the command.
+    Penstock's errors are raised; any other is shown with the program's own lines, and ends the command.
     """
     try:
         source = file.read_bytes()
@@ -32,13 +74,34 @@ def run_program(file: Path, arguments: Sequence[str]) -> None:
     except PenstockError:
         raise
     except Exception as error:
-        show(error, file)
+        print_traceback(error, file)
         raise typer.Exit(1) from error
 
 
-def show(error: BaseException, file: Path) -> None:
-    """Its traceback, from the first line of the program on: what led there is of no use to whoever wrote it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != str(file):
-        trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
+def needs_session(file: Path) -> bool:
+    """Whether a program uses Spark without creating a session: types and columns at its top level need one.
+
+    A program that creates its own, by `penstock.spark.session` or `SparkSession.builder`, uses that one.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError):
+        return False  # running it reports what is wrong
+    modules = {each.module or "" for each in nodes if isinstance(each, ast.ImportFrom)}
+    modules |= {alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names}
+    if not any(module.startswith(("pyspark", "penstock.spark")) for module in modules):
+        return False
+    return not any(map(_makes_session, nodes))
+
+
+def _makes_session(node: ast.AST) -> bool:
+    match node:
+        case ast.ImportFrom(module="penstock.spark" | "penstock.spark.sessions.opening", names=names):
+            return any(alias.name == "session" for alias in names)
+        case ast.Attribute(attr="builder"):
+            return True
+        case ast.Call(func=ast.Name(id="SparkContext") | ast.Attribute(attr="SparkContext")):
+            return True
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="spark" | "sessions"), attr="session")):
+            return True
+    return False

@@ -1,6 +1,6 @@
-"""Lengths of time, sizes and rates as people write them on a command line, each with its unit.
+"""Durations, sizes and rates as written on a command line, each with its unit.
 
-A bare number is refused, as nobody can see which unit was meant; so is a unit that does not exist.
+A bare number is refused, as its unit would be ambiguous; so is an unknown unit.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def seconds(text: str, option: str) -> float:
     while place < len(text):
         part = _PART.match(text, place)
         if part is None or part["unit"] not in TIMES_S:
-            raise _wrong(text, "length of time", "500ms, 30s, 5m, 1h30m or 7d", option)
+            raise _wrong(text, "duration", "500ms, 30s, 5m, 1h30m or 7d", option)
         total_s += _number(part["number"]) * TIMES_S[part["unit"]]
         place = part.end()
     if place == 0:
-        raise _wrong(text, "length of time", "500ms, 30s, 5m, 1h30m or 7d", option)
+        raise _wrong(text, "duration", "500ms, 30s, 5m, 1h30m or 7d", option)
     if total_s > LONGEST_S:
         raise typer.BadParameter(f"{text!r} is longer than a hundred years", param_hint=option)
     return total_s
@@ -66,7 +66,7 @@ def size_bytes(text: str, option: str) -> int:
         raise _wrong(text, "size", "100B, 1KB (1000 bytes), 1KiB (1024), 1.5GB or 4TB", option)
     found = _number(part["number"]) * size
     if found < 1 or found > 10**21:
-        raise typer.BadParameter(f"{text!r} is no size that can be stored", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is too large a size", param_hint=option)
     return math.ceil(found)
 
 
@@ -77,7 +77,7 @@ def rate_per_s(text: str, option: str) -> float:
         raise _wrong(text, "rate", "5000/s, 5k/s, 300000/min or 10M/day", option)
     found = _number(part["number"]) * _SCALES[part["scale"]] / _PER_S[part["per"]]
     if not 0 < found <= 1e12:
-        raise typer.BadParameter(f"{text!r} is no rate that can be planned for", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not a rate that can be planned for", param_hint=option)
     return found
 
 
@@ -86,4 +86,4 @@ def _number(text: str) -> float:
 
 
 def _wrong(text: str, what: str, right: str, option: str) -> typer.BadParameter:
-    return typer.BadParameter(f"{text!r} is no {what} with a unit, such as {right}", param_hint=option)
+    return typer.BadParameter(f"{text!r} is not a {what} with a unit, such as {right}", param_hint=option)

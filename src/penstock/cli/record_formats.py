@@ -1,4 +1,4 @@
-"""How `penstock consume` writes a record: for people, for programs, or the bytes alone."""
+"""The output formats of `penstock consume`: for people, for programs, or the bytes alone."""
 
 from __future__ import annotations
 
@@ -8,52 +8,61 @@ from typing import Final
 
 import msgspec
 
-from penstock.cli.output import time_text
+from penstock.cli.output import plain_json, time_text
 from penstock.model import Record
+from penstock.model.text import printable
 
-Format = Callable[[Record], bytes]
+PointerText = Callable[[int], str]
+Format = Callable[[Record, PointerText], bytes]
+"""The second argument gives a pointer as people know it."""
 
 
-def as_text(record: Record) -> bytes:
-    """Where it stands, when it was sent, its key and its value. Nothing in it can make a terminal do things."""
-    key = "-" if record.key is None else printable(record.key)
-    value = "(no value)" if record.value is None else printable(record.value)
-    place = f"{record.partition}:{record.offset}"
+def as_text(record: Record, pointer_text: PointerText = str) -> bytes:
+    """Partition, offset, time, key and value, with control characters escaped."""
+    key = "-" if record.key is None else printable_bytes(record.key)
+    value = "(no value)" if record.value is None else printable_bytes(record.value)
+    place = f"{record.partition}:{pointer_text(record.offset)}"
     headers = "".join(
-        f"  {printable(name.encode())}={'(no value)' if content is None else printable(content)}"
+        f"  {printable_bytes(name.encode())}={'(no value)' if content is None else printable_bytes(content)}"
         for name, content in record.headers
     )
     return f"{place:<10} {time_text(record.timestamp_ms)}  {key}  {value}{headers}\n".encode()
 
 
-def as_json(record: Record) -> bytes:
-    """One object a line, which `penstock produce --json` takes. What is no text comes in base64."""
-    fields: dict[str, object] = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+def as_json(record: Record, pointer_text: PointerText = str) -> bytes:
+    """One object per line, as `penstock produce --json` reads it. What is not text is in base64."""
+    fields: dict[str, object] = {"topic": record.topic, "partition": record.partition}
+    text = pointer_text(record.offset)
+    if text == str(record.offset) and record.offset <= _LARGEST_OFFSET:
+        fields["offset"] = record.offset
+    else:  # more than JSON's numbers hold
+        fields["pointer"] = text
     if record.timestamp_ms is not None:
         fields["timestamp"] = record.timestamp_ms
     for name, content in (("key", record.key), ("value", record.value)):
-        text = _text(content)
-        if isinstance(text, bytes):
-            fields[f"{name}_base64"] = base64.b64encode(text).decode()
+        readable = _text(content)
+        if isinstance(readable, bytes):
+            fields[f"{name}_base64"] = base64.b64encode(readable).decode()
         else:
-            fields[name] = text
+            fields[name] = readable
     if record.headers:
         fields["headers"] = [(name, _header(content)) for name, content in record.headers]
-    return msgspec.json.encode(fields) + b"\n"
+    return plain_json(msgspec.json.encode(fields).decode()).encode() + b"\n"
 
 
-def as_raw(record: Record) -> bytes:
-    """The bytes of the value and the end of a line."""
+def as_raw(record: Record, pointer_text: PointerText = str) -> bytes:
+    """The bytes of the value and a newline."""
     return (record.value or b"") + b"\n"
 
 
+_LARGEST_OFFSET: Final = 2**63 - 1
 FORMATS: Final[dict[str, Format]] = {"text": as_text, "json": as_json, "raw": as_raw}
 
 
-def printable(content: bytes) -> str:
-    """The text of bytes; what is no text, or would move the cursor, as an escape."""
+def printable_bytes(content: bytes) -> str:
+    """The bytes as text; what is not text, or would move the cursor, is escaped."""
     text = content.decode("utf-8", errors="backslashreplace")
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return printable(text)
 
 
 def _text(content: bytes | None) -> str | bytes | None:

@@ -1,5 +1,5 @@
-"""The web page: what runs, what is behind, what failed, and putting it right.
+"""The web console: what runs, what is behind, what failed, and how to fix it.
 
-`service` knows everything and does everything, and refuses in read-only mode; `web` shows it. Nothing in `web` reaches
-the stream but through the service.
+`service` reads and changes everything, and refuses changes in read-only mode; `web` shows it. `web` reaches the stream
+only through the service.
 """

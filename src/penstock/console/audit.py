@@ -1,7 +1,7 @@
-"""The audit log: who changed what, when, with which parameters, and what came of it.
+"""The audit log: who changed what, when, with which parameters, and with what outcome.
 
-A file of JSON lines. An action has a line before it begins, which is on the disk before anything is done, and one when
-it has ended. An action without its second line is one that the console did not survive: nobody knows what came of it.
+A file of JSON lines. An action has a line before it begins, which is on disk before anything is done, and one when it
+has ended. If the second line is missing, the console did not survive the action: its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.abc import Clock
+from penstock.checkpoints.frames import sync_folder
 from penstock.console.views import AuditLine, Outcome, Person
 from penstock.errors import AuditError
 
@@ -27,13 +28,11 @@ logger = logging.getLogger(__name__)
 
 LARGEST_FILE_BYTES: Final = 10 * 1024 * 1024
 KEPT_FILES: Final = 20
-"""Files before the present one. Older ones are removed."""
+"""Files before the current one. Older ones are removed."""
 _LONGEST_TEXT: Final = 2_000
 
 
-class _Line(msgspec.Struct, omit_defaults=True):
-    """One line of the file."""
-
+class _Entry(msgspec.Struct, omit_defaults=True):
     id: str
     at_ms: int
     outcome: str
@@ -47,15 +46,15 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action that has begun. Who began it ends it, once."""
+    """An action that has begun. Its starter ends it, once."""
 
     id: str
     end: Callable[[bool, str], None]
-    """Whether it was done, and what came of it."""
+    """Whether it was done, and its outcome."""
 
 
 class AuditLog:
-    """The log in one file. Any thread may use it, and several processes may share it."""
+    """The log in one file. Thread-safe, and several processes may share it."""
 
     def __init__(
         self,
@@ -73,23 +72,23 @@ class AuditLog:
         self._under_way: set[str] = set()
 
     def begin(self, by: Person, action: str, parameters: Mapping[str, Any]) -> Action:
-        """Write down that this begins. AuditError when that cannot be done: then it must not begin."""
+        """Write that this begins. Raises AuditError when that fails: then it must not begin."""
         id = secrets.token_hex(8)
-        line = _Line(id, self._clock.wall_ms(), "begun", by.name, by.address, action, dict(parameters))
+        line = _Entry(id, self._clock.wall_ms(), "begun", by.name, by.address, action, dict(parameters))
         try:
             self._write(line)
         except OSError as error:
             raise AuditError(
-                f"{action} was refused, as it could not be written down in {self.path}: {error}. See that the disk "
-                "has room and the file may be written"
+                f"{action} was refused, as it could not be written to {self.path}: {error}. Check that the disk "
+                "has room and the file is writable"
             ) from error
         self._under_way.add(id)
         return Action(id, lambda is_done, text: self._end(line, is_done, text))
 
     def lines(self, limit: int) -> list[AuditLine]:
-        """The newest actions, newest first. A line that cannot be read is left out, and logged."""
+        """The newest actions, newest first. An unreadable line is skipped, and logged."""
         found: list[AuditLine] = []
-        ends: dict[str, _Line] = {}
+        ends: dict[str, _Entry] = {}
         for line in self._newest_first():
             if len(found) >= limit:
                 break
@@ -99,16 +98,16 @@ class AuditLog:
             found.append(self._merged(line, ends.pop(line.id, None)))
         return found
 
-    def _end(self, begun: _Line, is_done: bool, text: str) -> None:
+    def _end(self, begun: _Entry, is_done: bool, text: str) -> None:
         self._under_way.discard(begun.id)
-        line = _Line(begun.id, self._clock.wall_ms(), "done" if is_done else "failed", text=text[:_LONGEST_TEXT])
+        line = _Entry(begun.id, self._clock.wall_ms(), "done" if is_done else "failed", text=text[:_LONGEST_TEXT])
         try:
             self._write(line)
         except OSError:
-            # It has happened, and cannot be taken back: that much stands in the log already.
+            # It has happened, and cannot be undone: the log says that it began.
             logger.exception("the outcome of %s by %s could not be written to %s", begun.action, begun.who, self.path)
 
-    def _merged(self, begun: _Line, end: _Line | None) -> AuditLine:
+    def _merged(self, begun: _Entry, end: _Entry | None) -> AuditLine:
         outcome: Outcome = "under way" if begun.id in self._under_way else "unknown"
         if end is not None:
             outcome = "done" if end.outcome == "done" else "failed"
@@ -124,8 +123,8 @@ class AuditLog:
             None if end is None else end.at_ms,
         )
 
-    def _write(self, line: _Line) -> None:
-        """The line is on the disk when this returns."""
+    def _write(self, line: _Entry) -> None:
+        """Write a line; it is on disk when this returns."""
         content = msgspec.json.encode(line) + b"\n"
         with self._lock, self._locked():
             self._rotate(len(content))
@@ -134,7 +133,7 @@ class AuditLog:
             try:
                 size_bytes = os.fstat(file).st_size
                 if size_bytes and os.pread(file, 1, size_bytes - 1) != b"\n":
-                    content = b"\n" + content  # a crash, or a full disk, has cut the last line
+                    content = b"\n" + content  # a crash or a full disk has cut the last line
                 written = os.write(file, content)
                 if written < len(content):
                     raise OSError(f"only {written} of {len(content)} bytes could be written")
@@ -142,7 +141,7 @@ class AuditLog:
             finally:
                 os.close(file)
             if is_new:
-                self._sync_folder()
+                sync_folder(self.path.parent)
 
     def _rotate(self, more_bytes: int) -> None:
         try:
@@ -156,19 +155,19 @@ class AuditLog:
             with contextlib.suppress(FileNotFoundError):
                 self._older(number).rename(self._older(number + 1))
         self.path.rename(self._older(1))
-        self._sync_folder()
+        sync_folder(self.path.parent)
 
-    def _newest_first(self) -> Iterator[_Line]:
+    def _newest_first(self) -> Iterator[_Entry]:
         for path in (self.path, *map(self._older, range(1, self._kept_files + 1))):
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
-                continue  # none was rotated so far, or it is being rotated now
+                continue  # nothing was rotated so far, or it is being rotated now
             for raw in reversed(content.splitlines()):
                 if not raw.strip():
                     continue
                 try:
-                    yield msgspec.json.decode(raw, type=_Line)
+                    yield msgspec.json.decode(raw, type=_Entry)
                 except msgspec.MsgspecError as error:
                     logger.warning("a line of %s cannot be read: %s", path, error)
 
@@ -177,7 +176,7 @@ class AuditLog:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Nobody else writes meanwhile, in any process."""
+        """Exclude all other writers, in any process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -185,10 +184,3 @@ class AuditLog:
             yield
         finally:
             os.close(lock)
-
-    def _sync_folder(self) -> None:
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -1,6 +1,6 @@
-"""What distinguishes two dead letters: field by field, and inside of their values where they are JSON.
+"""The differences of two dead letters: field by field, and inside their values where they are JSON.
 
-What is compared is all of it. What is shown of a long text is cut, to where it begins to differ, and says so.
+Everything is compared. A long text is shown from where it begins to differ, and marked as cut.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.console.showing import UNDECODABLE
+from penstock.console.messages.showing import UNDECODABLE
 from penstock.console.views import Difference
 from penstock.console.visible import utf8_beginning
 from penstock.model import DeadLetter
@@ -19,12 +19,12 @@ MOST: Final = 500
 _DEEPEST: Final = 20
 _LONGEST_TEXT: Final = 2_000
 _BEFORE: Final = 60
-"""So many characters are shown before the first one that differs."""
+"""This many characters are shown before the first difference."""
 _DUMPED_BYTES: Final = 64
 
 
 def differences(left: DeadLetter, right: DeadLetter) -> list[Difference]:
-    """Where the two differ, in the order in which people look. No more than `MOST` are given."""
+    """Where the two differ, in the order in which people look. At most `MOST` are returned."""
     ours, theirs = _fields(left), _fields(right)
     paths = [*ours, *(path for path in theirs if path not in ours)]
     differing = [path for path in paths if path not in ours or path not in theirs or ours[path] != theirs[path]]
@@ -32,7 +32,7 @@ def differences(left: DeadLetter, right: DeadLetter) -> list[Difference]:
 
 
 def _difference(path: str, left: str | bytes | None, right: str | bytes | None) -> Difference:
-    """Texts as they are, and bytes that are no text as hex: both from a little before where they begin to differ."""
+    """Text as it is, and other bytes as hex: both from a little before the first difference."""
     if left is None or right is None:
         return Difference(path, _shown(left), _shown(right))
     if isinstance(left, bytes) or isinstance(right, bytes):
@@ -46,7 +46,7 @@ def _difference(path: str, left: str | bytes | None, right: str | bytes | None) 
 
 
 def _first_difference(left: str | bytes, right: str | bytes) -> int:
-    """How much both have in common at their beginning, found by halving: values may have millions of bytes."""
+    """The length of the common prefix, by bisection: values may have millions of bytes."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -103,7 +103,7 @@ def _fields(letter: DeadLetter) -> dict[str, str | bytes]:
     _add_data(fields, "key", record.key)
     for name, content in record.headers:
         path = f"header.{name}"
-        while path in fields:  # a name may stand twice
+        while path in fields:  # a name may occur twice
             path += "'"
         fields[path] = _content(content)
     _add_data(fields, "value", record.value)
@@ -130,7 +130,7 @@ def _add_data(fields: dict[str, str | bytes], name: str, data: bytes | None) -> 
 
 
 def _add_parts(fields: dict[str, str | bytes], path: str, value: Any, depth: int) -> None:
-    """Each leaf with the path to it, as filters write paths; what is deeper, or too much, as one text."""
+    """Each leaf with its path, as filters write paths; what is deeper, or too much, as one text."""
     is_room = depth > 0 and len(fields) <= 10 * MOST
     if isinstance(value, dict) and value and is_room:
         for name, part in value.items():

@@ -1,28 +1,30 @@
-"""Consumers of the library, from the stores in which they keep their checkpoints. Looking makes no store."""
+"""Consumers of the library, from the stores of their checkpoints. Looking creates no store."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from penstock.abc import CheckpointStore, Feature
-from penstock.checkpoints.opening import open_store
-from penstock.console.link import ANSWER_S, Link
+from penstock.console.link import Link
 from penstock.console.views import ConsumerDetail, ConsumerFacts, ConsumerPartition
-from penstock.consuming.defaults import LOG_CHECKPOINTS
-from penstock.errors import BrokerUnavailableError, GroupError, PenstockError, StoreUnavailableError
-from penstock.model import Checkpoint, CheckpointKey, Happening, Pointer
+from penstock.errors import BrokerUnavailableError, GroupError
+from penstock.model import Checkpoint, CheckpointKey, HistoryEntry, Pointer
+from penstock.model.administration import PartitionId
 from penstock.observe.facts import Snapshot
-from penstock.observe.library_groups import KAFKA_TOPICS
+from penstock.observe.library_groups import KAFKA_STORE, checkpoints_of, newest, open_found, stores_of
 from penstock.streams import Connection
-from penstock.streams.url import LogUrl, parse_url, without_password
+from penstock.streams.url import without_password
 
-_KAFKA: Final = "kafka:"
+_BUSY_S: Final = 5.0
+"""How long to wait for a SQLite database that another process writes."""
+_READ_S: Final = 60.0
+"""How long to wait for the first read of the checkpoints in the brokers."""
 
 
 class Consumers:
-    """The groups of the checkpoint stores that go with a stream. Any thread may use it."""
+    """The groups in the checkpoint stores of a stream. Thread-safe."""
 
     def __init__(
         self, link: Link, given: str | None, snapshot: Callable[[], Snapshot], look_now: Callable[[], Snapshot]
@@ -35,41 +37,45 @@ class Consumers:
         self._stores: dict[str, tuple[CheckpointStore, Connection | None]] = {}
 
     def all(self) -> list[ConsumerFacts]:
-        """All groups, in the order of their names. StoreUnavailableError when a store cannot be asked."""
-        found: dict[str, ConsumerFacts] = {}
-        for name, store in self._opened().items():
+        """All groups, by name. Raises StoreUnavailableError when a store cannot be asked."""
+        found: dict[str, dict[str, Mapping[PartitionId, Checkpoint]]] = {}
+        for name, store in self._opened(self._snapshot().topics).items():
             for group in store.groups():
-                found.setdefault(group, _facts(group, name, store.checkpoints(group)))
-        return [found[group] for group in sorted(found)]
+                found.setdefault(group, {})[name] = checkpoints_of(store, group)
+        return [_facts(group, found[group]) for group in sorted(found)]
 
     def detail(self, group: str) -> ConsumerDetail:
-        name, store = self._store_of(group)
-        checkpoints = store.checkpoints(group)
-        leases = {lease.name: lease for lease in store.leases(group)}
+        stores = self._stores_of(group)
+        found = {name: checkpoints_of(store, group) for name, store in stores.items()}
+        leases = {lease.name: lease for store in stores.values() for lease in store.leases(group)}
         partitions = tuple(
             ConsumerPartition(
-                key.topic,
-                key.partition,
+                *place,
                 checkpoint,
-                leases.pop(key.lease_name, None),
+                leases.pop(CheckpointKey(group, *place).lease_name, None),
                 _in_flight(checkpoint),
                 _finished(checkpoint),
             )
-            for key, checkpoint in sorted(checkpoints.items(), key=lambda each: (each[0].topic, each[0].partition))
+            for place, checkpoint in sorted(newest(found).items())
         )
-        has_history = Feature.HISTORY in store.features
-        return ConsumerDetail(_facts(group, name, checkpoints), partitions, tuple(leases.values()), has_history)
+        has_history = any(Feature.HISTORY in store.features for store in stores.values())
+        return ConsumerDetail(_facts(group, found), partitions, tuple(leases.values()), has_history)
 
-    def history(self, group: str, topic: str, partition: int, pointer: Pointer | None, limit: int) -> list[Happening]:
-        """What happened to a record, or in a partition, oldest first; nothing where the store does not remember."""
-        _, store = self._store_of(group)
-        if Feature.HISTORY not in store.features:
-            return []
-        return list(store.history(CheckpointKey(group, topic, partition), pointer, limit))
+    def history(
+        self, group: str, topic: str, partition: int, pointer: Pointer | None, limit: int
+    ) -> list[HistoryEntry]:
+        """The history of a record or a partition, oldest first; empty where the store keeps none."""
+        lines = [
+            line
+            for store in self._stores_of(group).values()
+            if Feature.HISTORY in store.features
+            for line in store.history(CheckpointKey(group, topic, partition), pointer, limit)
+        ]
+        return sorted(lines, key=lambda line: line.ended_ms)[max(0, len(lines) - limit) :]
 
-    def store_of(self, group: str) -> CheckpointStore:
-        """The store that knows this group. GroupError when none does."""
-        return self._store_of(group)[1]
+    def stores(self) -> Mapping[str, CheckpointStore]:
+        """The stores that exist now, by their URLs without passwords. Asks the broker whether there is one in it."""
+        return self._opened([each.name for each in self._link.topics().all()])
 
     def close(self) -> None:
         with self._lock:
@@ -77,64 +83,46 @@ class Consumers:
         for store, _ in stores:
             store.close()
 
-    def _store_of(self, group: str) -> tuple[str, CheckpointStore]:
+    def _stores_of(self, group: str) -> dict[str, CheckpointStore]:
+        """The stores that have a group: an app may use another store for each handler."""
         found = self._found(group)
-        if found is None and self._snapshot().problem is not None:
-            snapshot = self._look_now()  # nobody has looked yet which stores there are, or in vain
+        if not found and self._snapshot().problem is not None:
+            snapshot = self._look_now()  # the stores are not known yet, or the last look failed
             found = self._found(group)
-            if found is None and snapshot.problem is not None:
-                raise BrokerUnavailableError(f"whether there is a consumer {group!r} is not known: {snapshot.problem}")
-        if found is not None:
+            if not found and snapshot.problem is not None:
+                raise BrokerUnavailableError(f"it is unknown whether consumer {group!r} exists: {snapshot.problem}")
+        if found:
             return found
         raise GroupError(
-            f"no checkpoint store knows a group {group!r}: it is none of the library's, or has saved nothing"
+            f"no checkpoint store has group {group!r}: it is not one of this library, or has saved nothing"
         )
 
-    def _found(self, group: str) -> tuple[str, CheckpointStore] | None:
-        return next(((name, store) for name, store in self._opened().items() if group in store.groups()), None)
+    def _found(self, group: str) -> dict[str, CheckpointStore]:
+        opened = self._opened(self._snapshot().topics)
+        return {name: store for name, store in opened.items() if group in store.groups()}
 
-    def _opened(self) -> dict[str, CheckpointStore]:
+    def _opened(self, topics: Collection[str]) -> dict[str, CheckpointStore]:
+        urls = stores_of(self._given, self._link.url, topics)
         with self._lock:
-            return {without_password(name): self._open(name, how) for name, how in self._places().items()}
+            return {without_password(url): self._open(url) for url in urls}
 
-    def _open(self, name: str, how: Callable[[], tuple[CheckpointStore, Connection | None]]) -> CheckpointStore:
-        """The store, opened once; that in the brokers once for each connection."""
-        known = self._stores.get(name)
-        if known is not None and (known[1] is None or known[1] is self._link.connection()):
-            return known[0]
-        self._stores[name] = how()
-        return self._stores[name][0]
-
-    def _places(self) -> Mapping[str, Callable[[], tuple[CheckpointStore, Connection | None]]]:
-        """The stores that exist, each with how it is opened."""
-        given = self._given
-        if given is not None and given.rstrip("/") != _KAFKA:
-            return {given: lambda: (open_store(given), None)}
-        found: dict[str, Callable[[], tuple[CheckpointStore, Connection | None]]] = {}
-        where = parse_url(self._link.url)
-        if given is None and isinstance(where, LogUrl) and (where.folder / LOG_CHECKPOINTS).exists():
-            url = f"sqlite:{where.folder / LOG_CHECKPOINTS}"
-            found[url] = lambda: (open_store(f"{url}?busy_timeout_s={ANSWER_S}"), None)
-        if self._snapshot().topics.keys() >= set(KAFKA_TOPICS):
-            found[_KAFKA] = self._kafka_store
-        return found
-
-    def _kafka_store(self) -> tuple[CheckpointStore, Connection | None]:
-        from penstock.checkpoints.kafka import KafkaCheckpoints
-
-        connection = self._link.connection()
-        try:
-            return KafkaCheckpoints(connection, timeout_s=ANSWER_S), connection
-        except PenstockError as error:
-            raise StoreUnavailableError(f"the checkpoints in {self._link.url} cannot be read now: {error}") from error
+    def _open(self, url: str) -> CheckpointStore:
+        """The store, opened once; the one in the brokers once for each connection."""
+        connection = self._link.connection() if url == KAFKA_STORE else None
+        known = self._stores.get(url)
+        if known is None or known[1] is not connection:
+            opened = open_found(url, self._link.connection, busy_s=_BUSY_S, answer_s=_READ_S)
+            known = self._stores[url] = (opened, connection)
+        return known[0]
 
 
-def _facts(group: str, store: str, checkpoints: Mapping[CheckpointKey, Checkpoint]) -> ConsumerFacts:
+def _facts(group: str, kept: Mapping[str, Mapping[PartitionId, Checkpoint]]) -> ConsumerFacts:
+    checkpoints = newest(kept)
     found = checkpoints.values()
     return ConsumerFacts(
         group=group,
-        store=store,
-        topics=tuple(sorted({key.topic for key in checkpoints})),
+        store=", ".join(kept),
+        topics=tuple(sorted({topic for topic, _ in checkpoints})),
         partitions=len(checkpoints),
         in_flight=sum(map(_in_flight, found)),
         failing=sum(len(each.failing) for each in found),
@@ -150,5 +138,5 @@ def _finished(checkpoint: Checkpoint) -> int:
 
 
 def _in_flight(checkpoint: Checkpoint) -> int:
-    """Records that were read and are not finished, pointers without a record counted with them."""
+    """Records that were read and are not finished, counting offsets without a record."""
     return max(0, checkpoint.next - checkpoint.start - _finished(checkpoint))

@@ -1,7 +1,7 @@
-"""The gate: everything that changes something goes through here, and nowhere else.
+"""The gate: every change goes through here.
 
-It refuses in read-only mode, writes the audit log before and after, and refuses what cannot be written down. A method
-of the service that takes `by: Person` is behind it; a test looks at all of them.
+It refuses changes in read-only mode, writes the audit log before and after, and refuses what cannot be logged. Every
+service method that takes `by: Person` is behind it; a test checks all of them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ Result = TypeVar("Result")
 
 
 class Guarded(Protocol):
-    """What has a gate."""
-
     @property
     def read_only(self) -> bool: ...
 
@@ -43,15 +41,15 @@ Owner = TypeVar("Owner", bound=Guarded)
 def changing(
     method: Callable[Concatenate[Owner, Person, P], Result],
 ) -> Callable[Concatenate[Owner, Person, P], Result]:
-    """A method that changes something, behind the gate."""
+    """Decorate a method that changes something."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def gated(self: Owner, by: Person, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         if self.read_only:
             raise ReadOnlyError(
-                f"this console only looks: {method.__name__.replace('_', ' ')} was refused. Start it without "
-                "--read-only to change things"
+                f"this console is read-only: {method.__name__.replace('_', ' ')} was refused. Start it without "
+                "--read-only to make changes"
             )
         bound = signature.bind(self, by, *args, **kwargs)
         parameters = {name: told(value) for name, value in list(bound.arguments.items())[2:]}
@@ -71,7 +69,7 @@ def changing(
 
 
 def told(value: Any) -> Any:
-    """A parameter as the audit log keeps it: JSON, and no longer than somebody would read."""
+    """A parameter as the audit log keeps it: JSON, cut to a readable length."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, msgspec.Struct):

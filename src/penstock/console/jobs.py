@@ -1,4 +1,4 @@
-"""Jobs: what is done with many dead letters, and runs on while people do something else. One at a time for a place."""
+"""Jobs: redriving or discarding many dead letters in the background, one at a time per store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from penstock.abc import Clock
 from penstock.console.views import Person
-from penstock.consuming.dead_letters.redriving import RedriveReport
+from penstock.dead_letters.redriving import RedriveReport
 from penstock.errors import PenstockError, RedriveRunningError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ DONE: Final[dict[Kind, str]] = {"redrive": "redriven", "discard": "discarded"}
 
 
 class Job:
-    """One redrive, or one discarding of many letters: how far it has come, and how to end it."""
+    """One redrive, or one discarding of many letters: its progress, and how to cancel it."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class Job:
         self.report = RedriveReport()
         self.discarded = 0
         self.error: str | None = None
-        """Why it ended before its end, if it did."""
         self.is_done = False
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
@@ -61,12 +60,11 @@ class Job:
 
     @property
     def done(self) -> int:
-        """How many letters were redriven, or discarded."""
         return self.report.redriven if self.kind == "redrive" else self.discarded
 
     @property
     def seen(self) -> int:
-        """How many letters it is past, whatever became of them."""
+        """How many letters it has processed, whatever the outcome."""
         return self.done + self.report.failed + self.report.gone
 
     @property
@@ -74,21 +72,21 @@ class Job:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """End it in good order: what is under way is waited for, the rest stays waiting."""
+        """End it in good order: sends in progress are finished, the other letters stay waiting."""
         self._cancelled.set()
 
     def check(self) -> None:
-        """Called by the redrive: ends it as Ctrl-C would once it is cancelled."""
+        """Called by the redrive: raises KeyboardInterrupt once it is cancelled."""
         if self._cancelled.is_set():
             raise KeyboardInterrupt
 
     def pause(self, duration_s: float) -> None:
-        """Wait, as a rate limit wants it, but not for longer than until it is cancelled."""
+        """Wait for the rate limit, at most until it is cancelled."""
         self._cancelled.wait(duration_s)
         self.check()
 
     def when_done(self, callback: Callable[[Job], object]) -> None:
-        """Call it once it has ended; now, if it has."""
+        """Call it when the job has ended; at once if it has."""
         with self._lock:
             if not self.is_done:
                 self._callbacks.append(callback)
@@ -96,24 +94,23 @@ class Job:
         callback(self)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended by then."""
+        """Wait for its end; whether it has ended."""
         return self._ended.wait(timeout_s)
 
     def outcome(self) -> str:
-        """How it stands, in a sentence."""
         report = self.report
         of = "" if self.total is None else f" of {self.total:,}"
         parts = [f"{self.done:,}{of} {DONE[self.kind]}"]
         if report.failed:
             parts.append(f"{report.failed:,} failed")
         if report.gone:
-            parts.append(f"{report.gone:,} dealt with by others")
+            parts.append(f"{report.gone:,} settled by others")
         if report.interrupted:
             parts.append("cancelled")
         if self.error is not None:
             parts.append(self.error)
         elif report.gave_up:
-            parts.append("stopped, as nothing came through")
+            parts.append("stopped, as every send failed")
         return ", ".join(parts)
 
     def end(self, ended_ms: int, error: str | None) -> None:
@@ -128,7 +125,7 @@ class Job:
 
 
 class JobClock:
-    """The time for one job: its pauses end when it is cancelled."""
+    """The clock of one job: its pauses end when the job is cancelled."""
 
     def __init__(self, clock: Clock, job: Job) -> None:
         self._clock = clock
@@ -145,7 +142,7 @@ class JobClock:
 
 
 class Jobs:
-    """The jobs of this console. Any thread may use it."""
+    """The jobs of this console. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -156,13 +153,13 @@ class Jobs:
         self._is_closed = False
 
     def start(self, job: Job, place: str, begin: Callable[[Job], Work]) -> None:
-        """Run it in a thread of its own. RedriveRunningError when there is one at this place.
+        """Run it in its own thread. Raises RedriveRunningError when this store has a running one.
 
-        `begin` gives what is to be done, and is called here: what it raises, whoever begins the job is told at once.
+        `begin` returns the work. It is called here, so that what it raises reaches the caller.
         """
         with self._lock:
             if self._is_closed:
-                raise RedriveRunningError("the console is closing: begin again when it is back")
+                raise RedriveRunningError("the console is closing: start again when it is back")
             running = self._running.get(place)
             if running is not None:
                 what = "redriving" if running.kind == "redrive" else "discarding letters of"
@@ -187,7 +184,7 @@ class Jobs:
             thread.start()
 
     def all(self) -> list[Job]:
-        """Newest first: those that run, and the last that have ended."""
+        """Newest first: the running ones, and the last that have ended."""
         with self._lock:
             return list(self._jobs)
 
@@ -195,7 +192,7 @@ class Jobs:
         return next((job for job in self.all() if job.id == id), None)
 
     def close(self) -> None:
-        """Cancel what runs, and wait until it has ended."""
+        """Cancel the running jobs, and wait for their end."""
         with self._lock:
             self._is_closed = True
             running, threads = list(self._running.values()), list(self._threads.values())
@@ -209,7 +206,7 @@ class Jobs:
         try:
             job.report = work(job)
             if job.report.gave_up:
-                error = "it stopped, as nothing came through: see that the stream takes records, and redrive again"
+                error = "it stopped, as every send failed: check that the stream accepts records, and redrive again"
         except KeyboardInterrupt:
             job.report = replace(job.report, interrupted=True)
         except PenstockError as failure:

@@ -1,8 +1,8 @@
-"""Everything the console knows and does, without a page around it.
+"""Everything the console can read and do, without a page around it.
 
-Reading gives what is so, or what was last known and why there is no more. Changing takes the person who acts first,
-goes through the gate (`penstock.console.gate`), and is written down. Methods may take seconds, and may be called from
-any thread; what a user can solve is raised as a PenstockError, whose text is meant to be shown.
+Reading returns the current facts, or the last known ones with the problem. A change takes the acting person first,
+goes through the gate (`penstock.console.gate`), and is logged. Methods may take seconds, and may be called from any
+thread; what a user can solve is raised as a PenstockError, whose text is meant to be shown.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
-from penstock.abc import Clock
+from penstock.abc import Clock, Isolation
+from penstock.console.administration import Groups, Topics
 from penstock.console.audit import AuditLog
 from penstock.console.consumers import Consumers
-from penstock.console.filters import Filter
 from penstock.console.gate import changing
-from penstock.console.groups import Groups
 from penstock.console.jobs import Job, Jobs
-from penstock.console.lens import Lens
 from penstock.console.letters import Letters
-from penstock.console.link import Link
-from penstock.console.messages import Messages
-from penstock.console.outages import Outage, Outages
-from penstock.console.schemas import Schemas
-from penstock.console.sending import new_record, replayed, send
-from penstock.console.tailing import Tail
-from penstock.console.topics import Topics
+from penstock.console.link import ANSWER_S, Link
+from penstock.console.messages.filters import Filter
+from penstock.console.messages.pages import MessageReader
+from penstock.console.messages.sending import new_record, replayed, send
+from penstock.console.messages.showing import Schemas
+from penstock.console.messages.tailing import Tail
+from penstock.console.messages.view_settings import ViewSettings
 from penstock.console.views import (
     AuditLine,
     ConsumerDetail,
@@ -41,7 +39,6 @@ from penstock.console.views import (
     Difference,
     Encoding,
     GroupDetail,
-    Isolation,
     LetterDetail,
     LetterErrors,
     LetterPage,
@@ -53,32 +50,34 @@ from penstock.console.views import (
     TopicDetail,
 )
 from penstock.errors import ConfigError, PenstockError, PipelineError
-from penstock.model import DeadLetter, Happening, LetterFilter, Pointer, Record
+from penstock.model import DeadLetter, DeadLetterFilter, HistoryEntry, Pointer, Record
 from penstock.model.clock import SystemClock
 from penstock.observe.alerts import Alerting, AlertState, Mute, NotifierState, Rule
 from penstock.observe.facts import LetterFacts, PipelineFacts, Snapshot
-from penstock.observe.history import History
-from penstock.observe.pipelines import happenings
+from penstock.observe.group_moves import Move, Moved
+from penstock.observe.history.history import History
+from penstock.observe.pipelines import pipeline_events
 from penstock.observe.place import HISTORY_FILE, RULES_FILE, state_folder
 from penstock.observe.watching import Watch
-from penstock.streams import Connection, connect
-from penstock.streams.kafka.moves import Move
+from penstock.streams import Connection
+from penstock.streams.connecting import connect_for
 from penstock.streams.url import without_password
 
 logger = logging.getLogger(__name__)
 
 MOST_TAILS: Final = 100
+LOOK_S: Final = 60.0
 _IDLE_TAIL_S: Final = 120.0
-"""A tail that nobody has polled for so long belongs to a page that is gone."""
+"""A tail that was not polled for this long belongs to a page that is gone."""
 
 
 class Service:
     """What the console's pages call.
 
-    `state` is the folder for what must outlive the console: history, audit log, alerts; by default beside an embedded
-    log's records, or else in the working folder. `dead_letters`, `checkpoints` and `pipelines` say where those are
-    where that cannot be guessed (see `observe.looking.Looker`). `rules` is the file of alerts, `registry` the URL of a
-    schema registry.
+    `state` is the folder for what must survive a restart: history, audit log, alerts; by default beside an embedded
+    log's records, or else in the working folder. `dead_letters`, `checkpoints` and `pipelines` say where those are,
+    where that is not the default (see `observe.looking.Looker`). `rules` is the file of alert rules, `registry` the
+    URL of a schema registry.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Service:
         clock: Clock | None = None,
     ) -> None:
         self.url = without_password(url)
-        """Fit to be shown."""
+        """Without a password, for display."""
         self._given_url = url
         self.state = state or default_state(url)
         self._read_only = read_only
@@ -117,14 +116,15 @@ class Service:
             checkpoints=checkpoints,
             dead_letters=dead_letters,
             pipelines=pipelines,
+            timeout_s=ANSWER_S,
         )
         self._outages = Outages()
         self._watch.listen(self._outages.heard)
         self._watch.listen(self._alerting.heard)
-        self._messages = Messages(self._link, self._schemas, self._now)
+        self._messages = MessageReader(self._link, self._schemas, self._now)
         self._topics = Topics(self._link, self.snapshot, self.look_now)
         self._consumers = Consumers(self._link, checkpoints, self.snapshot, self.look_now)
-        self._groups = Groups(self._link, self.snapshot, self.look_now, self._now, self._consumers.store_of)
+        self._groups = Groups(self._link, self.snapshot, self.look_now, self._now, self._consumers.stores)
         self._letters = Letters(self._link, dead_letters, self.snapshot, self.look_now, self._clock)
         self._jobs = Jobs(self._clock)
         self._tails: list[Tail] = []
@@ -132,7 +132,7 @@ class Service:
 
     @property
     def read_only(self) -> bool:
-        """Whether it refuses every change. It is so from its beginning to its end."""
+        """Whether it refuses every change, for its whole life."""
         return self._read_only
 
     @property
@@ -140,11 +140,11 @@ class Service:
         return self._audit
 
     def start(self) -> None:
-        """Begin to watch. A broker that is away is no error: it is looked for again and again."""
+        """Start watching. An unreachable broker is not an error: the console keeps trying."""
         self._watch.start()
 
     def close(self) -> None:
-        """End everything: jobs in good order first."""
+        """Close everything: jobs in good order first."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._link.close)
             stack.callback(self._history.close)
@@ -160,18 +160,16 @@ class Service:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def snapshot(self) -> Snapshot:
-        """What was last seen, at once."""
+        """The latest snapshot, at once."""
         return self._watch.latest
 
     def look_now(self) -> Snapshot:
-        """What is so now; after some seconds without an answer, what was last seen."""
-        return self._watch.look_now()
+        """A new snapshot; after a minute without an answer, the latest."""
+        return self._watch.look_now(LOOK_S)
 
     def outage(self) -> Outage | None:
         """Since when the stream is away; None: it answers, or has not been asked yet."""
@@ -179,18 +177,17 @@ class Service:
 
     @property
     def is_known(self) -> bool:
-        """Whether the stream has answered since the console was started. What is not known is not nothing."""
+        """Whether the stream has answered since the console was started. Unknown is not empty."""
         return self._outages.is_known
 
     def series(self, kind: str, name: str, metric: str, since_ms: int, points: int = 300) -> list[tuple[int, float]]:
-        """The past of a number: see `observe.history.METRICS`."""
         return self._history.series(kind, name, metric, since_ms, points)
 
     def topic(self, name: str) -> TopicDetail:
         return self._topics.detail(name)
 
     def messages(self, query: MessageQuery) -> MessagePage:
-        """A page of messages. Bounded in records, bytes and time: it says where it stopped, and how to go on."""
+        """A page of messages. Limited in records, bytes and time: it says where it stopped, and how to continue."""
         return self._messages.page(query)
 
     def message(
@@ -205,12 +202,12 @@ class Service:
         return self._messages.detail(topic, partition, pointer, decode, isolation)
 
     def record(self, topic: str, partition: int, pointer: Pointer, isolation: Isolation = "committed") -> Record:
-        """One message as it is, for saving it to a file, or writing another one like it."""
+        """One message as it is, for saving it to a file, or producing a similar one."""
         return self._messages.record(topic, partition, pointer, isolation)
 
     def tail(self, query: MessageQuery) -> Tail:
-        """What comes to a topic from now on. Who opened it closes it; one that nobody polls is closed in the end."""
-        tail = Tail(self._link, query, Lens(query, self._schemas, self._now()))
+        """New messages of a topic. The caller closes it; one that is not polled is closed eventually."""
+        tail = Tail(self._link, query, ViewSettings(query, self._schemas, self._now()))
         with self._tails_lock:
             stale = [each for each in self._tails if time.monotonic() - each.polled_s > _IDLE_TAIL_S]
             for each in stale:
@@ -223,7 +220,7 @@ class Service:
         return tail
 
     def check_expression(self, expression: str) -> None:
-        """FilterError, with the place of the mistake, when it cannot be understood."""
+        """Raise FilterError, with the position of the mistake, for a bad expression."""
         if expression.strip():
             Filter(expression, self._now())
 
@@ -231,7 +228,6 @@ class Service:
         return self._groups.detail(name)
 
     def consumers(self) -> list[ConsumerFacts]:
-        """The groups of the library."""
         return self._consumers.all()
 
     def consumer(self, group: str) -> ConsumerDetail:
@@ -239,18 +235,18 @@ class Service:
 
     def history_of(
         self, group: str, topic: str, partition: int, pointer: Pointer | None, limit: int = 200
-    ) -> list[Happening]:
-        """What happened to a record, or in a partition, oldest first."""
+    ) -> list[HistoryEntry]:
+        """The history of a record or a partition, oldest first."""
         return self._consumers.history(group, topic, partition, pointer, limit)
 
-    def letter_places(self) -> list[LetterFacts]:
-        return self._letters.places()
+    def dead_letter_stores(self) -> list[LetterFacts]:
+        return self._letters.stores()
 
-    def letters(self, spec: str, which: LetterFilter, limit: int = 100, after: str | None = None) -> LetterPage:
+    def letters(self, spec: str, which: DeadLetterFilter, limit: int = 100, after: str | None = None) -> LetterPage:
         return self._letters.page(spec, which, limit, after)
 
     def letter(self, spec: str, id: str) -> LetterDetail:
-        return self._letters.detail(spec, id, self._happenings_of)
+        return self._letters.detail(spec, id, self._history_of_letter)
 
     def letter_record(self, spec: str, id: str) -> Record:
         """The record of a letter as it is, for saving it to a file."""
@@ -259,12 +255,11 @@ class Service:
     def letter_errors(self, spec: str) -> LetterErrors:
         return self._letters.errors(spec)
 
-    def count_letters(self, spec: str, which: LetterFilter) -> int:
-        """How many letters a redrive of these would send, as of now."""
+    def count_letters(self, spec: str, which: DeadLetterFilter) -> int:
+        """How many letters a redrive of these would send now."""
         return self._letters.count(spec, which)
 
     def compare_letters(self, spec: str, left: str, right: str) -> list[Difference]:
-        """Where two letters differ."""
         return self._letters.compare(spec, left, right)
 
     def pipelines(self) -> list[PipelineFacts]:
@@ -276,10 +271,10 @@ class Service:
         if facts is None:
             there = ", ".join(sorted(self.snapshot().pipelines)) or "none"
             raise PipelineError(f"there is no pipeline {name!r} in the folder that is looked at; there are: {there}")
-        return PipelineDetail(facts, tuple(happenings(Path(facts.folder))))
+        return PipelineDetail(facts, tuple(pipeline_events(Path(facts.folder))))
 
     def alerts(self) -> list[AlertState]:
-        """What needs attention first comes first."""
+        """All alerts: what needs attention first comes first."""
         return self._alerting.states()
 
     def rules(self) -> list[Rule]:
@@ -292,15 +287,14 @@ class Service:
         return self._alerting.notifiers()
 
     def alerting_problem(self) -> str | None:
-        """What is wrong with alerting itself; None: nothing."""
+        """What is wrong with alerting itself, or None."""
         return self._alerting.problem
 
     def audit(self, limit: int = 200) -> list[AuditLine]:
-        """The newest changes, newest first."""
         return self._audit.lines(limit)
 
     def jobs(self) -> list[Job]:
-        """Redrives and discardings: those that run, and the last that have ended, newest first."""
+        """Redrives and discardings: the running ones, and the last that have ended, newest first."""
         return self._jobs.all()
 
     def plan_reset(self, group: str, to: str, topics: Sequence[str] = (), partitions: Sequence[int] = ()) -> list[Move]:
@@ -319,14 +313,14 @@ class Service:
         encoding: Encoding = "text",
         key_encoding: Encoding = "text",
     ) -> tuple[int, Pointer]:
-        """Send a message, and give its partition and pointer. The encodings are how value and key are written here."""
+        """Send a message, and return its partition and offset. The encodings say how value and key are given."""
         return send(self._link, new_record(topic, key, value, headers, partition, encoding, key_encoding))
 
     @changing
     def replay(
         self, by: Person, topic: str, partition: int, pointer: Pointer, to: str | None = None
     ) -> tuple[int, Pointer]:
-        """Send a message once more, to its own topic or another. Gives the partition and pointer of the new one."""
+        """Replay a message to its own topic or another. Returns the partition and offset of the new one."""
         return send(self._link, replayed(self._messages.record(topic, partition, pointer, "committed"), to))
 
     @changing
@@ -343,7 +337,7 @@ class Service:
         changes: Mapping[str, str | None] | None = None,
         partitions: int | None = None,
     ) -> None:
-        """Change settings, None being the broker's default, and give a topic more partitions, so many in all."""
+        """Change settings (None: the broker's default), and the total number of partitions."""
         self._topics.alter(name, changes or {}, partitions)
 
     @changing
@@ -353,52 +347,52 @@ class Service:
     @changing
     def reset(
         self, by: Person, group: str, to: str, topics: Sequence[str] = (), partitions: Sequence[int] = ()
-    ) -> list[Move]:
-        """Move a group without members: see `plan_reset`."""
+    ) -> Moved:
+        """Move a group without members, where its progress is kept: see `plan_reset`."""
         return self._groups.reset(group, to, topics, partitions)
 
     @changing
-    def delete_group(self, by: Person, group: str) -> None:
-        """Forget a group without members, and what it has committed."""
-        self._groups.delete(group)
+    def delete_group(self, by: Person, group: str) -> str:
+        """Delete a group without members: its checkpoints and committed offsets. Returns where they were."""
+        return self._groups.delete(group)
 
     @changing
     def redrive(
         self,
         by: Person,
         spec: str,
-        which: LetterFilter,
+        which: DeadLetterFilter,
         *,
         to: str | None = None,
         rate_per_s: float | None = None,
         limit: int | None = None,
     ) -> Job:
-        """Send letters again, in a thread. RedriveRunningError while somebody else does so at this place, here or in
-        another process."""
+        """Send letters again, in a thread. Raises RedriveRunningError while another redrive runs at this store, here
+        or in another process."""
         if rate_per_s is not None and not 0 < rate_per_s < float("inf"):
-            raise ConfigError(f"a rate is more than 0 in a second, and {rate_per_s} is not; leave it away for no limit")
+            raise ConfigError(f"rate {rate_per_s} must be positive; omit it for no limit")
         if limit is not None and limit < 1:
-            raise ConfigError(f"a limit is a number of letters, and {limit} is not")
+            raise ConfigError(f"limit {limit} must be an integer >= 1")
         job = Job(spec, by, self._clock.wall_ms(), to=to, rate_per_s=rate_per_s, limit=limit)
         self._jobs.start(job, self._letters.place_of(spec), lambda job: self._letters.redriving(job, which))
         return job
 
     @changing
     def cancel(self, by: Person, job_id: str) -> None:
-        """End a redrive or a discarding in good order. What it has not come to stays waiting."""
+        """End a redrive or a discarding in good order. Its remaining letters stay waiting."""
         job = self._jobs.find(job_id)
         if job is None:
-            raise ConfigError(f"there is no redrive {job_id!r} any more")
+            raise ConfigError(f"redrive {job_id!r} no longer exists")
         job.cancel()
 
     @changing
     def discard(self, by: Person, spec: str, ids: Collection[str], reason: str) -> int:
-        """Mark letters as not needed, and give how many were not before. The reason is kept in the audit log."""
+        """Mark letters as not needed, and return how many were changed. The reason goes into the audit log."""
         return self._letters.discard(spec, ids, reason)
 
     @changing
-    def discard_matching(self, by: Person, spec: str, which: LetterFilter, reason: str) -> Job:
-        """Mark all letters that match and wait as not needed, in a thread, however many they are."""
+    def discard_matching(self, by: Person, spec: str, which: DeadLetterFilter, reason: str) -> Job:
+        """Mark all matching letters that wait as not needed, in a thread."""
         job = Job(spec, by, self._clock.wall_ms(), kind="discard")
         self._jobs.start(job, self._letters.place_of(spec), lambda job: self._letters.discarding(job, which, reason))
         return job
@@ -413,34 +407,65 @@ class Service:
 
     @changing
     def mute(self, by: Person, name: str, until_ms: int, subject: str = "*") -> None:
-        """Tell nobody of alerts by this rule until then; a time that has passed: tell again from now on."""
+        """Send nothing about this rule's alerts until then. A time in the past ends the mute."""
         self._alerting.mute(name, until_ms, subject)
 
     @changing
     def test_notifier(self, by: Person, name: str) -> str | None:
-        """Have a notifier say that it works. Gives what was wrong all the same."""
+        """Send a test message through a notifier. Returns partial problems."""
         return self._alerting.test(name)
 
-    def _happenings_of(self, letter: DeadLetter) -> list[Happening]:
-        """What a checkpoint store remembers of a letter's record. Nothing where none can be asked."""
+    def _history_of_letter(self, letter: DeadLetter) -> list[HistoryEntry]:
+        """The history of a letter's record in a checkpoint store. Empty when no store can be asked."""
         record = letter.record
         try:
             return self.history_of(letter.group, record.topic, record.partition, record.offset)
         except PenstockError as error:
-            logger.info("what happened to dead letter %s is not known: %s", letter.id, error)
+            logger.info("the history of dead letter %s is unknown: %s", letter.id, error)
             return []
 
     def _watching_connection(self) -> Connection:
-        """A connection for the watching thread alone, so that nobody who asks something waits for it."""
-        return connect(self._given_url, client_id="penstock-watch", connect_timeout_s=5.0)
+        """A connection for the watching thread alone, so that requests do not wait for it."""
+        return connect_for(self._given_url, client_id="penstock-watch", connect_timeout_s=ANSWER_S)
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._clock.wall_ms() / 1000, datetime.UTC)
 
 
 def default_state(url: str) -> Path:
-    """Where the console keeps what must outlive it, when nobody says."""
     folder = state_folder(url)
     if folder is not None:
         return folder
-    raise ConfigError(f"the console cannot look into {without_password(url)}: give it log:FOLDER or kafka://HOST:PORT")
+    raise ConfigError(f"the console does not support {without_password(url)}: use log:FOLDER or kafka://HOST:PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    since_ms: int
+    """When the first request failed."""
+    known_ms: int | None
+    """When it last answered; None: not since the console was started, so nothing is known."""
+
+
+class Outages:
+    """Follows the snapshots of a watch."""
+
+    def __init__(self) -> None:
+        self._known_ms: int | None = None
+        self._now: Outage | None = None
+
+    @property
+    def now(self) -> Outage | None:
+        """None: the stream answers, or has not been asked yet."""
+        return self._now
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the stream has ever answered: until then, empty facts mean nothing."""
+        return self._known_ms is not None
+
+    def heard(self, snapshot: Snapshot) -> None:
+        if snapshot.problem is None:
+            self._known_ms, self._now = snapshot.at_ms, None
+        elif self._now is None:
+            self._now = Outage(snapshot.at_ms, self._known_ms)

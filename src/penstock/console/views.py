@@ -1,7 +1,7 @@
-"""What the console's service gives out: pure data, ready to be shown, with nothing of the web in it.
+"""What the console's service returns: pure data, ready to be shown, independent of the web.
 
-Texts stand here as they are: a key with script tags in it is given with its script tags, and whoever shows it escapes
-it. Facts that others share (lag, sizes, rates) are those of `penstock.observe.facts`.
+Texts are unescaped: a key with script tags is returned with its script tags, and the page escapes it. Shared facts
+(lag, sizes, rates) are those of `penstock.observe.facts`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock.model import Checkpoint, Happening, Lease, LetterState, Pointer
+from penstock.abc import Isolation
+from penstock.model import Checkpoint, HistoryEntry, Lease, LetterState, Pointer
+from penstock.model.administration import ConfigValue, Member
 from penstock.observe.facts import GroupFacts, PipelineFacts, TopicFacts
-from penstock.observe.pipelines import PipelineHappening
-from penstock.streams.kafka.topics import ConfigValue
+from penstock.observe.pipelines import PipelineEvent
 
 Decode = Literal["auto", "json", "text", "number", "hex", "base64", "msgpack", "avro"]
-"""How bytes are shown. "auto" finds out what they look like; the others are tried, and fall back to hex."""
+"""How to show bytes. "auto" detects the format; the others are tried, and fall back to hex."""
 
-Isolation = Literal["committed", "uncommitted"]
 Encoding = Literal["text", "json", "hex", "base64"]
 """How a person has written the bytes to produce."""
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who acts, for the audit log."""
+    """The acting person, for the audit log."""
 
     name: str
     """"local" without a login, else the login's name, or "token"."""
@@ -34,22 +34,19 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bytes as a person can read them. Control characters, and marks that turn the direction of text, can be seen."""
+    """Bytes in readable form. Control characters and direction marks are made visible."""
 
     text: str
     form: str
     """json, text, number, hex, base64, null, empty, msgpack, avro, registry, ..."""
     is_cut: bool
-    """Whether `text` is only the beginning."""
     size_bytes: int
     note: str | None = None
-    """What else is to be said: the id of the schema, or why it could not be decoded as it was asked for."""
+    """A remark: the id of the schema, or why it could not be decoded as requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageQuery:
-    """Which messages are wanted, from where on."""
-
     topic: str
     position: str = "latest-100"
     """latest-N: the newest N of all partitions; or what `Position.parse` takes: earliest, latest, an offset (42), a
@@ -57,12 +54,12 @@ class MessageQuery:
     partition: int | None = None
     limit: int = 100
     search: str = ""
-    """Text that stands in the key, the value or a header, whatever its case."""
+    """Text in the key, the value or a header, case-insensitive."""
     expression: str = ""
-    """A filter: see `penstock.console.filters`."""
+    """A filter: see `penstock.console.messages.filters`."""
     decode: Decode = "auto"
     cursor: str | None = None
-    """Where a page before this one ended: `MessagePage.cursor` or `.before`. It wins over `position`."""
+    """Where another page ended: `MessagePage.cursor` or `.before`. It overrides `position`."""
     isolation: Isolation = "committed"
 
 
@@ -77,25 +74,23 @@ class MessageRow:
     key: Shown
     value: Shown
     headers: tuple[tuple[str, Shown], ...]
-    """The first hundred; of a message on its own, the first thousand."""
+    """The first hundred; of a single message, the first thousand."""
     size_bytes: int
     header_count: int
-    """How many there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessagePage:
-    """Messages that match, oldest first by time, as far as they were looked for."""
+    """Matching messages, oldest first by time, as far as the search went."""
 
     rows: tuple[MessageRow, ...]
     cursor: str | None
-    """Goes on with newer messages; None at the present end."""
+    """Continues with newer messages; None at the current end."""
     before: str | None
     """Goes back to older ones; None at the beginning."""
     scanned: int
-    """How many records were looked at."""
     is_complete: bool
-    """Whether the page is full or the end was reached; if not, the search was stopped by its bounds: see `note`."""
+    """Whether the page is full or the end was reached; if not, the search hit its limits: see `note`."""
     note: str | None = None
     """Where the search stopped and why, in a sentence, with what to do."""
 
@@ -107,7 +102,7 @@ class MessageDetail:
     row: MessageRow
     start: Pointer
     end: Pointer
-    """What the partition holds now, to go to the message before or behind."""
+    """The partition's current offsets, to go to the previous or next message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +112,13 @@ class TopicDetail:
     groups: tuple[GroupFacts, ...]
     """Those that read it."""
     problem: str | None = None
-    """Why the broker could not be asked: what stands here is what was last known."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberFacts:
-    id: str
-    client_id: str
-    host: str
-    partitions: tuple[tuple[str, int], ...]
-    """Topics and partitions that it has."""
+    """Why the broker could not be asked: the facts are then the last known ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDetail:
     facts: GroupFacts
-    members: tuple[MemberFacts, ...]
+    members: tuple[Member, ...]
     assignor: str
     problem: str | None = None
 
@@ -143,32 +129,28 @@ class ConsumerFacts:
 
     group: str
     store: str
-    """The URL of the checkpoint store that knows it, without passwords."""
+    """The URL of its checkpoint store, without passwords."""
     topics: tuple[str, ...]
     partitions: int
     in_flight: int
     """Records that were read and are not finished."""
     failing: int
-    """Of these, records that have failed and will be tried again."""
+    """Of these, records that have failed and will be retried."""
     processed: int
     delivered: int
     restarts: int
     saved_ms: int
-    """When it last saved a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPartition:
-    """The checkpoint of a group on one partition."""
-
     topic: str
     partition: int
     checkpoint: Checkpoint
     lease: Lease | None
-    """Who may write it."""
     in_flight: int
     finished_ahead: int
-    """Records that are finished beyond the first that is not."""
+    """Finished records beyond the first unfinished one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +160,11 @@ class ConsumerDetail:
     leases: tuple[Lease, ...]
     """The group's other leases: its members."""
     has_history: bool
-    """Whether the store remembers what happened to each record: see `Service.history_of`."""
+    """Whether the store keeps the history of each record: see `Service.history_of`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterRow:
-    """A dead letter in a list."""
-
     id: str
     group: str
     topic: str
@@ -212,23 +192,21 @@ class LetterPage:
 
 @dataclass(frozen=True, slots=True)
 class LetterDetail:
-    """One dead letter, whole."""
-
     row: LetterRow
     """With texts cut at 1 MB only."""
     headers: tuple[tuple[str, Shown], ...]
     traceback: str
     handler_version: str
-    happenings: tuple[Happening, ...]
-    """What happened to its record, where a checkpoint store remembers."""
+    history: tuple[HistoryEntry, ...]
+    """The history of its record, where a checkpoint store keeps one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterErrors:
-    """How often each kind of error stands among the letters that wait."""
+    """How often each kind of error occurs among the waiting letters."""
 
     counts: tuple[tuple[str, int], ...]
-    """Kinds of error with the number of letters, most first."""
+    """Kinds of error with their numbers of letters, most frequent first."""
     is_complete: bool
     """Whether all letters were counted; if not, only the first `counted` of them."""
     counted: int
@@ -236,20 +214,17 @@ class LetterErrors:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two letters differ."""
-
     path: str
     """Such as error, key, header.trace, value.customer.name."""
     left: str | None
-    """None: it is not there at all."""
+    """None: it does not exist."""
     right: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineDetail:
     facts: PipelineFacts
-    happenings: tuple[PipelineHappening, ...]
-    """Newest first."""
+    events: tuple[PipelineEvent, ...]
 
 
 Outcome = Literal["done", "failed", "under way", "unknown"]
@@ -257,8 +232,6 @@ Outcome = Literal["done", "failed", "under way", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """One change that somebody made, or tried to make."""
-
     id: str
     at_ms: int
     who: str
@@ -267,7 +240,7 @@ class AuditLine:
     """The name of the service's method: produce, create_topic, reset, ..."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     outcome: Outcome = "under way"
-    """unknown: the console ended before it could tell."""
+    """unknown: the console ended before it could record it."""
     text: str = ""
-    """What came of it, or the error."""
+    """The result, or the error."""
     ended_ms: int | None = None

@@ -1,16 +1,16 @@
-"""Consuming: records come in batches, go out to handlers in the order that was asked for, and what became of each is
-tracked, saved, and told. What cannot be handled ends up with the dead letters.
+"""Consuming: read records in batches, call handlers in the chosen order, track and save the outcome of each record.
 
-A `HandlerConsumer` is one handler on one topic, which `App` makes; a `Consumer` gives the records to whoever asks. Both
-read any stream, keep their checkpoints in any store, and share the work with the other members of their group.
+Records that cannot be handled become dead letters. A `HandlerConsumer` runs one handler on one topic, and `App` creates
+them; a `Consumer` is polled by its user. Both read any stream, save their checkpoints in any store, and divide the work
+with the other members of their group.
 """
 
 from __future__ import annotations
 
-from penstock.consuming.breaker import Breaker
+from penstock.consuming.circuit_breaker import CircuitBreaker
+from penstock.consuming.consumer import Consumer
 from penstock.consuming.context import Context
-from penstock.consuming.deadlines import within
-from penstock.consuming.pull import Consumer
-from penstock.consuming.retry import Retry
+from penstock.consuming.deadlines.parallel import within
+from penstock.model.retry import Retry
 
-__all__ = ["Breaker", "Consumer", "Context", "Retry", "within"]
+__all__ = ["CircuitBreaker", "Consumer", "Context", "Retry", "within"]

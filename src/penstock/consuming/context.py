@@ -1,36 +1,48 @@
-"""What a handler may ask for beside the value: the record, which attempt it is, state, and the transaction."""
+"""What a handler can ask for besides the value: the record, the attempt, state, and the transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import msgspec
 
 from penstock.abc import StoreTransaction
 from penstock.errors import ConfigError, HandlerError
 from penstock.model import NewRecord, Record
+from penstock.serde import topic_of
 
 if TYPE_CHECKING:
-    from penstock.serde import Topic
+    from penstock.serde import SendOptions, Topic
+
+T = TypeVar("T")
 
 
 class Calling:
-    """What all contexts of a handler have in common."""
+    """What all contexts of a handler share."""
 
-    __slots__ = ("group", "id_of")
+    __slots__ = ("group", "handler", "id_of", "provide")
 
-    def __init__(self, group: str, id_of: Callable[[Record], str | None] | None) -> None:
+    def __init__(
+        self,
+        group: str,
+        id_of: Callable[[Record], str | None] | None,
+        provide: Callable[[Topic[Any]], None],
+        handler: str = "",
+    ) -> None:
         self.group = group
         self.id_of = id_of
+        self.handler = handler
+        self.provide = provide
+        """Creates a topic that declares its number of partitions, if it does not exist."""
 
 
 class Context:
-    """One record in the hands of a handler. It is of no use once the handler has returned.
+    """One record being handled. Do not use it after the handler has returned.
 
-    There is one for each record, and most handlers ask it for one thing: so all else is made when it is asked for.
+    Every record gets one and most handlers use one attribute, so everything else is created on first use.
     """
 
     __slots__ = (
@@ -60,7 +72,7 @@ class Context:
         self._batch = batch
         self._index = index
         self.attempt = attempt
-        """1 when this record is tried for the first time, as far as is known."""
+        """1 for the first known attempt at this record."""
         self.transaction_of = transaction_of
         self.fork: Callable[[str | Topic[Any], Any, object], None] | None = None
         self._store = store
@@ -76,7 +88,7 @@ class Context:
         return self._record
 
     def records(self, count: int) -> Sequence[Record]:
-        """The record and those behind it in its batch, `count` together: those that a batch handler has in hand."""
+        """This record and the ones after it in its batch, `count` in all: the input of a batch handler."""
         return (self.record,) if count == 1 else self._batch[self._index : self._index + count]
 
     @property
@@ -84,13 +96,18 @@ class Context:
         return self._calling.group
 
     @property
+    def handler(self) -> str:
+        """The name of the handler."""
+        return self._calling.handler
+
+    @property
     def idempotency_key(self) -> str | None:
-        """The record's idempotency key, to hand on to systems that refuse to do one thing twice."""
+        """The record's idempotency key, for systems that deduplicate requests."""
         return None if self._calling.id_of is None else self._calling.id_of(self.record)
 
     @property
     def outputs(self) -> list[NewRecord]:
-        """What was sent through it."""
+        """Records sent through this context."""
         if self._outputs is None:
             self._outputs = []
         return self._outputs
@@ -102,45 +119,55 @@ class Context:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is kept for the key of this record: a dictionary, empty at first. Change it as you like.
+        """The state of this record's key: a dictionary, empty at first, that the handler may change.
 
-        It is saved together with the checkpoint, when the handler has returned, and only then. Names are text, values
-        anything that msgpack can express.
+        It is saved with the checkpoint after the handler has returned. Names are strings, values anything msgpack can
+        encode.
         """
         if self._state is None:
             if self._store is None:
-                raise HandlerError("there is no state here: it needs order='partition' or 'key', and no processes")
+                raise HandlerError("ctx.state needs order='partition' or 'key', and no processes")
             self._encoded = self._store.get(self.record.key or b"")
             self._state = {} if self._encoded is None else msgspec.msgpack.decode(self._encoded)
         return self._state
 
-    def send(self, topic: str | Topic[Any], value: Any, key: object = None, **more: Any) -> None:
-        """Send a record once this one is finished, with the guarantee of the handler; not at all if that fails."""
-        from penstock.serde import topic_of
+    @overload
+    def send(self, topic: Topic[T], value: T | None, key: object = None, **options: Unpack[SendOptions]) -> None: ...
 
-        self.outputs.append(topic_of(topic).new_record(value, key, **more))
+    @overload
+    def send(self, topic: str, value: object, key: object = None, **options: Unpack[SendOptions]) -> None: ...
+
+    def send(self, topic: str | Topic[Any], value: object, key: object = None, **options: Unpack[SendOptions]) -> None:
+        """Send a record when this one is finished, with the handler's guarantee. A failed attempt sends nothing."""
+        declared = topic_of(topic)
+        self.outputs.append(declared.new_record(value, key, **options))
+        if declared.partitions is not None:
+            self._calling.provide(declared)
 
     def emit(self, stage: str | Topic[Any], value: Any, key: object = None) -> None:
-        """Give a task to a stage of the app, or to a topic that it handles: this record is finished when that task,
-        and all that it leads to, is; and it is tried again when one of them fails for good, or takes too long."""
+        """Give a task to a stage of the app, or to a topic that the app handles.
+
+        This record is finished when that task and all that follow from it are. It is retried when one of them fails
+        for good or takes too long.
+        """
         if self.fork is None:
-            raise HandlerError(f"there is no stage {str(stage)!r} here: declare one with @app.stage({str(stage)!r})")
+            raise HandlerError(f"there is no stage {str(stage)!r}: declare one with @app.stage({str(stage)!r})")
         self.fork(stage, value, key)
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """The database, inside the transaction in which this record's checkpoint is saved: both happen, or neither.
+        """Open a block inside the database transaction that also saves this record's checkpoint: both or neither.
 
-        It gives the database's own connection. When the block is left with an error, what was done in it is undone.
+        Yields the database's own connection. An error that leaves the block rolls back what was done in it.
         """
         if self.transaction_of is None:
             raise HandlerError(
-                "there is no transaction here: it needs guarantee='exactly-once' and checkpoints in SQLite or "
+                "ctx.transaction() needs guarantee='exactly-once' and checkpoints in SQLite or "
                 "PostgreSQL, such as App(..., checkpoints='sqlite:./orders.db')"
             )
         return self.transaction_of
 
     def changed_state(self) -> tuple[bytes, bytes | None] | None:
-        """The key and the state to save for it, None when it is empty now; nothing when it has not changed."""
+        """The key and its state to save, where None deletes it; None when nothing changed."""
         if self._state is None:
             return None
         key = self.record.key or b""
@@ -152,24 +179,23 @@ class Context:
 
 
 class TransactionOfRecord:
-    """The part of a transaction that belongs to one record.
+    """One record's part of a transaction that many records share.
 
-    Many records share one transaction. While each of them is alone in its own part, a failure can be undone without
-    touching the others; that costs a savepoint, so at first it is done without, and `broken` says that it must be done
-    again with.
+    With a savepoint, an error in one part does not affect the others. Savepoints cost a round trip, so the first try
+    goes without them; `broken` then says that the transaction must be repeated with savepoints.
     """
 
-    __slots__ = ("_careful", "_savepoints", "_transaction", "broken")
+    __slots__ = ("_savepoints", "_transaction", "_with_savepoints", "broken")
 
-    def __init__(self, transaction: StoreTransaction, careful: bool) -> None:
+    def __init__(self, transaction: StoreTransaction, with_savepoints: bool) -> None:
         self._transaction = transaction
-        self._careful = careful
+        self._with_savepoints = with_savepoints
         self._savepoints: list[AbstractContextManager[None]] = []
         self.broken = False
 
     def __enter__(self) -> Any:
-        """The database's own connection. Blocks may be one in the other."""
-        if self._careful:
+        """Return the database's own connection. Blocks may be nested."""
+        if self._with_savepoints:
             savepoint = self._transaction.savepoint()
             savepoint.__enter__()
             self._savepoints.append(savepoint)

@@ -1,20 +1,20 @@
-"""Where checkpoints are kept when nobody says: beside the stream, where every member of the group can reach them."""
+"""The default checkpoint store: the stream's own, which every member of the group can reach."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
-from penstock.abc import CheckpointStore, Feature, Streams
+from penstock.abc import CheckpointStore, Feature, HasCheckpoints, Stream
 from penstock.checkpoints.opening import open_store
 from penstock.consuming.handlers import Handler
 from penstock.consuming.options import ConsumerOptions
 from penstock.errors import ConfigError
-from penstock.model import Guarantee
+from penstock.model import Checkpoint, CheckpointKey, Guarantee, HistoryEntry, Pointer
+from penstock.streams.capability import capability
 
-LOG_CHECKPOINTS: Final = "checkpoints.sqlite"
-"""The file, in the data folder of an embedded log, that keeps the checkpoints of its consumers."""
+Checkpoints = Mapping[int, Checkpoint]
+"""The checkpoints of a group in one topic, by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,46 +24,48 @@ class Opened:
     store: CheckpointStore
     is_ours: bool
 
+    def history(self, key: CheckpointKey, pointer: Pointer | None, limit: int) -> Sequence[HistoryEntry]:
+        """The history of a record, or of a partition, oldest first. ConfigError when the store keeps none."""
+        if Feature.HISTORY not in self.store.features:
+            raise ConfigError(f"{type(self.store).__name__} has no {Feature.HISTORY}")
+        return self.store.history(key, pointer, limit)
+
     def close(self) -> None:
         if self.is_ours:
             self.store.close()
 
 
 def open_checkpoints(
-    given: str | CheckpointStore | None,
-    streams: Streams,
-    handler: Handler,
-    options: ConsumerOptions,
+    given: str | CheckpointStore | None, streams: Stream, handler: Handler, options: ConsumerOptions
 ) -> Opened:
     """The store that was given, or the one that goes with the stream."""
     if given is None:
         by_stream = options.guarantee is Guarantee.EXACTLY_ONCE and handler.to is not None
         return Opened(default_store(streams, in_the_stream=by_stream), is_ours=True)
     if isinstance(given, str):
-        if given.rstrip("/") == "kafka:":
-            return Opened(_kafka_store(streams), is_ours=True)
-        return Opened(open_store(given), is_ours=True)
+        return Opened(open_store(given, streams), is_ours=True)
+    if not all(callable(getattr(given, name, None)) for name in ("load", "save", "claim", "leases", "release")):
+        raise ConfigError(
+            f"checkpoints={given!r} is not a checkpoint store: pass a URL, such as 'sqlite:./checkpoints.db', or an "
+            "object with the methods of penstock.abc.CheckpointStore"
+        )
     return Opened(given, is_ours=False)
 
 
-def default_store(streams: Streams, *, in_the_stream: bool) -> CheckpointStore:
-    """SQLite in the folder of an embedded log, which all its clients share; in the brokers for other Kafkas."""
-    scheme, _, rest = streams.url.partition(":")
-    if scheme == "memory":
-        return open_store("memory:")
-    if scheme == "log" and not in_the_stream:
-        return open_store(f"sqlite:{Path(rest).expanduser().absolute() / LOG_CHECKPOINTS}")
-    if Feature.TRANSACTIONS in streams.features:
-        return _kafka_store(streams)
-    raise ConfigError(
-        f"say where checkpoints are kept: checkpoints='sqlite:./checkpoints.db'; {streams.url} has no place"
-    )
+def checkpoints_of_topic(opened: Opened, group: str, topic: str) -> Checkpoints:
+    """The checkpoints of a group in one topic. Closes the store."""
+    try:
+        found = opened.store.checkpoints(group)
+        return {key.partition: checkpoint for key, checkpoint in found.items() if key.topic == topic}
+    finally:
+        opened.close()
 
 
-def _kafka_store(streams: Streams) -> CheckpointStore:
-    from penstock.checkpoints.kafka import KafkaCheckpoints
-    from penstock.streams import Connection
-
-    if not isinstance(streams, Connection):
-        raise ConfigError(f"checkpoints='kafka:' needs a Kafka stream; {streams.url} is none")
-    return KafkaCheckpoints(streams)
+def default_store(streams: Stream, *, in_the_stream: bool) -> CheckpointStore:
+    """Where the stream itself says that checkpoints are kept. ConfigError when it has no place for them."""
+    beside = capability(streams, HasCheckpoints)
+    if beside is None:
+        raise ConfigError(
+            f"pass checkpoints=, such as 'sqlite:./checkpoints.db': {streams.url} has no place for checkpoints"
+        )
+    return open_store(beside.checkpoint_url(in_stream=in_the_stream), streams)

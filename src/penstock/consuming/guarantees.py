@@ -1,18 +1,18 @@
-"""Guarantees: what each rests on, and whether the parts that were chosen can give it together."""
+"""Guarantees: how each is kept, and whether the chosen stream, store and handler can keep it."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-from penstock.abc import CheckpointStore, Feature, Stream, TransactionalStore
+from penstock.abc import CheckpointStore, Feature, TopicStream, TransactionalStore
 from penstock.consuming.handlers import Handler, Wants
 from penstock.consuming.options import ConsumerOptions
 from penstock.errors import GuaranteeError
-from penstock.model import Guarantee, Order
+from penstock.model import Guarantee, Ordering
 
 
-class Means(Enum):
-    """How effects and checkpoint are kept together."""
+class CommitMode(Enum):
+    """How effects and checkpoint are committed together."""
 
     CHECKPOINT = "the checkpoint alone"
     SQL = "effect and checkpoint in one SQL transaction"
@@ -20,33 +20,35 @@ class Means(Enum):
     KEY = "an idempotency key"
 
 
-def means_of(handler: Handler, options: ConsumerOptions, store: CheckpointStore, stream: Stream) -> Means:
+def commit_mode_of(
+    handler: Handler, options: ConsumerOptions, store: CheckpointStore, stream: TopicStream
+) -> CommitMode:
     """How the guarantee is kept. GuaranteeError says what is missing."""
     if options.idempotency_key is not None and Feature.DEDUPLICATION not in store.features:
         raise GuaranteeError(
-            f"{handler.name}: an idempotency key needs a store that remembers it; {type(store).__name__} has no "
+            f"{handler.name}: idempotency_key needs a store that remembers keys; {type(store).__name__} has no "
             f"{Feature.DEDUPLICATION}"
         )
     if options.guarantee is not Guarantee.EXACTLY_ONCE:
-        return Means.CHECKPOINT
+        return CommitMode.CHECKPOINT
     if options.processes:
-        raise GuaranteeError(f"{handler.name}: exactly-once does not go with processes=True: use threads")
+        raise GuaranteeError(f"{handler.name}: exactly-once does not work with processes=True: use threads")
     if handler.to is not None:
         return _by_stream(handler, store, stream)
     if options.idempotency_key is not None:
-        return Means.KEY
+        return CommitMode.KEY
     if isinstance(store, TransactionalStore) and Feature.TRANSACTIONS in store.features:
         if Wants.CONTEXT not in handler.wants:
             raise GuaranteeError(
                 f"{handler.name}: for exactly-once its effect must be in the transaction of its checkpoint: take a "
-                "Context, and do it in `with ctx.transaction() as db`; or declare idempotency_key, or to=TOPIC"
+                "Context and use `with ctx.transaction() as db`; or pass idempotency_key, or to=TOPIC"
             )
         if handler.is_async:
             raise GuaranteeError(
-                f"{handler.name} is async: exactly-once in an SQL transaction needs a plain def, as its database "
+                f"{handler.name} is async: exactly-once in an SQL transaction needs a plain def, because the database "
                 "connection belongs to one thread"
             )
-        return Means.SQL
+        return CommitMode.SQL
     raise GuaranteeError(
         f"{handler.name}: exactly-once needs one of: checkpoints in the database of the effect "
         "(checkpoints='sqlite:./orders.db' or 'postgresql://...', and `with ctx.transaction() as db`); to=TOPIC on a "
@@ -55,7 +57,7 @@ def means_of(handler: Handler, options: ConsumerOptions, store: CheckpointStore,
     )
 
 
-def _by_stream(handler: Handler, store: CheckpointStore, stream: Stream) -> Means:
+def _by_stream(handler: Handler, store: CheckpointStore, stream: TopicStream) -> CommitMode:
     if Feature.TRANSACTIONS not in stream.features:
         raise GuaranteeError(
             f"{handler.name}: exactly-once from topic to topic needs transactions, and the stream of {stream.topic!r} "
@@ -64,27 +66,27 @@ def _by_stream(handler: Handler, store: CheckpointStore, stream: Stream) -> Mean
     if not hasattr(store, "begin"):
         raise GuaranteeError(
             f"{handler.name}: exactly-once from topic to topic keeps its checkpoints in the stream itself, in the "
-            "transaction of the outputs: leave `checkpoints` away for this handler, or say checkpoints='kafka:'"
+            "transaction of the outputs: omit `checkpoints` for this handler, or pass checkpoints='kafka:'"
         )
-    return Means.STREAM
+    return CommitMode.STREAM
 
 
 def check_batch(handler: Handler) -> None:
-    """GuaranteeError for a handler of batches that cannot be one."""
+    """Raise GuaranteeError for a batch handler that is not supported."""
     if handler.is_async and handler.batch is not None:
-        raise GuaranteeError(f"{handler.name} is async and takes batches: that is not supported; take one value")
+        raise GuaranteeError(f"{handler.name} is async and takes batches, which is not supported: take one value")
 
 
 def check_snapshots(handler: Handler, options: ConsumerOptions, store: CheckpointStore, wanted: bool) -> None:
-    """GuaranteeError when a handler's own state cannot be saved together with the pointers."""
+    """Raise GuaranteeError when the handler's own state cannot be saved together with the checkpoint."""
     if not wanted:
         return
     if Feature.STATE not in store.features:
         raise GuaranteeError(f"{handler.name}: snapshots need a store for state; {type(store).__name__} has none")
-    if options.order is not Order.PARTITION or handler.is_async or options.processes:
+    if options.order is not Ordering.PARTITION or handler.is_async or options.processes:
         raise GuaranteeError(
-            f"{handler.name}: snapshots need order='partition' and a plain def in threads: a state that several "
-            "records change at once is never that of a checkpoint. Use ctx.state, which is kept by key"
+            f"{handler.name}: snapshots need order='partition' and a plain def in threads: state that several "
+            "records change at once never matches a checkpoint. Use ctx.state, which is kept by key"
         )
     if options.guarantee is not Guarantee.AT_LEAST_ONCE:
-        raise GuaranteeError(f"{handler.name}: snapshots go with at-least-once, which they make exact for the state")
+        raise GuaranteeError(f"{handler.name}: snapshots need at-least-once, which they make exact for the state")

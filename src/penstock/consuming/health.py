@@ -1,34 +1,34 @@
-"""Health: whether a consumer gets on. That it is alive says nothing."""
+"""Whether a consumer makes progress, not merely whether it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.abc import Clock, Stream
-from penstock.consuming.handlers import Handler
+from penstock.abc import Clock
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.consuming.loop import Loop
+    from penstock.consuming.loop.loop import Loop
 
 STALLED_S: Final = 60.0
-"""A partition with something to do in which nothing was finished for so long is stalled."""
+"""A partition with lag in which nothing was finished for this long is stalled."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionHealth:
-    """How one partition stands."""
+    """The progress of one partition."""
 
     partition: int
     start: int
-    """Everything before it is finished."""
+    """Everything before this is finished."""
     end: int | None
-    """Behind the last record there is; None when the stream cannot be asked."""
+    """After the last record; None when the stream cannot be reached, and for a queue."""
     in_flight: int
     failing: int
     idle_s: float
-    """How long ago something was last finished here."""
+    """How long ago a record was last finished."""
 
     @property
     def lag(self) -> int | None:
@@ -37,14 +37,14 @@ class PartitionHealth:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a consumer stands."""
+    """The progress of a consumer."""
 
     topic: str
     group: str
     is_running: bool
     partitions: tuple[PartitionHealth, ...]
     problems: tuple[str, ...]
-    """What keeps it from getting on, in words."""
+    """What keeps it from making progress."""
     processed: int
     delivered: int
 
@@ -58,34 +58,36 @@ class Health:
         return None if any(lag is None for lag in lags) else sum(lag for lag in lags if lag is not None)
 
 
-def health_of(loop: Loop | None, stream: Stream, handler: Handler, group: str, clock: Clock) -> Health:
+def health_of(loop: Loop | None, topic: str, group: str, clock: Clock, end_of: Callable[[int], int | None]) -> Health:
+    """The health of a consumer. `end_of` returns the end of a partition; None where there is none, as in a queue."""
     if loop is None:
-        return Health(stream.topic, group, False, (), ("it has not been started",), 0, 0)
+        return Health(topic, group, False, (), ("not running: it was not started, or waits for its topic",), 0, 0)
     now_s = clock.monotonic_s()
     partitions = []
-    gone = [counts for partition, counts in list(loop.past.items()) if partition not in loop.shares]
+    gone = [counts for partition, counts in list(loop.released_totals.items()) if partition not in loop.partitions]
     processed, delivered = (sum(count) for count in zip((0, 0), *gone, strict=True))
     problems = [text for text in loop.problems() if text]
-    for share in list(loop.shares.values()):
+    for assigned in list(loop.partitions.values()):
         try:
-            end: int | None = stream.span(share.partition)[1]
+            end = end_of(assigned.partition)
         except PenstockError as error:
             end = None
             problems.append(str(error))
-        tracker = share.tracker
+        tracker = assigned.tracker
         each = PartitionHealth(
-            share.partition,
+            assigned.partition,
             tracker.start,
             end,
-            share.in_flight,
+            assigned.in_flight,
             tracker.failing_count,
-            now_s - share.moved_s,
+            now_s - assigned.progressed_s,
         )
         processed += tracker.processed
         delivered += tracker.delivered
         partitions.append(each)
-        if each.lag and each.idle_s >= STALLED_S:
+        only_delayed = assigned.delayed > 0 and assigned.in_flight == assigned.delayed
+        if each.lag and each.idle_s >= STALLED_S and not only_delayed:
             problems.append(
-                f"partition {each.partition}: nothing was finished for {each.idle_s:.0f} s, and {each.lag} wait"
+                f"partition {each.partition}: nothing finished for {each.idle_s:.0f} s, and {each.lag} records wait"
             )
-    return Health(stream.topic, group, not loop.is_stopping, tuple(partitions), tuple(problems), processed, delivered)
+    return Health(topic, group, not loop.is_stopping, tuple(partitions), tuple(problems), processed, delivered)

@@ -1,42 +1,144 @@
-"""Stages: the tasks that a record forks into, inside the app or through a topic that it handles itself."""
+"""Stages: tasks that a record emits, handled inside the app or through a topic that the app handles."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import queue
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.abc import Clock, Streams
-from penstock.consuming.ack_trees import Acknowledger, Settled
-from penstock.consuming.retry import Retry
+from penstock.abc import Clock, Stream, TopicStream
 from penstock.errors import ConfigError, HandlerError, PenstockError, Reject, UnknownTopicError
 from penstock.model import NewRecord, Position, Receipt, Record
 from penstock.model.observing import OBSERVED, send_traced
+from penstock.model.retry import Retry
 from penstock.serde import Topic
+from penstock.streams.topic_patterns import TopicPattern
+
+TreeEnded = Callable[[BaseException | None], None]
+"""Called once when a tree is finished, with the error if it failed, by the thread that completed it."""
+
+_BITS: Final = 64
+
+
+class Tree:
+    """The open tasks of one record in flight."""
+
+    __slots__ = ("expires_s", "number", "on_end", "open")
+
+    def __init__(self, number: int, open: int, on_end: TreeEnded, expires_s: float) -> None:
+        self.number = number
+        self.open = open
+        self.on_end = on_end
+        self.expires_s = expires_s
+
+
+class Acknowledger:
+    """The trees of a process. Thread-safe."""
+
+    def __init__(self, clock: Clock, seed: int | None = None) -> None:
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._numbers = itertools.count(1)
+        self._trees: dict[int, Tree] = {}
+        self._lock = threading.Lock()
+        self.finished = 0
+        self.failed = 0
+        self.late = 0
+        """Tasks that ended after their tree had failed, or whose tree is unknown here."""
+
+    def add_tree(self, on_end: TreeEnded, timeout_s: float) -> tuple[int, int]:
+        """Add a tree for a record that is about to be handled. Returns its number and that of the handler's task."""
+        with self._lock:
+            number, task = next(self._numbers), self._task()
+            self._trees[number] = Tree(number, task, on_end, self._clock.monotonic_s() + timeout_s)
+            return number, task
+
+    def fork(self, tree: int) -> int | None:
+        """Add a task to a tree. Returns its number; None when the tree has ended and the task is not needed."""
+        with self._lock:
+            found = self._trees.get(tree)
+            if found is None:
+                return None
+            task = self._task()
+            found.open ^= task
+            return task
+
+    def done(self, tree: int, task: int) -> None:
+        """Mark a task as done. Tasks that it emits must have been added before."""
+        with self._lock:
+            found = self._trees.get(tree)
+            if found is None:
+                self.late += 1
+                return
+            found.open ^= task
+            if found.open:
+                return
+            del self._trees[tree]
+            self.finished += 1
+        found.on_end(None)
+
+    def fail(self, tree: int, error: BaseException) -> None:
+        """Fail the tree because a task failed for good."""
+        with self._lock:
+            found = self._trees.pop(tree, None)
+            if found is None:
+                self.late += 1
+                return
+            self.failed += 1
+        found.on_end(error)
+
+    def drop(self, tree: int) -> None:
+        """Forget a tree without calling `on_end`."""
+        with self._lock:
+            self._trees.pop(tree, None)
+
+    def is_open(self, tree: int) -> bool:
+        return tree in self._trees
+
+    def expire(self) -> int:
+        """Fail the trees that took too long. Returns how many."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            overdue = [tree for tree in self._trees.values() if tree.expires_s <= now_s]
+            for tree in overdue:
+                del self._trees[tree.number]
+            self.failed += len(overdue)
+        for tree in overdue:
+            tree.on_end(TimeoutError("some of the tasks that the record emitted did not end in time"))
+        return len(overdue)
+
+    def __len__(self) -> int:
+        """How many records are in flight."""
+        return len(self._trees)
+
+    def _task(self) -> int:
+        return self._random.getrandbits(_BITS) or 1
+
 
 logger = logging.getLogger(__name__)
 
 TREE_HEADER: Final = "penstock-tree"
-"""On a record that is a task of a tree: which process keeps the tree, which tree, which task."""
+"""Header of a record that is a task of a tree: the owning process, the tree, and the task."""
 ACKS_TOPIC: Final = "penstock.acks"
-"""Where a process tells another that a task of one of its trees has ended."""
+"""The topic on which processes acknowledge tasks of each other's trees."""
 WAITING: Final = 10_000
-"""Tasks that may wait for a stage. Whoever wants to add one waits for room, and fails after a while."""
+"""How many tasks may wait for a stage. Adding another waits for room, and fails after a while."""
 _ROOM_S: Final = 30.0
 _EXPIRE_EVERY_S: Final = 0.1
 
 
 class Branch(NamedTuple):
-    """A task: its tree, its own number, what it is about."""
+    """A task: its tree, its number, its value, and the root record."""
 
     tree: int
     task: int
@@ -45,7 +147,7 @@ class Branch(NamedTuple):
 
 
 class StageContext:
-    """What a stage's function may ask for beside the value."""
+    """What a stage's function can ask for besides the value."""
 
     __slots__ = ("_branch", "_stages", "root")
 
@@ -53,16 +155,16 @@ class StageContext:
         self._stages = stages
         self._branch = branch
         self.root = branch.root
-        """The record that all of this is about."""
+        """The record that emitted the first task."""
 
     def emit(self, stage: str | Topic[Any], value: Any, key: object = None) -> None:
-        """Give another task to a stage or a topic of the app: the record is finished when that is, too."""
+        """Give another task to a stage or a topic of the app. The root record is finished when it is, too."""
         self._stages.emit(self._branch.tree, self._branch.root, stage, value, key)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A function for tasks, and how it is run."""
+    """A function for tasks, and its settings."""
 
     name: str
     function: Callable[..., Any]
@@ -71,78 +173,82 @@ class Stage:
     with_context: bool
 
 
-class TaskOfTree(NamedTuple):
-    """What the header of a record says."""
+class TaskMark(NamedTuple):
+    """The content of a tree header."""
 
     keeper: str
     tree: int
     task: int
 
 
-def task_of(record: Record) -> TaskOfTree | None:
-    """Which task of which tree a record is; None for one that is none."""
+def task_of(record: Record) -> TaskMark | None:
+    """The tree and task of a record; None for a record that is not a task."""
     for name, data in record.headers:
         if name == TREE_HEADER and data is not None:
             keeper, _, rest = data.decode(errors="replace").partition("/")
             tree, _, task = rest.partition("/")
             if tree.isdecimal() and task.isdecimal():
-                return TaskOfTree(keeper, int(tree), int(task))
+                return TaskMark(keeper, int(tree), int(task))
     return None
 
 
 class Stages:
-    """All stages of an app, the trees of its records, and the threads that work on them."""
+    """All stages of an app, the trees of its records, and the threads that run them."""
 
-    def __init__(self, stages: Iterable[Stage], topics: Iterable[Topic[Any]], streams: Streams, clock: Clock) -> None:
+    def __init__(
+        self, stages: Iterable[Stage], topics: Sequence[Topic[Any] | TopicPattern], stream: Stream | None, clock: Clock
+    ) -> None:
         self._stages = {stage.name: stage for stage in stages}
-        self._topics = {topic.name: topic for topic in topics}
-        self._streams = streams
+        self._topics = {topic.name: topic for topic in topics if isinstance(topic, Topic)}
+        self._patterns = [pattern for pattern in topics if isinstance(pattern, TopicPattern)]
+        self._stream = stream
         self._clock = clock
         self._queues: dict[str, queue.Queue[Branch]] = {name: queue.Queue(WAITING) for name in self._stages}
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
-        self._chance = random.Random()
+        self._random = random.Random()
         self.keeper = uuid.uuid4().hex
-        """The name of this process for others that work on tasks of its trees."""
+        """The name of this process in tree headers."""
         self.acknowledger = Acknowledger(clock)
-        self._listens = False
-        self._listening = threading.Lock()
+        self._reads_acks = False
+        self._acks_lock = threading.Lock()
 
     def start(self) -> None:
         for stage in self._stages.values():
             for number in range(stage.workers):
-                self._begin(functools.partial(self._work, stage), f"stage-{stage.name}-{number}")
-        self._begin(self._expire, "trees")
+                self._start_thread(functools.partial(self._work, stage), f"stage-{stage.name}-{number}")
+        self._start_thread(self._expire, "trees")
 
     def stop(self, timeout_s: float) -> None:
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def plant(self, settled: Settled, timeout_s: float) -> tuple[int, int]:
-        return self.acknowledger.plant(settled, timeout_s)
-
     def emit(self, tree: int, root: Record, to: str | Topic[Any], value: Any, key: object = None) -> None:
         """Add a task to a tree."""
         name = str(to)
         stage = self._stages.get(name)
-        if stage is None and name not in self._topics:
-            known = sorted({*self._stages, *self._topics})
-            raise HandlerError(f"the app has no stage and handles no topic {name!r}; it has {', '.join(known)}")
+        topic = to if isinstance(to, Topic) else self._topics.get(name)
+        pattern = next((each for each in self._patterns if each.matches(name)), None)
+        if topic is None and pattern is not None:
+            topic = pattern.topic(name)
+        if stage is None and (topic is None or (name not in self._topics and pattern is None)):
+            known = sorted({*self._stages, *self._topics, *map(str, self._patterns)})
+            raise HandlerError(f"the app has no stage or handled topic {name!r}; it has {', '.join(known)}")
         task = self.acknowledger.fork(tree)
         if task is None:
-            return  # the tree is settled: it timed out, or another branch has failed
+            return  # the tree has ended: it timed out, or another task failed
         if stage is not None:
             try:
                 self._queues[name].put(Branch(tree, task, value, root), timeout=_ROOM_S)
             except queue.Full:
                 raise StageError(
-                    f"stage {name!r} has {WAITING} tasks waiting, and got no room for another within {_ROOM_S:g} s: "
+                    f"stage {name!r} has {WAITING} tasks waiting and no room for another within {_ROOM_S:g} s: "
                     "give it more workers"
                 ) from None
             return
-        self._listen()
-        topic = to if isinstance(to, Topic) else self._topics[name]
+        assert topic is not None
+        self._start_reading_acks()
         mark = f"{self.keeper}/{tree}/{task}".encode()
         record = topic.new_record(value, key, headers=[(TREE_HEADER, mark)])
         tracer = OBSERVED.tracer
@@ -152,22 +258,23 @@ class Stages:
         )
 
     def _append(self, record: NewRecord) -> Receipt:
-        (receipt,) = self._streams.stream(record.topic).append([record])
+        assert self._stream is not None
+        (receipt,) = self._stream.open_topic(record.topic).append([record])
         return receipt
 
     def finished(self, record: Record, error: BaseException | None) -> None:
-        """A record of a topic is finished: if it is a task of a tree, whoever keeps that is told."""
+        """Acknowledge a finished record if it is a task of a tree, here or in another process."""
         task = task_of(record)
-        if task is None:
+        if task is None or self._stream is None:  # without a stream, no task is a record
             return
         if task.keeper == self.keeper:
-            self._heard(task.tree, task.task, None if error is None else error)
+            self._task_ended(task.tree, task.task, error)
             return
         text = "" if error is None else f"{type(error).__name__}: {error}"
         value = msgspec.json.encode({"keeper": task.keeper, "tree": task.tree, "task": str(task.task), "error": text})
-        self._streams.stream(ACKS_TOPIC).append([NewRecord(ACKS_TOPIC, value, task.keeper.encode())])
+        self._stream.open_topic(ACKS_TOPIC).append([NewRecord(ACKS_TOPIC, value, task.keeper.encode())])
 
-    def _heard(self, tree: int, task: int, error: BaseException | None) -> None:
+    def _task_ended(self, tree: int, task: int, error: BaseException | None) -> None:
         if error is None:
             self.acknowledger.done(tree, task)
         else:
@@ -189,7 +296,7 @@ class Stages:
             try:
                 self._call(stage, branch, attempts)
             except Exception as error:
-                delay_s = stage.retry.delay_after(attempts, error, self._chance)
+                delay_s = stage.retry.delay_after(attempts, error, self._random)
                 if delay_s is None:
                     kind = Reject if isinstance(error, Reject) else StageError
                     failure = kind(f"stage {stage.name!r}: {type(error).__name__}: {error}")
@@ -218,32 +325,32 @@ class Stages:
         while not self._stopping.wait(_EXPIRE_EVERY_S):
             self.acknowledger.expire()
 
-    def _listen(self) -> None:
-        """Hear from other processes about tasks of our trees; once there is one that they might get."""
-        with self._listening:
-            if self._listens:
+    def _start_reading_acks(self) -> None:
+        """Read acknowledgements of other processes. Started when the first task goes to a topic."""
+        with self._acks_lock:
+            if self._reads_acks:
                 return
-            self._listens = True
-            stream = self._streams.stream(ACKS_TOPIC)
+            self._reads_acks = True
+            assert self._stream is not None
+            acks = self._stream.open_topic(ACKS_TOPIC)
             try:
-                partitions = list(stream.partitions())
+                partitions = list(acks.partitions())
             except UnknownTopicError:
-                self._streams.create_topic(ACKS_TOPIC)
-                partitions = list(stream.partitions())
-            starts = {partition: stream.locate(partition, Position.LATEST) for partition in partitions}
-            self._begin(lambda: self._hear_acks(starts), "acks")
+                self._stream.create_topic(ACKS_TOPIC)
+                partitions = list(acks.partitions())
+            starts = {partition: acks.locate(partition, Position.LATEST) for partition in partitions}
+            self._start_thread(lambda: self._read_acks(acks, starts), "acks")
 
-    def _hear_acks(self, places: dict[int, int]) -> None:
-        stream = self._streams.stream(ACKS_TOPIC)
+    def _read_acks(self, acks: TopicStream, positions: dict[int, int]) -> None:
         while not self._stopping.is_set():
-            for partition in places:
+            for partition in positions:
                 try:
-                    batch = stream.read(partition, places[partition], 1000, 0.2 / len(places))
+                    batch = acks.read(partition, positions[partition], 1000, 0.2 / len(positions))
                 except PenstockError as error:
-                    logger.warning("acknowledgements of other processes cannot be read, and are tried again: %s", error)
+                    logger.warning("acknowledgements of other processes cannot be read; retrying: %s", error)
                     self._stopping.wait(1.0)
                     continue
-                places[partition] = batch.next
+                positions[partition] = batch.next
                 for record in batch:
                     self._take_ack(record)
 
@@ -252,26 +359,28 @@ class Stages:
             told = msgspec.json.decode(record.value or b"", type=dict[str, Any])
             if told["keeper"] == self.keeper:
                 error = StageError(told["error"]) if told["error"] else None
-                self._heard(int(told["tree"]), int(told["task"]), error)
+                self._task_ended(int(told["tree"]), int(told["task"]), error)
         except (msgspec.MsgspecError, KeyError, ValueError):
-            logger.warning("%s is no acknowledgement", record.place)
+            logger.warning("%s is not an acknowledgement", record.place)
 
-    def _begin(self, target: Callable[[], None], name: str) -> None:
+    def _start_thread(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, name=f"penstock-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
 
 class StageError(PenstockError):
-    """A task that a record forked into failed for good."""
+    """A task that a record emitted failed for good."""
 
 
 def stage_of(name: str, function: Callable[..., Any], workers: int, retry: Retry) -> Stage:
-    """A stage from a function that takes the value, and a StageContext or `ctx` if it likes."""
+    """Make a stage from a function that takes the value and, optionally, a StageContext."""
+    if not isinstance(name, str) or not name:
+        raise HandlerError(f"{name!r} is not a stage name: pass a non-empty string")
     if not callable(function) or inspect.iscoroutinefunction(function):
-        raise HandlerError(f"stage {name!r}: {function!r} is no plain function")
+        raise HandlerError(f"stage {name!r}: {function!r} must be a plain function")
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"stage {name!r}: workers={workers!r} is no number of 1 or more")
+        raise ConfigError(f"stage {name!r}: workers={workers!r} must be an integer >= 1")
     wanted = [
         each
         for each in inspect.signature(function).parameters.values()
@@ -279,6 +388,6 @@ def stage_of(name: str, function: Callable[..., Any], workers: int, retry: Retry
     ]
     if not 1 <= len(wanted) <= 2:
         raise HandlerError(
-            f"stage {name!r}: its function takes the value, and a context if it likes; it takes {len(wanted)}"
+            f"stage {name!r}: its function must take the value and, optionally, a context; it takes {len(wanted)}"
         )
     return Stage(name, function, workers, retry, with_context=len(wanted) == 2)

@@ -1,5 +1,5 @@
 """The storage engine: a partitioned, durable, replayable log of record batches, in plain files.
 
-Batches come in as clients sent them and go out byte for byte the same. The room knows nothing of sockets: the broker, a
-spool, or a reader in another process all stand on it.
+Batches are stored byte for byte as clients sent them. The room knows nothing of sockets: the broker, the spool, and
+readers in other processes use it.
 """

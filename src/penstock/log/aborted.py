@@ -1,8 +1,8 @@
-"""The aborted transactions of a partition: which records a `read_committed` reader must leave out.
+"""The aborted transactions of a partition, whose records a `read_committed` reader must leave out.
 
-One entry per transaction that was rolled back after it had written here, in the order of the markers. The file is an
-append-only list of entries with a checksum each; whatever is damaged or missing is found again by reading the log. That
-something is missing shows by the partition's checkpoint, which holds a checksum of all entries that the file must have.
+One entry per transaction that wrote here and was aborted, in the order of the markers. The file is an append-only list
+of entries, each with a checksum; damaged or missing entries are restored by reading the log. The partition's checkpoint
+holds a checksum of all entries, which shows if some are missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.log.statefile import TEMPORARY_SUFFIX
 _ENTRY: Final = struct.Struct(">qqq")
 _CRC: Final = struct.Struct(">I")
 _STRIDE: Final = _ENTRY.size + _CRC.size
-FILE_NAME: Final = "aborted.index"
+FILE_NAME: Final = "aborted-transactions"
 
 
 class AbortedTransaction(NamedTuple):
@@ -44,7 +44,7 @@ class AbortedTransactions:
         return len(self._entries)
 
     def load(self, start_offset: int, before_offset: int) -> bool:
-        """Read the entries whose marker stands in `[start_offset, before_offset)`. False if the file is damaged."""
+        """Read the entries whose marker is in `[start_offset, before_offset)`. False if the file is damaged."""
         self.clear()
         try:
             data = self._path.read_bytes()
@@ -61,7 +61,6 @@ class AbortedTransactions:
         return True
 
     def checksum(self) -> int:
-        """A number that two lists of entries share only if they are the same."""
         return crc32c(self._encoded())
 
     def add(self, entry: AbortedTransaction) -> None:
@@ -69,14 +68,14 @@ class AbortedTransactions:
         self._markers.append(entry.last_offset)
 
     def append_to_file(self, entry: AbortedTransaction) -> None:
-        """Say it to readers in other processes too. A crash may lose it; recovery reads it from the log again."""
+        """Append an entry for readers in other processes. A crash may lose it; recovery rebuilds it from the log."""
         self._unsynced = self._differs = True
         with self._path.open("ab") as file:
             file.write(_encode(entry))
         self._differs = False
 
     def sync(self, disk: Disk) -> None:
-        """Put on the disk what was appended, before a checkpoint relies on it."""
+        """Sync what was appended, before a checkpoint relies on it."""
         if self._differs:
             self.write_file()
         if not self._unsynced:
@@ -89,7 +88,7 @@ class AbortedTransactions:
         self._unsynced = False
 
     def write_file(self) -> None:
-        """Make the file hold exactly what is in memory."""
+        """Rewrite the file with exactly what is in memory."""
         encoded = self._encoded()
         try:
             if self._path.read_bytes() == encoded:
@@ -108,23 +107,23 @@ class AbortedTransactions:
         self._differs = False
 
     def between(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """Those with records in `[first_offset, end_offset)`."""
+        """The transactions with records in `[first_offset, end_offset)`."""
         start = bisect_left(self._markers, first_offset)
         return [entry for entry in self._entries[start:] if entry.first_offset < end_offset]
 
     def drop_before(self, offset: int) -> bool:
-        """Forget those that end before `offset`. True if there were any."""
+        """Remove those that end before `offset`. True if there were any."""
         keep = bisect_left(self._markers, offset)
         del self._entries[:keep], self._markers[:keep]
         return keep > 0
 
     def drop_from(self, offset: int) -> None:
-        """Forget those that end at `offset` or behind it: their markers are not in the log."""
+        """Remove those that end at `offset` or after it: their markers are not in the log."""
         keep = bisect_left(self._markers, offset)
         del self._entries[keep:], self._markers[keep:]
 
     def drop(self, gone: Iterable[AbortedTransaction]) -> None:
-        """Forget those of which nothing is left in the log."""
+        """Remove those of which no record is left in the log."""
         removed = frozenset(gone)
         self._entries = [entry for entry in self._entries if entry not in removed]
         self._markers = [entry.last_offset for entry in self._entries]

@@ -1,4 +1,4 @@
-"""What a batch must be before it may enter a partition, and how the topic's settings change it on the way in."""
+"""Checking batches before they are appended, and rewriting them as the topic's configs require."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import struct
 from typing import Final
 
 from penstock.errors import InvalidRecordError, InvalidTimestampError
-from penstock.log.batch import (
-    HEADER_BYTES,
+from penstock.log.batches.batch import (
     LOG_APPEND_TIME,
-    MAX_DECOMPRESSED_BYTES,
-    BatchHeader,
     patch_crc,
     read_header,
     rebuild_batch,
     records_of,
 )
-from penstock.log.compression import NAMES, decompress
-from penstock.log.config import TopicConfig
+from penstock.log.batches.compression import GZIP, LZ4, NAMES, NONE, ZSTD
+from penstock.log.configs.topic_config import TopicConfig
 
 _ATTRIBUTES: Final = struct.Struct(">h")
 _ATTRIBUTES_POSITION: Final = 21
@@ -30,7 +27,7 @@ _CODECS: Final = {name: number for number, name in enumerate(NAMES)} | {"uncompr
 class Admission:
     """The rules of one topic, prepared so that the common batch passes with two comparisons."""
 
-    __slots__ = ("_codec", "_needs_keys", "_stamps", "after_max_ms", "before_max_ms", "max_bytes", "rewrites")
+    __slots__ = ("_codec", "_level", "_needs_keys", "_stamps", "after_max_ms", "before_max_ms", "max_bytes", "rewrites")
 
     def __init__(self, config: TopicConfig) -> None:
         self.max_bytes = config.max_message_bytes
@@ -38,12 +35,18 @@ class Admission:
         self.before_max_ms = config.message_timestamp_before_max_ms
         self._stamps = config.message_timestamp_type == "LogAppendTime"
         self._codec = None if config.compression_type == _KEEP_CODEC else _CODECS[config.compression_type]
+        levels = {
+            GZIP: config.compression_gzip_level,
+            LZ4: config.compression_lz4_level,
+            ZSTD: config.compression_zstd_level,
+        }
+        self._level = levels.get(self._codec or NONE)
         self._needs_keys = config.compacts
         self.rewrites = self._stamps or self._needs_keys or self._codec is not None
         """Whether `rewrite` has anything to do for this topic."""
 
     def check_times(self, base_timestamp: int, max_timestamp: int, now_ms: int) -> None:
-        """Raise if a record's own time is further from the broker's than the topic allows."""
+        """Raise if a record's own timestamp differs more from the broker's clock than the topic allows."""
         if self._stamps:
             return
         if max_timestamp - now_ms > self.after_max_ms:
@@ -58,21 +61,16 @@ class Admission:
             )
 
     def rewrite(self, batch: memoryview, now_ms: int) -> memoryview:
-        """The batch as this topic keeps it: keys checked, packed with the topic's codec, stamped with the time."""
+        """Rewrite the batch for this topic: check keys, recompress with the topic's codec, set the append time."""
         header = read_header(batch)
         if self._needs_keys:
             _require_keys(batch)
         if self._codec is not None and self._codec != header.codec:
-            batch = memoryview(_repacked(batch, header, self._codec))
+            plain = header._replace(attributes=header.attributes & ~LOG_APPEND_TIME)
+            batch = memoryview(rebuild_batch(plain, records_of(batch), codec=self._codec, level=self._level))
         if self._stamps:
             _stamp(batch, now_ms)
         return batch
-
-
-def check_unpacks(batch: memoryview) -> None:
-    """Raise CorruptBatchError unless what says it is compressed can be unpacked: no reader could do it later either."""
-    header = read_header(batch)
-    decompress(header.codec, batch[HEADER_BYTES:], MAX_DECOMPRESSED_BYTES)
 
 
 def _require_keys(batch: memoryview) -> None:
@@ -83,12 +81,6 @@ def _require_keys(batch: memoryview) -> None:
             "record of each key. Send a key, or set cleanup.policy=delete.",
             keyless,
         )
-
-
-def _repacked(batch: memoryview, header: BatchHeader, codec: int) -> bytearray:
-    return rebuild_batch(
-        header._replace(attributes=header.attributes & ~LOG_APPEND_TIME), records_of(batch), codec=codec
-    )
 
 
 def _stamp(batch: memoryview, now_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""What a partition writes down from time to time, so that a restart need not read the whole log again."""
+"""The checkpoint of a partition, so that a restart need not read the whole log."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Largest timestamp in that segment before the recovery point."""
     first_timestamp: int = -1
     clean_offset: int = 0
-    """Where compaction got to: everything before it is clean."""
+    """The end of the clean part: compaction has processed everything before it."""
     producers: bytes = b""
     """Snapshot of the producer states at the recovery point."""
     aborted_checksum: int = 0
-    """Of the aborted transactions before the recovery point, so that a file that has lost some is noticed."""
+    """A checksum of the aborted transactions before the recovery point, so that a loss in their file is noticed."""
 
 
 _decoder = msgspec.msgpack.Decoder(PartitionCheckpoint)
@@ -45,7 +45,7 @@ def save_checkpoint(folder: Path, checkpoint: PartitionCheckpoint, disk: Disk, *
 
 
 def load_checkpoint(folder: Path) -> PartitionCheckpoint | None:
-    """The checkpoint, or None where there is none that can be trusted: then the whole log is read."""
+    """The checkpoint, or None if none can be trusted: then the whole log is read."""
     try:
         content = read_state(folder / FILE_NAME)
         return None if content is None else _decoder.decode(content)

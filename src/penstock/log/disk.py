@@ -1,4 +1,4 @@
-"""The operating system's files, behind one seam, so that a test can make the disk full, slow or broken."""
+"""All file system calls in one place, so that tests can make the disk full, slow or broken."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Final
 from penstock.errors import StorageError
 
 _FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
-"""On macOS the only call that makes the disk itself write; there is no fdatasync."""
+"""On macOS only this call flushes the disk's cache; there is no fdatasync."""
 _MOST_BUFFERS_PER_WRITE: Final = 1000
 """Below the kernel's IOV_MAX of 1024."""
 
 
 class Disk:
-    """Every call that can fail because of the disk. Errors are the operating system's own (OSError)."""
+    """Every call that can fail because of the disk. Errors are OSErrors."""
 
     def open(self, path: Path, *, create: bool = False) -> int:
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
     def write_all(self, fd: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> None:
-        """Write the buffers one behind the other, whole, starting at `position`."""
+        """Write all buffers, one after the other, starting at `position`."""
         for first in range(0, len(buffers), _MOST_BUFFERS_PER_WRITE):
             group = buffers[first : first + _MOST_BUFFERS_PER_WRITE]
             expected = sum(map(len, group))
@@ -41,7 +41,7 @@ class Disk:
             rest = rest[written:]
 
     def write_some(self, fd: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
-        """One call to the operating system. It may write less than all; how much is returned."""
+        """One system call. It may write less than everything; returns how much."""
         return os.pwrite(fd, buffers[0], position) if len(buffers) == 1 else os.pwritev(fd, buffers, position)
 
     def read(self, fd: int, length: int, position: int) -> bytes:
@@ -65,7 +65,7 @@ class Disk:
 
 
 class OpenFile:
-    """A file that is open for as long as somebody holds this object."""
+    """A file that stays open as long as this object is referenced."""
 
     __slots__ = ("fd", "writable")
 
@@ -81,9 +81,9 @@ class OpenFile:
 
 
 class FilePool:
-    """At most `limit` open files, the least recently used closed first.
+    """At most `limit` open files; the least recently used is closed first.
 
-    Whoever uses a file holds its OpenFile; one that the pool has let go is closed when the last user is done with it.
+    Users of a file hold its OpenFile; a file that the pool dropped is closed when its last user is done.
     """
 
     def __init__(self, disk: Disk, limit: int = 512) -> None:

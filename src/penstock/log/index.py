@@ -1,12 +1,11 @@
-"""The sparse index of one segment: by offset and by time.
+"""The sparse index of one segment, by offset and by time.
 
-An entry stands for the batch at a position: its base offset, its position, and the largest timestamp of everything
+An entry describes the batch at a position: its base offset, its position, and the largest timestamp of everything
 before it. Looking up an offset finds the last entry at or before it; looking up a time finds the last entry before
-which everything is older. From there a reader walks the batch headers, at most one interval of bytes.
+which everything is older. From there a reader scans the batch headers, at most one interval of bytes.
 
-On disk the entries stand in blocks, each with a checksum, appended as the segment grows; a sealed segment ends with a
-block that sums it up. A block that does not match its checksum ends the file: what it would have said is found again by
-reading the segment.
+On disk the entries are in blocks, each with a checksum, appended as the segment grows; a sealed segment ends with a
+summary block. A block that does not match its checksum ends the file: the rest is rebuilt from the segment.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _SEAL_CONTENT: Final = struct.Struct("<qqqqq")
 
 
 class Seal(NamedTuple):
-    """What a finished segment is, so that nobody has to read it again to know."""
+    """The summary of a sealed segment, so that it need not be read again."""
 
     size_bytes: int
     next_offset: int
     max_timestamp: int
     first_timestamp: int
     compacted: int
-    """1 once compaction has rewritten it: offsets have gaps, and the index has an entry for every batch."""
+    """1 if compaction has rewritten it: offsets have gaps, and the index has an entry for every batch."""
 
 
 class SparseIndex:
@@ -56,7 +55,7 @@ class SparseIndex:
         return len(self.offsets) * _ENTRY_BYTES
 
     def note(self, offset: int, position: int, max_timestamp_before: int) -> None:
-        """Told of every batch in order; keeps one every `interval_bytes`."""
+        """Note a batch; called for every batch in order. Keeps one entry every `interval_bytes`."""
         if position - self._last_position >= self.interval_bytes:
             self.offsets.append(offset)
             self.positions.append(position)
@@ -64,27 +63,27 @@ class SparseIndex:
             self._last_position = position
 
     def position_for_offset(self, offset: int) -> int:
-        """Where to start walking to find the batch that holds `offset`."""
+        """Where to start scanning for the batch that holds `offset`."""
         entry = bisect_right(self.offsets, offset) - 1
         return self.positions[entry] if entry >= 0 else 0
 
     def position_for_time(self, timestamp: int) -> int:
-        """Where to start walking to find the first record at or after `timestamp`."""
+        """Where to start scanning for the first record at or after `timestamp`."""
         entry = bisect_left(self.max_timestamps, timestamp) - 1
         return self.positions[entry] if entry >= 0 else 0
 
     def position_before(self, position: int) -> int:
-        """The position of the last entry at or before `position`: a batch is sure to start there."""
+        """The position of the last entry at or before `position`, where a batch is certain to start."""
         entry = bisect_right(self.positions, position) - 1
         return self.positions[entry] if entry >= 0 else 0
 
     def offset_at(self, position: int) -> int:
-        """The offset that the batch at or behind `position` has at least; exact where an entry stands for it."""
+        """The minimum offset of the batch at or after `position`; exact if there is an entry for it."""
         entry = bisect_right(self.positions, position) - 1
         return self.offsets[entry] if entry >= 0 else 0
 
     def offset_behind(self, position: int, end_offset: int) -> int:
-        """An offset that everything before `position` is below: that of the next entry, or the segment's end."""
+        """An offset above everything before `position`: that of the next entry, or the segment's end."""
         entry = bisect_left(self.positions, position)
         return self.offsets[entry] if entry < len(self) else end_offset
 
@@ -93,7 +92,7 @@ class SparseIndex:
         return entry < len(self) and self.positions[entry] == position and self.offsets[entry] == offset
 
     def cut(self, position: int) -> bool:
-        """Forget every entry at or behind `position`. True if there were any."""
+        """Remove every entry at or after `position`. True if there were any."""
         keep = bisect_left(self.positions, position)
         if keep == len(self):
             return False
@@ -103,11 +102,11 @@ class SparseIndex:
         return True
 
     def mark_unsaved(self) -> None:
-        """The file is gone: the next `take_unsaved` gives everything."""
+        """Note that the file is gone: the next `take_unsaved` returns everything."""
         self._saved = 0
 
     def take_unsaved(self) -> bytes:
-        """The entries since the last call, as a block to append to the file; empty where there are none."""
+        """The entries since the last call, as a block to append to the file; empty if there are none."""
         columns = (self.offsets, self.positions, self.max_timestamps)
         content = b"".join(_little_endian(column[self._saved :]).tobytes() for column in columns)
         self._saved = len(self)
@@ -118,19 +117,8 @@ def seal_block(seal: Seal) -> bytes:
     return _block(_SEAL, _SEAL_CONTENT.pack(*seal))
 
 
-def load_index(data: bytes, interval_bytes: int) -> tuple[SparseIndex, Seal | None]:
-    """The index as far as its blocks are intact, and the seal if it has one and everything before it is intact."""
-    index, seal, intact = _load(data, interval_bytes)
-    return index, seal if intact else None
-
-
-def load_open_index(data: bytes, interval_bytes: int) -> tuple[SparseIndex, bool]:
-    """The index of a segment that is still written to, as far as its blocks are intact, and whether all of them are."""
-    index, seal, intact = _load(data, interval_bytes)
-    return index, intact and seal is None
-
-
-def _load(data: bytes, interval_bytes: int) -> tuple[SparseIndex, Seal | None, bool]:
+def load_index(data: bytes, interval_bytes: int) -> tuple[SparseIndex, Seal | None, bool]:
+    """The index up to its first damaged block, the seal if there is one, and whether all blocks are intact."""
     index = SparseIndex(interval_bytes)
     seal: Seal | None = None
     position = 0
@@ -149,7 +137,6 @@ def _load(data: bytes, interval_bytes: int) -> tuple[SparseIndex, Seal | None, b
 
 
 def read_seal(tail: bytes) -> Seal | None:
-    """The seal from the last bytes of an index file, without reading the rest."""
     block = tail[-(_BLOCK.size + _SEAL_CONTENT.size) :]
     if len(block) < _BLOCK.size + _SEAL_CONTENT.size:
         return None

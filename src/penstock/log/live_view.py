@@ -1,8 +1,8 @@
-"""A partition as its files show it, while another process may be writing to them.
+"""A partition read from its files while another process may write to them.
 
-Nothing is locked and nothing is written. What is not whole at the end of the last segment is simply not there yet. The
-owner may at any moment begin a new segment, remove old ones, or put a compacted one in the place of others; `refresh`
-looks again and keeps what is still true.
+Nothing is locked or written. An incomplete batch at the end of the last segment is ignored. The owner may start a
+segment, delete old ones, or replace some by a compacted one at any time; `refresh` looks again and keeps what is still
+valid.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 from penstock.errors import StorageError, UnknownTopicError
 from penstock.log.checkpoint import FILE_NAME as CHECKPOINT
 from penstock.log.checkpoint import load_checkpoint
-from penstock.log.config import TopicConfig
+from penstock.log.configs.topic_config import TopicConfig
 from penstock.log.partition import PartitionLog
 from penstock.log.recovery import take_in_more
 from penstock.log.segment import LOG_SUFFIX, Resources, Segment
 
 _ATTEMPTS: Final = 8
-"""How often the folder is looked at before it is believed that a file which others refer to is gone."""
+"""How often to list the folder before a missing file counts as lost."""
 _PAUSE_S: Final = 0.01
-"""Between two looks: longer than it takes to put a compacted segment in place."""
+"""The pause between two attempts: longer than it takes to install a compacted segment."""
 _CONFIG: Final = TopicConfig()
 _OPEN_FILES: Final = 8
 _INDEXES: Final = 4
@@ -34,7 +34,7 @@ class LiveView:
     def __init__(self, folder: Path) -> None:
         topic, _, number = folder.name.rpartition("-")
         if not topic or not number.isdigit():
-            raise UnknownTopicError(f"{folder} is not the folder of a partition; those are called TOPIC-NUMBER")
+            raise UnknownTopicError(f"{folder} is not a partition folder, whose name is TOPIC-NUMBER")
         self.folder = folder
         self.partition = int(number)
         self._topic = topic
@@ -44,7 +44,6 @@ class LiveView:
         self.log = self._open()
 
     def refresh(self) -> None:
-        """Take in what has happened to the files since the last time."""
         try:
             inodes = _segments_in(self.folder)
         except FileNotFoundError:
@@ -55,16 +54,15 @@ class LiveView:
             if not self._catch_up(inodes):
                 self.reopen()
         except (FileNotFoundError, StorageError):
-            # A file was removed or replaced between the listing and the look at it.
+            # A file was removed or replaced after the listing.
             self.reopen()
 
     def reopen(self) -> None:
-        """Believe nothing that is known, and look at everything anew."""
         self.close()
         self.log = self._open()
 
     def look_again(self, segment: Segment) -> None:
-        """Load a segment anew: it may have been looked at in the moment in which another one replaced it."""
+        """Load a segment again: it may have been replaced at the moment it was read."""
         self._inodes.pop(segment.base_offset, None)
         self.log.resources.forget(segment)
         time.sleep(_PAUSE_S)
@@ -88,7 +86,7 @@ class LiveView:
         raise AssertionError("the last attempt returns or raises")
 
     def _catch_up(self, inodes: dict[int, int]) -> bool:
-        """False if what is known cannot be brought up to date, and the partition must be opened anew."""
+        """False if the view cannot be updated and the partition must be opened again."""
         log = self.log
         if not log.segments:
             return not inodes
@@ -107,7 +105,7 @@ class LiveView:
         return True
 
     def _replace_segments(self, bases: list[int], inodes: dict[int, int]) -> None:
-        """Keep the segments that are the same files as before, and load the others."""
+        """Keep the segments whose files are unchanged, and load the others."""
         log = self.log
         active = log.segments[-1]
         before = {segment.base_offset: segment for segment in log.segments}
@@ -145,7 +143,6 @@ class LiveView:
 
 
 def _segments_in(folder: Path) -> dict[int, int]:
-    """The inode of each segment by its base offset."""
     with os.scandir(folder) as entries:
         return {
             int(entry.name[: -len(LOG_SUFFIX)]): entry.inode()

@@ -1,4 +1,4 @@
-"""Finding records in a partition: by offset, by time."""
+"""Finding records in a partition by offset or time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import CorruptSegmentError
-from penstock.log.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, StoredRecord, records_of
+from penstock.log.batches.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, StoredRecord, records_of
+from penstock.log.batches.scan import Bad, Found
 from penstock.log.disk import OpenFile
-from penstock.log.scan import Bad, Found
 from penstock.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Slice(NamedTuple):
-    """A run of batches in a segment file, ready to be sent or read. The last one may be cut."""
+    """Consecutive batches in a segment file, ready to send or read. The last one may be cut."""
 
     file: OpenFile
     position: int
     length: int
     end_offset: int
-    """Every record in the slice is before this offset; some behind the slice may be too."""
+    """Every record in the slice is before this offset; some after the slice may be, too."""
 
 
 def read_slice(
@@ -34,11 +34,12 @@ def read_slice(
     segment = log.segment_for(offset)
     position = segment.locate(offset)
     while position >= segment.size:
-        following = _after(log, segment)
-        if following is None:
+        number = log.segments.index(segment) + 1
+        if number == len(log.segments):
             return None
+        following = log.segments[number]
         if segment.next_offset <= offset < following.base_offset:
-            reason = f"the records up to offset {following.base_offset} are in no file; one is missing"
+            reason = f"the records up to offset {following.base_offset} are missing: a file was lost"
             raise CorruptSegmentError(str(segment.path), segment.size, offset, reason)
         segment, position = following, following.locate(offset)
     end = segment.end_before(limit, position)
@@ -53,13 +54,8 @@ def read_slice(
     )
 
 
-def _after(log: PartitionLog, segment: Segment) -> Segment | None:
-    number = log.segments.index(segment) + 1
-    return log.segments[number] if number < len(log.segments) else None
-
-
 def _wanted(segment: Segment, position: int, end: int, max_bytes: int, at_least_one: bool) -> int:
-    """How many bytes to serve: as many as fit, but never only a part of the first batch."""
+    """How many bytes to serve: as many as fit, but at least the whole first batch."""
     available = end - position
     if max_bytes >= available:
         return available
@@ -71,7 +67,7 @@ def _wanted(segment: Segment, position: int, end: int, max_bytes: int, at_least_
 
 
 def first_at_or_after(log: PartitionLog, timestamp: int) -> tuple[int, int] | None:
-    """Raises CorruptSegmentError where damage may hide the answer: a later one would skip records silently."""
+    """Raises CorruptSegmentError if damage may hide the answer: a later one would skip records silently."""
     for segment in log.segments:
         if segment.max_timestamp < timestamp or segment.next_offset <= log.log_start_offset:
             continue
@@ -84,13 +80,13 @@ def first_at_or_after(log: PartitionLog, timestamp: int) -> tuple[int, int] | No
 
 
 def largest_timestamp(log: PartitionLog) -> tuple[int, int] | None:
-    """Of several records with the largest timestamp, the first."""
+    """If several records have the largest timestamp, the first one."""
     best: StoredRecord | None = None
     live = [segment for segment in log.segments if segment.next_offset > log.log_start_offset and segment.size]
     for segment in sorted(live, key=lambda candidate: (-candidate.max_timestamp, candidate.base_offset)):
         if best is not None and best.timestamp >= segment.max_timestamp:
             break
-        # Where the log starts within a segment, its largest timestamp may be that of a record that is gone.
+        # If the log starts within a segment, its largest timestamp may belong to a deleted record.
         whole = segment.base_offset >= log.log_start_offset
         start = segment.index.position_for_time(segment.max_timestamp) if whole else 0
         for found in _sound(log, segment, start):

@@ -1,16 +1,17 @@
-"""One partition: an append-only run of batches in segments, with the state that follows from them.
+"""One partition: an append-only sequence of batches in segments, and the state derived from them.
 
-Appending has three steps, so that the broker can gather many requests into one write and many writes into one sync:
-`append` judges a batch, gives it its offset and stages it; `write` puts everything staged into the file, after which it
-survives a killed process; a `SyncTicket` puts it on the disk, after which it survives a power cut. Readers see records
+Appending has three steps, so that the broker can combine many requests into one write and many writes into one sync:
+`append` checks a batch, assigns its offset and stages it; `write` writes everything staged to the file, after which it
+survives a killed process; a `SyncTicket` syncs it to the disk, after which it survives a power cut. Readers see records
 up to the high watermark, which the owner moves with `publish` once the records are as safe as their producer asked.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,8 +26,8 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.log.aborted import AbortedTransaction, AbortedTransactions
-from penstock.log.admission import Admission, check_unpacks
-from penstock.log.batch import (
+from penstock.log.admission import Admission
+from penstock.log.batches.batch import (
     CODEC_MASK,
     CONTROL,
     CRC_START,
@@ -35,18 +36,52 @@ from penstock.log.batch import (
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     MAGIC,
+    MAX_DECOMPRESSED_BYTES,
     TRANSACTIONAL,
+    build_marker,
 )
+from penstock.log.batches.compression import decompress
+from penstock.log.batches.framing import check_records
 from penstock.log.checkpoint import PartitionCheckpoint, save_checkpoint
-from penstock.log.config import TopicConfig
-from penstock.log.control import build_marker
+from penstock.log.configs.topic_config import TopicConfig
+from penstock.log.disk import Disk
 from penstock.log.lookup import Slice, first_at_or_after, largest_timestamp, read_slice
-from penstock.log.producers import Duplicate, ProducerStates
+from penstock.log.producers import ProducerStates
 from penstock.log.recovery import RecoveryReport, finish_interrupted, recover, rewind
 from penstock.log.retention import delete_before, expire
-from penstock.log.rolling import age_limit_ms
 from penstock.log.segment import Resources, Segment
-from penstock.log.sync_ticket import SyncTicket as SyncTicket
+
+
+def age_limit_ms(config: TopicConfig) -> int:
+    """How much later than the first record of a segment its last may be, less a random part if the topic has jitter.
+
+    A compacted topic must obey `max.compaction.lag.ms`, and only sealed segments are compacted.
+    """
+    limit_ms = config.segment_ms
+    if config.compacts:
+        limit_ms = min(limit_ms, config.max_compaction_lag_ms)
+    return limit_ms - random.randint(0, min(config.segment_jitter_ms, limit_ms))
+
+
+class SyncTicket:
+    """What to sync so that everything before `offset` survives a power cut. `run` may block in a thread."""
+
+    __slots__ = ("_disk", "_files", "_folder", "newest", "offset")
+
+    def __init__(self, disk: Disk, segments: Sequence[Segment], folder: Path | None, offset: int) -> None:
+        self._disk = disk
+        self._files = [segment.file() for segment in segments]
+        self._folder = folder
+        self.newest = segments[-1]
+        self.offset = offset
+
+    def run(self) -> None:
+        for file in self._files:
+            self._disk.sync(file.fd)
+        if self._folder is not None:
+            self._disk.sync_folder(self._folder)
+            self._disk.sync_folder(self._folder.parent)
+
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +98,7 @@ class Appended(NamedTuple):
 
 
 class PartitionLog:
-    """See the module's docstring. Not thread-safe: one thread owns it; only `SyncTicket.run` may run elsewhere."""
+    """One partition; see the module. Not thread-safe: one thread owns it; only `SyncTicket.run` may run elsewhere."""
 
     def __init__(self, topic: str, partition: int, folder: Path, config: TopicConfig, resources: Resources) -> None:
         self.topic = topic
@@ -74,9 +109,9 @@ class PartitionLog:
         self.segments: list[Segment] = []
         self.log_start_offset = 0
         self.end_offset = 0
-        """The offset that the next record will get."""
+        """The offset of the next record."""
         self.high_watermark = 0
-        """Readers see what is before it."""
+        """Readers see the records before it."""
         self.written_offset = 0
         """Everything before it is in the files, and survives a killed process."""
         self.synced_offset = 0
@@ -85,7 +120,7 @@ class PartitionLog:
         self.producers = ProducerStates(self.name)
         self.aborted = AbortedTransactions(folder)
         self.waiters: set[Callable[[], None]] = set()
-        """Called when the high watermark moves. Whoever puts a callback in takes it out again."""
+        """Called when the high watermark moves. The caller that adds a callback removes it."""
         self.failed: str | None = None
         """Why this partition refuses writes until restart, if it does."""
         self.checkpointed_offset = 0
@@ -93,10 +128,10 @@ class PartitionLog:
         self._folder_unsynced = False
         self._unsynced_since_ms: int | None = None
         self._undo_point: PartitionCheckpoint | None = None
-        """The last state that a refused write was undone to; a checkpoint on disk takes its place."""
+        """The state that the last refused write was rolled back to; the next checkpoint on disk replaces it."""
         self._staged = False
         self._lost: StorageError | None = None
-        """Set when staged batches were lost before their `write`, which must then say so."""
+        """Set when staged batches were lost before their `write`, which must then report it."""
         self.config = config
         self.admission = Admission(config)
         self._roll_after_ms = age_limit_ms(config)
@@ -105,16 +140,16 @@ class PartitionLog:
     def open(
         cls, topic: str, partition: int, folder: Path, config: TopicConfig, resources: Resources
     ) -> tuple[PartitionLog, RecoveryReport]:
-        """The partition in that folder, recovered if it was not closed; an empty one where there is no folder yet."""
+        """Open the partition in a folder, and recover it if it was not closed; without a folder it is empty."""
         log = cls(topic, partition, folder, config, resources)
         if not resources.read_only:
             finish_interrupted(folder, resources)
         report = recover(log)
         if report.scanned_bytes and not resources.read_only:
-            # Readers are about to see what a killed process left in the system's memory: it must not vanish again.
+            # Readers are about to see what a killed process left in the page cache: sync it first.
             log.sync()
             if log.checkpointed_offset < 0 and log.clean_offset:
-                # How far the log is clean was found again from its indexes. Say so before one of those is lost, too.
+                # How far the log is clean was restored from its indexes. Store it before an index is lost, too.
                 log.checkpoint(durable=False)
         log.high_watermark = log.end_offset
         return log, report
@@ -127,15 +162,15 @@ class PartitionLog:
     # Appending.
 
     def append(self, batch: memoryview, now_ms: int) -> Appended:
-        """Stage one batch of a client and give it its offset. Nothing is written yet: see `write`.
+        """Stage one batch of a client and assign its offset. Nothing is written yet: see `write`.
 
-        The batch's bytes are patched in place and must stay as they are until `write` returns.
+        The bytes of the batch are patched in place and must not change until `write` returns.
         """
         self._check_writable()
         size = len(batch)
         if size < HEADER_BYTES:
             raise CorruptBatchError(f"{self.name}: a batch of {size} bytes is shorter than its own header")
-        (_, length, _, magic, crc, attributes, last_delta, base_ts, max_ts, producer_id, epoch, sequence, count) = (
+        (base, length, _, magic, crc, attributes, last_delta, base_ts, max_ts, producer_id, epoch, sequence, count) = (
             _unpack_header(batch)
         )
         admission = self.admission
@@ -144,10 +179,10 @@ class PartitionLog:
         if length + LENGTH_PREFIX_BYTES != size:
             raise InvalidRecordError(f"{self.name}: the records must be exactly one batch")
         if crc32c(batch[CRC_START:]) != crc:
-            raise CorruptBatchError(f"{self.name}: the batch does not match its checksum; it was damaged on the way")
-        if count < 1 or last_delta != count - 1 or attributes & _NOT_FOR_CLIENTS:
+            raise CorruptBatchError(f"{self.name}: the batch does not match its checksum; it was damaged in transit")
+        if base or count < 1 or last_delta != count - 1 or attributes & _NOT_FOR_CLIENTS:
             raise InvalidRecordError(
-                f"{self.name}: a producer's batch must hold records with consecutive offsets, and no markers"
+                f"{self.name}: a producer's batch must hold records with consecutive offsets from 0 on, and no markers"
             )
         if size > admission.max_bytes:
             raise RecordTooLargeError(
@@ -155,8 +190,9 @@ class PartitionLog:
             )
         if max_ts - now_ms > admission.after_max_ms or now_ms - base_ts > admission.before_max_ms:
             admission.check_times(base_ts, max_ts, now_ms)
-        if attributes & CODEC_MASK:
-            check_unpacks(batch)
+        codec = attributes & CODEC_MASK
+        section = batch[HEADER_BYTES:]
+        check_records(decompress(codec, section, MAX_DECOMPRESSED_BYTES) if codec else section, count)
         append_time = -1
         if admission.rewrites:
             batch = admission.rewrite(batch, now_ms)
@@ -168,7 +204,7 @@ class PartitionLog:
             transactional = attributes & TRANSACTIONAL != 0
             duplicate = self.producers.check(producer_id, epoch, sequence, last_delta, transactional)
             if duplicate is not None:
-                return self._repeated(duplicate, append_time)
+                return Appended(duplicate.first_offset, -1 if append_time < 0 else duplicate.timestamp_ms)
         offset = self.end_offset
         _pack_prefix(batch, 0, offset, length, 0)
         self._active_for(size, max_ts, offset + last_delta).stage(batch, offset, offset + last_delta, max_ts)
@@ -184,11 +220,8 @@ class PartitionLog:
         if self._lost is not None:
             raise self._lost
 
-    def _repeated(self, duplicate: Duplicate, append_time: int) -> Appended:
-        return Appended(duplicate.first_offset, -1 if append_time < 0 else duplicate.timestamp_ms)
-
     def append_internal(self, batch: bytearray) -> int:
-        """Stage a batch that the broker itself has made, such as a coordinator's state. Gives its base offset."""
+        """Stage a batch of the broker itself, such as a coordinator's state. Returns its base offset."""
         self._check_writable()
         (_, length, _, _, _, attributes, last_delta, _, max_ts, producer_id, epoch, sequence, _) = _unpack_header(batch)
         transactional = attributes & TRANSACTIONAL != 0
@@ -207,7 +240,7 @@ class PartitionLog:
     def append_marker(
         self, *, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int, now_ms: int
     ) -> int:
-        """Stage the marker that ends a producer's transaction here. Gives its offset."""
+        """Stage the marker that ends a producer's transaction here. Returns its offset."""
         self._check_writable()
         self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
         batch = build_marker(
@@ -222,22 +255,17 @@ class PartitionLog:
         self._active_for(len(batch), now_ms, offset).stage(memoryview(batch), offset, offset, now_ms)
         self._staged = True
         self.end_offset = offset + 1
-        ended = self.producers.end_transaction(
-            producer_id,
-            producer_epoch,
-            offset,
-            commit=commit,
-            coordinator_epoch=coordinator_epoch,
-            timestamp_ms=now_ms,
+        first_offset = self.producers.end_transaction(
+            producer_id, producer_epoch, offset, coordinator_epoch=coordinator_epoch, timestamp_ms=now_ms
         )
-        if ended is not None and ended.aborted:
-            entry = AbortedTransaction(producer_id, ended.first_offset, offset)
+        if first_offset is not None and not commit:
+            entry = AbortedTransaction(producer_id, first_offset, offset)
             self.aborted.add(entry)
             self._on_disk(lambda: self.aborted.append_to_file(entry), "the index of aborted transactions")
         return offset
 
     def write(self) -> None:
-        """Put everything staged into the file. Raises StorageError if the disk refuses; then nothing of it is there."""
+        """Write everything staged to the file. Raises StorageError if the disk refuses; then none of it is written."""
         if self._lost is not None:
             error, self._lost = self._lost, None
             raise error
@@ -260,7 +288,8 @@ class PartitionLog:
             self._unsynced.append(active)
 
     def _undo_staged(self) -> None:
-        """Go back to what the files say. Slow the first time; while the disk keeps refusing, little has to be read."""
+        """Roll back to what the files say. The first time is slow; while the disk keeps refusing, little has to be
+        read."""
         high_watermark = self.high_watermark
         try:
             if self._undo_point is None:
@@ -269,11 +298,11 @@ class PartitionLog:
                 rewind(self, self._undo_point)
             self._undo_point = self._state()
         except (LogError, OSError) as error:
-            self.refuse_writes(f"the disk refused a write, and the log could not be read again: {error}")
+            self.refuse_writes(f"the disk refused a write, and the log could not be reread: {error}")
         self.high_watermark = min(high_watermark, self.end_offset)
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether the oldest write that is not synced has waited for longer than the topic's `flush.ms`."""
+        """Whether the oldest unsynced write is older than the topic's `flush.ms`."""
         if self.synced_offset >= self.end_offset or self.failed is not None:
             self._unsynced_since_ms = None
             return False
@@ -282,13 +311,13 @@ class PartitionLog:
         return now_ms - self._unsynced_since_ms >= self.config.flush_ms
 
     def note_recovered(self) -> None:
-        """Recovery has read batches that may not be on the disk yet: they are synced with the next ones."""
+        """Note that recovery read batches that may not be on the disk yet: they are synced with the next ones."""
         self.written_offset = self.end_offset
         self._unsynced = [segment for segment in self.segments if segment.next_offset > self.synced_offset]
         self._folder_unsynced = True
 
     def _active_for(self, size: int, timestamp: int, last_offset: int) -> Segment:
-        """The segment that a batch goes to, rolled to a new one where the topic's settings ask for it."""
+        """The segment for a batch; starts a new one if the topic's configs require it."""
         if self.segments:
             active = self.segments[-1]
             used = active.size + active.staged_bytes
@@ -311,34 +340,38 @@ class PartitionLog:
             except StorageError as error:
                 self._lost = StorageError(str(error))
                 raise
+        self.resources.check_owner()
         segment = Segment(self.folder, self.end_offset, self.resources, self.config.index_interval_bytes)
         if not self.segments:
-            self._make_folder()
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StorageError(f"{self.folder} could not be created: {error.strerror}") from error
         self.resources.files.get(segment.path, write=True)
         if self.segments:
-            self.segments[-1].seal()
+            try:
+                self.segments[-1].seal()
+            except OSError as error:
+                raise self.refuse_writes(
+                    f"{self.name}: {self.segments[-1].path} cannot be closed ({error.strerror}): the partition accepts "
+                    "no more writes until the file is restored and the broker is restarted"
+                ) from error
         self._folder_unsynced = True
         self.segments.append(segment)
         self._roll_after_ms = age_limit_ms(self.config)
         return segment
 
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{self.folder} could not be made: {error.strerror}") from error
-
-    # Making it safe, and showing it to readers.
+    # Durability and visibility.
 
     def sync_ticket(self) -> SyncTicket | None:
-        """What must be synced for everything written so far to be safe; None if it is already."""
+        """What to sync so that everything written so far is safe; None if it already is."""
         if not self._unsynced:
             return None
         folder = self.folder if self._folder_unsynced else None
         return SyncTicket(self.resources.disk, self._unsynced, folder, self.written_offset)
 
     def synced(self, ticket: SyncTicket) -> None:
-        """The ticket ran without an error. What was written while it ran is for the next one."""
+        """Note that the ticket succeeded. What was written while it ran is left to the next one."""
         self.synced_offset = max(self.synced_offset, ticket.offset)
         if self.segments and ticket.newest is self.segments[-1]:
             self._folder_unsynced = False
@@ -347,9 +380,9 @@ class PartitionLog:
         ]
 
     def sync_failed(self, error: OSError) -> StorageError:
-        """The ticket failed: what the kernel has thrown away is unknown, so nothing is written here until a restart."""
+        """Refuse writes until a restart: after a failed sync it is unknown what the kernel has discarded."""
         return self.refuse_writes(
-            f"{self.name}: the disk could not make writes durable ({error.strerror}); the partition takes no more "
+            f"{self.name}: the disk could not sync ({error.strerror}); the partition accepts no more "
             "writes until the broker is restarted on a healthy disk. What was acknowledged before is safe."
         )
 
@@ -360,7 +393,7 @@ class PartitionLog:
         return StorageError(reason)
 
     def publish(self, offset: int) -> None:
-        """Move the high watermark, and tell those who wait for records."""
+        """Move the high watermark, and wake those who wait for records."""
         if offset > self.high_watermark:
             self.high_watermark = offset
             for wake in tuple(self.waiters):
@@ -371,7 +404,6 @@ class PartitionLog:
         return self.producers.last_stable_offset(self.high_watermark, self.log_start_offset)
 
     def sync(self) -> None:
-        """Sync at once, blocking."""
         ticket = self.sync_ticket()
         if ticket is not None:
             try:
@@ -381,14 +413,15 @@ class PartitionLog:
             self.synced(ticket)
 
     def checkpoint(self, *, durable: bool = True) -> None:
-        """Write down where recovery may start. Syncs first: only what is on the disk needs no recovery.
+        """Store where recovery may start. Syncs first: only what is on the disk needs no recovery.
 
-        A checkpoint that is not `durable` may be lost in a power cut: then recovery has more to read, no more.
+        A power cut may lose a checkpoint that is not `durable`: then recovery only has more to read.
         """
         if not self.segments and self.log_start_offset == 0:
             return
         if self.failed is not None:
             raise StorageError(self.failed)
+        self.resources.check_owner()
         self.write()
         self.sync()
         self.aborted.drop_before(self.log_start_offset)
@@ -402,7 +435,6 @@ class PartitionLog:
         self._undo_point = None
 
     def _state(self) -> PartitionCheckpoint:
-        """What follows from everything that is written."""
         active = self.segments[-1] if self.segments else None
         return PartitionCheckpoint(
             log_start_offset=self.log_start_offset,
@@ -417,7 +449,6 @@ class PartitionLog:
         )
 
     def write_aborted(self) -> None:
-        """Make the file of aborted transactions say what is known to be true."""
         self._on_disk(self.aborted.write_file, "the index of aborted transactions")
 
     def _on_disk(self, action: Callable[[], None], what: str, *, must: bool = False) -> None:
@@ -451,9 +482,9 @@ class PartitionLog:
             raise OffsetOutOfRangeError(self.name, offset, self.log_start_offset, limit)
 
     def read(self, offset: int, max_bytes: int, limit: int, *, at_least_one: bool = True) -> Slice | None:
-        """A run of batches from the one that holds `offset`, up to `limit`; None if there is nothing to read yet.
+        """Batches from the one that holds `offset`, up to `limit`; None if there is nothing to read yet.
 
-        At most `max_bytes`, so the last batch may be cut; with `at_least_one` the first is whole however large it is.
+        At most `max_bytes`, so the last batch may be cut; with `at_least_one` the first is whole, however large it is.
         Raises OffsetOutOfRangeError, and CorruptSegmentError if the batch that holds `offset` is damaged.
         """
         return read_slice(self, offset, max_bytes, limit, at_least_one=at_least_one)
@@ -466,21 +497,22 @@ class PartitionLog:
         """Offset and timestamp of the record with the largest timestamp; None if the partition is empty."""
         return largest_timestamp(self)
 
-    # Letting go.
+    # Deletion.
 
     def delete_records(self, before_offset: int) -> int:
-        """Records before the offset can no longer be read; their segments are removed. Gives the new log start."""
+        """Delete the records before the offset, and the segments that hold only such records. Returns the new log
+        start."""
         if not 0 <= before_offset <= self.high_watermark:
             raise OffsetOutOfRangeError(self.name, before_offset, self.log_start_offset, self.high_watermark)
         delete_before(self, before_offset)
         return self.log_start_offset
 
     def expire(self, now_ms: int) -> int:
-        """Remove what the topic's retention no longer keeps. Gives the number of segments removed."""
+        """Delete what the topic's retention no longer keeps. Returns the number of deleted segments."""
         return expire(self, now_ms)
 
     def close(self) -> None:
-        """Write, sync and write down everything, so that opening it again reads nothing but the checkpoint."""
+        """Write, sync and checkpoint everything, so that the next open reads only the checkpoint."""
         if self.failed is None and (self._staged or self.checkpointed_offset != self.end_offset):
             self.checkpoint()
         for segment in self.segments:

@@ -1,23 +1,23 @@
-"""What one partition remembers of its idempotent and transactional producers.
+"""The state of the idempotent and transactional producers of one partition.
 
-A producer numbers its records. With the number of the last record of each producer the partition can tell a batch that
-is new from one that is sent again and from one that has lost its predecessor; with the first offset of each open
-transaction it can tell how far a `read_committed` reader may go. The state follows from the log alone: replaying every
-batch through `record` and `end_transaction` rebuilds it, a snapshot merely saves reading the whole log.
+A producer numbers its records. From the last number of each producer, the partition knows whether a batch is new, a
+duplicate, or comes after a lost one; from the first offset of each open transaction, it knows how far a
+`read_committed` reader may go. The state follows from the log alone: replaying every batch through `record` and
+`end_transaction` rebuilds it; a snapshot only saves reading the whole log.
 
-Appending is two steps, so that nothing is remembered that was not written:
+Appending has two steps, so that only what was written is remembered:
 
     duplicate = states.check(...)        # raises if the batch must be refused
     if duplicate is None: append it, then states.record(...)
 
-`check` judges what comes from a client. `record` and `end_transaction` never judge: what is in the log is true.
-There is no I/O and no clock here.
+`check` may refuse batches of clients. `record` and `end_transaction` never do: what is in the log is true. There is no
+I/O and no clock here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -31,19 +31,22 @@ from penstock.errors import (
 )
 
 BATCHES_KEPT: Final = 5
-"""How many batches of a producer are recognised when they come again: as many as a client may have in flight."""
+"""How many batches of a producer are recognised as duplicates: as many as a client may have in flight."""
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
-"""Sequence numbers count to 2^31-1 and go on at 0."""
+"""Sequence numbers count to 2^31-1 and continue at 0."""
 
 NO_SEQUENCE: Final = -1
-"""The sequence number of batches that the broker itself writes for a producer, such as transactional offset commits."""
+"""The sequence number of batches that the broker writes for a producer, such as transactional offset commits."""
 
 PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
-"""Default of `producer.id.expiration.ms`: how long a producer that has gone silent is remembered."""
+"""Default of `producer.id.expiration.ms`: how long a silent producer is remembered."""
 
 MAX_SETTLING: Final = 1_000
-"""How many ended transactions are told apart while they wait for the high watermark; more are treated as one."""
+"""How many ended transactions are tracked one by one while they wait for the high watermark; more count as one."""
+
+HIGHEST_GIVEN_ID: Final = (1 << 62) - 1
+"""Brokers count ids from 0 and never reach this."""
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -53,23 +56,11 @@ _Batch = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The batch is in the log already; the producer is told where, as it was the first time."""
+    """The batch is already in the log; the producer gets the same answer as the first time."""
 
     first_offset: int
     last_offset: int
     timestamp_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedTransaction:
-    """A transaction that left records in this partition and has just been ended by its marker."""
-
-    producer_id: int
-    first_offset: int
-    marker_offset: int
-    aborted: bool
-    last_stable_offset: int
-    """Up to where everything is decided once this marker counts: what the index of aborted transactions stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +75,15 @@ class ProducerState:
     transaction_first_offset: int | None
 
 
+@dataclass(slots=True, eq=False)
 class _Producer:
-    __slots__ = (
-        "batches",
-        "coordinator_epoch",
-        "epoch",
-        "next_sequence",
-        "recent",
-        "timestamp_ms",
-        "transaction_start",
-    )
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.next_sequence = 0
-        self.batches: list[_Batch] = []
-        self.timestamp_ms = -1
-        self.coordinator_epoch = -1
-        self.transaction_start: int | None = None
-        self.recent = True
+    epoch: int
+    next_sequence: int = 0
+    batches: list[_Batch] = field(default_factory=list)
+    timestamp_ms: int = -1
+    coordinator_epoch: int = -1
+    transaction_start: int | None = None
+    recent: bool = True
 
 
 _Stored = tuple[int, int, int, int, int | None, bool, list[_Batch]]
@@ -128,16 +109,27 @@ class ProducerStates:
     def __contains__(self, producer_id: int) -> bool:
         return producer_id in self._producers
 
+    def highest_id(self) -> int:
+        """The highest producer id that is remembered; -1 if there is none.
+
+        Ids that a client made up do not count: they are far above those of a broker.
+        """
+        highest = max(self._producers, default=-1)
+        if highest > HIGHEST_GIVEN_ID:
+            return max((given for given in self._producers if given <= HIGHEST_GIVEN_ID), default=-1)
+        return highest
+
     def check(
         self, producer_id: int, epoch: int, first_sequence: int, last_offset_delta: int, transactional: bool
     ) -> Duplicate | None:
-        """Judge a batch that a client sends: None if it is to be appended, a Duplicate if it was appended before.
+        """Check a client's batch: None if it is to be appended, a Duplicate if it was appended before.
 
         Raises OutOfOrderSequenceError if a batch before it is missing, InvalidProducerEpochError if a newer instance of
-        the producer has written here, InvalidTransactionStateError for a plain batch amid the producer's transaction.
+        the producer has written here, and InvalidTransactionStateError for a plain batch within the producer's
+        transaction.
 
-        A producer that is not known may start at any sequence number: its records may have been deleted by retention,
-        and refusing it would stop it for ever. A known producer with a new epoch starts at 0.
+        An unknown producer may start at any sequence number: retention may have deleted its records, and refusing it
+        would stop it for ever. A known producer with a new epoch starts at 0.
         """
         producer = self._producers.get(producer_id)
         if (
@@ -147,9 +139,9 @@ class ProducerStates:
             and (transactional or producer.transaction_start is None)
         ):
             return None
-        return self._judge(producer, producer_id, epoch, first_sequence, last_offset_delta, transactional)
+        return self._check_unexpected(producer, producer_id, epoch, first_sequence, last_offset_delta, transactional)
 
-    def _judge(
+    def _check_unexpected(
         self,
         producer: _Producer | None,
         producer_id: int,
@@ -174,22 +166,22 @@ class ProducerStates:
         if first_sequence != expected:
             raise OutOfOrderSequenceError(
                 f"{self._partition}: the next batch of producer {producer_id} (epoch {epoch}) must start at sequence "
-                f"{expected}, but {first_sequence} came; a batch before it was lost or refused"
+                f"{expected}, but was {first_sequence}; a batch before it was lost or refused"
             )
         self._refuse_plain_in_transaction(producer, producer_id, transactional)
         return None
 
     def check_epoch(self, producer_id: int, epoch: int, transactional: bool) -> None:
-        """Judge a batch without sequence numbers, which the broker itself writes on a producer's behalf."""
+        """Check a batch without sequence numbers, which the broker writes on a producer's behalf."""
         producer = self._producers.get(producer_id)
         if producer is not None:
             self._refuse_older_epoch(producer, producer_id, epoch)
             self._refuse_plain_in_transaction(producer, producer_id, transactional)
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
-        """Judge a transaction marker before it is appended.
+        """Check a transaction marker before it is appended.
 
-        Raises InvalidProducerEpochError or TransactionCoordinatorFencedError if it comes from the past.
+        Raises InvalidProducerEpochError or TransactionCoordinatorFencedError if it is outdated.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -205,7 +197,7 @@ class ProducerStates:
         if epoch < producer.epoch:
             raise InvalidProducerEpochError(
                 f"{self._partition}: producer {producer_id} came with epoch {epoch}, but epoch {producer.epoch} has "
-                "written here since; another instance took over, and this one must stop or start anew"
+                "written here since; another instance took over, and this one must stop or restart"
             )
 
     def _refuse_plain_in_transaction(self, producer: _Producer, producer_id: int, transactional: bool) -> None:
@@ -225,7 +217,7 @@ class ProducerStates:
         timestamp_ms: int,
         transactional: bool,
     ) -> None:
-        """Remember a data batch that is in the log now. `timestamp_ms` is its largest timestamp."""
+        """Record a data batch that is in the log. `timestamp_ms` is its largest timestamp."""
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = _Producer(epoch)
@@ -254,14 +246,12 @@ class ProducerStates:
         epoch: int,
         marker_offset: int,
         *,
-        commit: bool,
         coordinator_epoch: int,
         timestamp_ms: int,
-    ) -> CompletedTransaction | None:
-        """Remember a transaction marker that is in the log now.
+    ) -> int | None:
+        """Record a transaction marker that is in the log, and return the first offset of the transaction.
 
-        None if the producer had written nothing here since its last marker: then nothing waits for this one, and the
-        index of aborted transactions need not know it.
+        Returns None if the producer wrote nothing here since its last marker.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -281,14 +271,7 @@ class ProducerStates:
         if len(self._settling) == MAX_SETTLING:
             self._settling = [(min(first for first, _ in self._settling), self._settling[-1][1])]
         self._settling.append((first_offset, marker_offset))
-        undecided = self.first_undecided_offset()
-        return CompletedTransaction(
-            producer_id, first_offset, marker_offset, not commit, marker_offset + 1 if undecided is None else undecided
-        )
-
-    def has_open_transaction(self, producer_id: int) -> bool:
-        """Whether the producer has written here in a transaction that is not ended: no need to ask the coordinator."""
-        return producer_id in self._ongoing
+        return first_offset
 
     def first_undecided_offset(self) -> int | None:
         """Where the earliest open transaction starts; None if there is none."""
@@ -297,9 +280,9 @@ class ProducerStates:
         return None
 
     def last_stable_offset(self, high_watermark: int, log_start_offset: int = 0) -> int:
-        """How far a `read_committed` reader may go: everything below is decided, and will still be after a crash.
+        """How far a `read_committed` reader may go: everything below is decided, also after a crash.
 
-        An ended transaction holds it back until its marker is below the high watermark, which must never go back.
+        An ended transaction holds it back until its marker is below the high watermark, which never decreases.
         """
         if not self._ongoing and not self._settling:
             return high_watermark
@@ -314,11 +297,11 @@ class ProducerStates:
         return max(stable, log_start_offset)
 
     def expire(self, now_ms: int, expiration_ms: int = PRODUCER_ID_EXPIRATION_MS) -> int:
-        """Forget producers that have been silent for `expiration_ms`, and say how many.
+        """Forget producers that have been silent for `expiration_ms`, and return how many.
 
-        Never one with an open transaction. Nor one that has written since the last call: the timestamps are the
-        producers' own, so one that copies old records would be forgotten while it writes, and its next retry would be
-        taken for a new batch.
+        Producers with an open transaction stay, and so do those that wrote since the last call: the timestamps are the
+        producers' own, so one that copies old records would be forgotten while it writes, and its next retry would
+        count as a new batch.
         """
         latest_ms = now_ms - expiration_ms
         expired = []
@@ -346,9 +329,9 @@ class ProducerStates:
             )
 
     def last_batches(self) -> dict[int, tuple[int, int | None]]:
-        """Each producer's epoch and the offset of its last record; None where only a marker is known.
+        """Each producer's epoch and the offset of its last record; None if only a marker is known.
 
-        Compaction must leave something of that batch or marker behind, or a replay would not know the producer.
+        Compaction must keep something of that batch or marker, or a replay would not know the producer.
         """
         return {
             producer_id: (
@@ -359,16 +342,15 @@ class ProducerStates:
         }
 
     def clear(self) -> None:
-        """Forget everything, before the log is replayed from its start."""
         self._producers.clear()
         self._ongoing.clear()
         self._settling.clear()
 
     def snapshot(self) -> bytes:
-        """The whole state, to be restored instead of replaying the log up to here. The caller adds a checksum.
+        """The whole state, to restore instead of replaying the log up to here. The caller adds a checksum.
 
-        Ended transactions that wait for the high watermark are left out: a snapshot is used only at a place of the log
-        that is durable, and there the markers are too.
+        Ended transactions that wait for the high watermark are left out: a snapshot is only used at a durable position
+        of the log, where their markers are durable, too.
         """
         stored: list[_Stored] = [
             (
@@ -385,9 +367,9 @@ class ProducerStates:
         return msgspec.msgpack.encode((SNAPSHOT_VERSION, stored))
 
     def restore(self, snapshot: bytes) -> None:
-        """Replace the whole state by that of a snapshot; the log is then replayed from where it was taken.
+        """Replace the state by a snapshot; the log is then replayed from where it was taken.
 
-        Raises ValueError, and leaves the state as it was, if the bytes are not a snapshot of this version.
+        Raises ValueError, and changes nothing, if the bytes are not a snapshot of this version.
         """
         try:
             version, stored = _decoder.decode(snapshot)
@@ -395,7 +377,7 @@ class ProducerStates:
             raise ValueError(f"{self._partition}: not a snapshot of producer states: {error}") from error
         if version != SNAPSHOT_VERSION:
             raise ValueError(
-                f"{self._partition}: a snapshot of version {version}, but only {SNAPSHOT_VERSION} is known"
+                f"{self._partition}: a snapshot of version {version}; only version {SNAPSHOT_VERSION} is supported"
             )
         self.clear()
         for producer_id, epoch, coordinator_epoch, timestamp_ms, transaction_start, recent, batches in stored:

@@ -1,8 +1,7 @@
-"""Reading a partition without a broker: by offset, by time, from the end on, or into Arrow.
+"""Reading a partition without a broker: by offset, by time, following the end, or into Arrow.
 
-Readers open the files of a data folder and nothing else. They work while a broker writes to it, compacts it and lets
-old records go, and beside any number of other readers. They see what is written, which may be a moment before the
-broker acknowledges it.
+Readers only open the files of a data folder. They work while a broker writes, compacts and deletes, and beside any
+number of other readers. They see what is written, which may be a moment before the broker acknowledges it.
 
     with LogReader("data", "orders") as orders:
         for record in orders.partition(0).read(offset=100): ...
@@ -13,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import msgspec
@@ -28,15 +27,70 @@ from penstock.errors import (
     StorageError,
     UnknownTopicError,
 )
-from penstock.log.batch import BatchHeader, StoredRecord, read_header, records_of
-from penstock.log.extent import offset_after
+from penstock.log.batches.batch import BatchHeader, StoredRecord, read_header, records_of
+from penstock.log.batches.scan import Found, walk
 from penstock.log.live_view import LiveView
-from penstock.log.scan import Found, walk
+from penstock.log.partition import PartitionLog
+from penstock.log.segment import Segment
 from penstock.log.statefile import read_state
 from penstock.log.store import TOPICS_FOLDER, TopicState, check_topic_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def offset_after(log: PartitionLog, start: int, size_bytes: int, stop: int) -> tuple[int, int]:
+    """The offset after about `size_bytes` from `start` on, at most `stop`, and how many bytes that is.
+
+    It is after `start` if `stop` is, even if a single record is larger than `size_bytes`.
+    """
+    used_bytes = 0
+    offset = start
+    for segment in log.segments:
+        if segment.next_offset <= offset:
+            continue
+        if offset >= stop:
+            break
+        offset = max(offset, segment.base_offset)
+        here = position_about(segment, offset)
+        behind = position_about(segment, min(stop, segment.next_offset))
+        left_bytes = size_bytes - used_bytes
+        if behind - here > left_bytes:
+            reached = min(stop, max(start + 1, offset_about(segment, here + left_bytes)))
+            return reached, used_bytes + max(left_bytes, position_about(segment, reached) - here)
+        used_bytes += behind - here
+        offset = segment.next_offset
+    return stop, used_bytes
+
+
+def position_about(segment: Segment, offset: int) -> int:
+    index = segment.index
+    return _between(index.offsets, index.positions, segment.next_offset, segment.size, segment.base_offset, 0, offset)
+
+
+def offset_about(segment: Segment, position: int) -> int:
+    index = segment.index
+    return _between(index.positions, index.offsets, segment.size, segment.next_offset, 0, segment.base_offset, position)
+
+
+def _between(
+    given: Sequence[int],
+    wanted: Sequence[int],
+    last_given: int,
+    last_wanted: int,
+    first: int,
+    first_wanted: int,
+    at: int,
+) -> int:
+    """Interpolate linearly: the value of `wanted` where `given` is `at`."""
+    entry = bisect_right(given, at) - 1
+    low, low_wanted = (given[entry], wanted[entry]) if entry >= 0 else (first, first_wanted)
+    following = entry + 1
+    high, high_wanted = (given[following], wanted[following]) if following < len(given) else (last_given, last_wanted)
+    if high <= low or at >= high:
+        return high_wanted
+    return low_wanted + (high_wanted - low_wanted) * (at - low) // (high - low)
+
 
 logger = logging.getLogger(__name__)
 
@@ -45,19 +99,19 @@ OnDamage = Literal["raise", "skip"]
 
 _PIECE_BYTES: Final = 1 << 20
 _ARROW_PIECE_BYTES: Final = 8 << 20
-"""Larger pieces of memory are new from the system each time, which then takes as long as decoding what is in them."""
+"""Larger pieces of memory are newly allocated by the system each time, which takes as long as decoding them."""
 _LOOKS: Final = 3
-"""How often a damaged place is looked at before it is believed: the file may just have been replaced by another."""
+"""How often to look at damage before reporting it: the file may just have been replaced."""
 
 
 class PartitionReader:
     """Reads the folder of one partition.
 
-    `isolation="read_committed"` leaves out the records of aborted transactions and stops where the first undecided one
-    begins. `on_damage="skip"` passes over damaged batches with a warning in the log; "raise" raises
-    CorruptSegmentError, and reading can go on behind it. Markers of transactions are never given out.
+    `isolation="read_committed"` leaves out records of aborted transactions and stops at the first open one.
+    `on_damage="skip"` skips damaged batches and logs a warning; "raise" raises CorruptSegmentError, and reading can
+    continue after it. Transaction markers are never returned.
 
-    Not for several threads at once.
+    Not thread-safe.
     """
 
     def __init__(
@@ -82,18 +136,18 @@ class PartitionReader:
 
     @property
     def end_offset(self) -> int:
-        """The offset behind the last that can be read, as of the last look at the files."""
+        """The offset after the last record that can be read, as of the last look at the files."""
         log = self._view.log
         return log.last_stable_offset if self._committed else log.end_offset
 
     def refresh(self) -> None:
-        """Look at the files again. Reading does that by itself when it begins."""
+        """Look at the files again. Reading does this when it starts."""
         self._view.refresh()
 
     def read(self, offset: int | None = None, stop: int | None = None) -> Iterator[StoredRecord]:
-        """The records from `offset` (the first, if not given) to `stop`, or to the present end.
+        """The records from `offset` (default: the first) to `stop`, or to the current end.
 
-        Raises OffsetOutOfRangeError, here or later, if the offset is deleted or not written yet.
+        Raises OffsetOutOfRangeError, now or later, if the offset is deleted or not written yet.
         """
         self.refresh()
         start = self.start_offset if offset is None else offset
@@ -102,13 +156,13 @@ class PartitionReader:
         return self._records(start, end)
 
     def from_time(self, timestamp_ms: int, stop: int | None = None) -> Iterator[StoredRecord]:
-        """The records from the first one at or after a time on, to `stop` or to the present end."""
+        """The records from the first one at or after a time, to `stop` or to the current end."""
         self.refresh()
         found = self._offset_for_time(timestamp_ms)
         return iter(()) if found is None or found >= self.end_offset else self.read(found, stop)
 
     def tail(self, count: int) -> list[StoredRecord]:
-        """The last records, at most `count`."""
+        """The last `count` records."""
         self.refresh()
         distance = count
         while True:  # ends at the start of the log at the latest
@@ -121,9 +175,10 @@ class PartitionReader:
     def follow(
         self, offset: int | None = None, *, poll_s: float = 0.1, stop: threading.Event | None = None
     ) -> Iterator[StoredRecord]:
-        """The records from `offset` on (the present end, if not given), and new ones as they come, until `stop` is set.
+        """The records from `offset` (default: the current end) and new ones as they arrive, until `stop` is set.
 
-        Raises OffsetOutOfRangeError if records go before they could be read, UnknownTopicError if the topic is deleted.
+        Raises OffsetOutOfRangeError if records are deleted before they were read, UnknownTopicError if the topic is
+        deleted.
         """
         self.refresh()
         start = self.end_offset if offset is None else offset
@@ -131,7 +186,7 @@ class PartitionReader:
         return self._follow(start, poll_s, stop or threading.Event())
 
     def to_arrow(self, start: int | None = None, stop: int | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """The records from `start` to `stop`, or to the present end, as Arrow RecordBatches; needs `penstock[arrow]`.
+        """The records from `start` to `stop`, or to the current end, as Arrow RecordBatches; needs `penstock[arrow]`.
 
         `options` are those of `penstock.log.arrow.decode_in_chunks`: engine, unit, views, chunk_bytes.
         """
@@ -142,9 +197,10 @@ class PartitionReader:
         return self._to_arrow(first, end, options)
 
     def offset_after(self, start: int, size_bytes: int, stop: int) -> tuple[int, int]:
-        """Where about `size_bytes` of what is stored from `start` on end, `stop` at the latest, and how many they are.
+        """The offset after about `size_bytes` of stored data from `start` on, at most `stop`, and how many bytes that
+        is.
 
-        Found by the indexes, without reading. It is behind `start` if `stop` is, however large a record is.
+        Found by the indexes, without reading. It is after `start` if `stop` is, however large a record is.
         """
         self.refresh()
         return offset_after(self._view.log, start, size_bytes, stop)
@@ -155,9 +211,7 @@ class PartitionReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Inside.
@@ -205,10 +259,10 @@ class PartitionReader:
                         yield record
 
     def _to_arrow(self, offset: int, stop: int, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        from penstock.log.arrow import Origin, decode_in_chunks
+        from penstock.log.arrow import BufferOrigin, decode_in_chunks
 
         for piece in self._pieces(offset, stop, _ARROW_PIECE_BYTES):
-            origin = Origin(str(piece.path), piece.position, whole=True)
+            origin = BufferOrigin(str(piece.path), piece.position, whole=True)
             aborted = self._view.log.aborted.between(offset, stop) if self._committed else ()
             rest = piece.data
             while rest:
@@ -238,7 +292,7 @@ class PartitionReader:
         )
 
     def _pieces(self, offset: int, stop: int, max_bytes: int) -> Iterator[_Piece]:
-        """Runs of whole, sound batches that hold the offsets in `[offset, stop)`."""
+        """Consecutive whole, valid batches that hold the offsets in `[offset, stop)`."""
         looks = 0
         while offset < stop:
             log = self._view.log
@@ -269,10 +323,10 @@ class PartitionReader:
     def _damaged(self, error: CorruptSegmentError) -> None:
         if not self._skips:
             raise error
-        logger.warning("passed over: %s", error, extra={"segment": error.file, "position": error.position})
+        logger.warning("skipped: %s", error, extra={"segment": error.file, "position": error.position})
 
     def _behind_damage(self, offset: int) -> int:
-        """The first offset behind the damage that holds `offset`."""
+        """The first offset after the damage that holds `offset`."""
         log = self._view.log
         segment = log.segment_for(offset)
         for step in segment.batches(segment.index.position_for_offset(offset)):
@@ -283,8 +337,6 @@ class PartitionReader:
 
 
 class _Piece(NamedTuple):
-    """Whole batches of a segment, one behind the other."""
-
     path: Path
     position: int
     data: memoryview
@@ -301,7 +353,7 @@ class _Piece(NamedTuple):
 
 
 def _whole_batches(path: Path, position: int, data: memoryview) -> tuple[_Piece, int]:
-    """What is whole of the bytes read at a position, and the offset behind it."""
+    """The whole batches in the bytes read at a position, and the offset after them."""
     end = next_offset = 0
     for start, _, last, _, size in walk(lambda at, length: data[at : at + length], 0, len(data)):
         end, next_offset = start + size, last + 1
@@ -331,7 +383,7 @@ class LogReader:
     def partition(self, number: int) -> PartitionReader:
         count = self.partition_count()
         if not 0 <= number < count:
-            raise UnknownTopicError(f"topic {self._topic!r} has partitions 0 to {count - 1}, and no partition {number}")
+            raise UnknownTopicError(f"topic {self._topic!r} has partitions 0 to {count - 1}, not {number}")
         if number not in self._open:
             self._open[number] = PartitionReader(
                 self._folder / f"{self._topic}-{number}", isolation=self._isolation, on_damage=self._on_damage
@@ -354,7 +406,5 @@ class LogReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,9 +1,9 @@
-"""Opening a partition after whatever happened to it.
+"""Opening a partition after a clean close, a crash or damage.
 
-Everything before the checkpoint's recovery point is on the disk and was verified. What follows is read batch by batch:
-a tail that ends within a batch, or whose checksum is wrong, was never acknowledged and is cut off. Damage that good
-batches follow is something else: a bad disk. It is reported and left where it is, and so is everything behind it. So is
-a file that has vanished, or has lost its end: the offsets of what is missing are refused, and never given to others.
+Everything before the checkpoint's recovery point is on the disk and was verified. What follows is read batch by batch.
+A tail that ends within a batch, or has a wrong checksum, was never acknowledged and is cut off. Damage followed by
+valid batches comes from a bad disk: it is reported and left in place, with everything after it. The same holds for a
+file that is missing or has lost its end: the missing offsets are refused, and never assigned again.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptSegmentError, StorageError
+from penstock.log.aborted import FILE_NAME as ABORTED_FILE
 from penstock.log.aborted import AbortedTransaction
-from penstock.log.batch import NO_TIMESTAMP
+from penstock.log.batches.batch import NO_TIMESTAMP, marker_commits, marker_coordinator_epoch
+from penstock.log.batches.scan import Bad, Found, describe_tail, scan
 from penstock.log.checkpoint import PartitionCheckpoint, load_checkpoint
-from penstock.log.control import marker_commits, marker_coordinator_epoch
-from penstock.log.index import SparseIndex, load_open_index
-from penstock.log.scan import Bad, Found, scan
-from penstock.log.segment import CLEANED_SUFFIX, LOG_SUFFIX, Resources, Segment
+from penstock.log.compacting.swap import finish_swap
+from penstock.log.index import SparseIndex, load_index
+from penstock.log.segment import CLEANED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, Resources, Segment
 from penstock.log.statefile import TEMPORARY_SUFFIX
-from penstock.log.swap import finish_swap
 
 if TYPE_CHECKING:
     from penstock.log.partition import PartitionLog
 
 logger = logging.getLogger(__name__)
 
+_FORMER_INDEX_SUFFIX: Final = ".index"
+_FORMER_ABORTED: Final = "aborted"
+
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a partition had to do."""
-
     scanned_bytes: int = 0
     seconds: float = 0.0
     truncated_bytes: int = 0
@@ -52,17 +53,25 @@ class RecoveryReport:
 
 
 def finish_interrupted(folder: Path, resources: Resources) -> None:
-    """Finish what was decided before a crash, and remove what was not."""
+    """Finish operations that were decided before a crash, and remove the others."""
     if not folder.is_dir():
         return
+    _rename_former(folder)
     finish_swap(folder, resources)
     for path in folder.iterdir():
         if path.name.endswith((CLEANED_SUFFIX, TEMPORARY_SUFFIX)):
             path.unlink()
 
 
+def _rename_former(folder: Path) -> None:
+    """Rename indexes of earlier versions, which had Kafka's names with another format."""
+    for path in list(folder.iterdir()):
+        stem, former, rest = path.name.partition(_FORMER_INDEX_SUFFIX)
+        if former and rest in ("", CLEANED_SUFFIX) and (stem.isdigit() or stem == _FORMER_ABORTED):
+            path.replace(folder / ((ABORTED_FILE if stem == _FORMER_ABORTED else stem + INDEX_SUFFIX) + rest))
+
+
 def recover(log: PartitionLog) -> RecoveryReport:
-    """Set the partition's state from its folder."""
     started = time.perf_counter()
     report = RecoveryReport()
     log.segments.clear()
@@ -95,7 +104,7 @@ def recover(log: PartitionLog) -> RecoveryReport:
 
 
 def rewind(log: PartitionLog, point: PartitionCheckpoint) -> None:
-    """Forget what was staged and refused. `point` is a state that was true once; what was written since is read."""
+    """Forget what was staged and refused. `point` is an earlier state; what was written since is read."""
     log.producers.restore(point.producers)
     log.aborted.drop_from(point.recovery_offset)
     log.end_offset = point.recovery_offset
@@ -120,9 +129,9 @@ def rewind(log: PartitionLog, point: PartitionCheckpoint) -> None:
 
 
 def take_in_more(log: PartitionLog, new_bases: list[int]) -> RecoveryReport:
-    """Let a read-only partition follow what its owner has written since: more batches, and the segments `new_bases`.
+    """Let a read-only partition follow its owner: read new batches, and the segments `new_bases`.
 
-    The caller has listed the segments before, so a segment that others follow will not grow any more.
+    The caller has listed the segments before, so a segment with a successor no longer grows.
     """
     report = RecoveryReport()
     new = [Segment(log.folder, base, log.resources, log.config.index_interval_bytes) for base in new_bases]
@@ -148,7 +157,7 @@ def _list_segments(log: PartitionLog) -> list[Segment]:
 
 
 def _trusted_start(log: PartitionLog, checkpoint: PartitionCheckpoint | None) -> PartitionCheckpoint:
-    """Where reading starts: the checkpoint, if the files bear it out, or the very beginning."""
+    """Where reading starts: at the checkpoint if the files match it, or at the beginning."""
     first = log.segments[0].base_offset if log.segments else log.log_start_offset
     if checkpoint is not None:
         for segment in log.segments:
@@ -212,13 +221,13 @@ def _read_active(
 
 
 def _index_before(segment: Segment, position: int) -> SparseIndex:
-    """The index of the active segment up to `position`. A file that says anything else is removed and written anew."""
+    """The index of the active segment up to `position`. A file that disagrees is removed and written again."""
     try:
         data = segment.index_path.read_bytes()
     except FileNotFoundError:
         return SparseIndex(segment.index_interval_bytes)
-    index, intact = load_open_index(data, segment.index_interval_bytes)
-    if index.cut(position) or not intact:
+    index, seal, intact = load_index(data, segment.index_interval_bytes)
+    if index.cut(position) or not intact or seal is not None:
         index.mark_unsaved()
         if not segment.resources.read_only:
             segment.index_path.unlink()
@@ -226,7 +235,7 @@ def _index_before(segment: Segment, position: int) -> SparseIndex:
 
 
 def _fill_index(segment: Segment, index: SparseIndex, position: int) -> None:
-    """Find again the entries before `position` that a crash has lost, so that no reader has to walk far."""
+    """Rebuild index entries before `position` that a crash has lost, so that readers need not scan far."""
     start = index.positions[-1] if len(index) else 0
     if not position or (len(index) and position - start <= segment.index_interval_bytes):
         return
@@ -246,7 +255,7 @@ def _replay(
     index: SparseIndex | None,
     report: RecoveryReport,
 ) -> int:
-    """Take in the batches from `position` on. Gives the end of the last good one."""
+    """Replay the batches from `position` on. Returns the end of the last valid one."""
     reached = position
     start = position
     size = segment.size
@@ -277,7 +286,6 @@ def _note_times(segment: Segment, found: Found) -> None:
 
 
 def replay_batch(log: PartitionLog, found: Found) -> None:
-    """Let the state follow a batch that is in the log."""
     header = found.header
     log.end_offset = header.next_offset
     if header.producer_id < 0:
@@ -296,20 +304,19 @@ def replay_batch(log: PartitionLog, found: Found) -> None:
     commits = marker_commits(found.batch)
     if commits is None:
         return
-    ended = log.producers.end_transaction(
+    first_offset = log.producers.end_transaction(
         header.producer_id,
         header.producer_epoch,
         header.base_offset,
-        commit=commits,
         coordinator_epoch=marker_coordinator_epoch(found.batch),
         timestamp_ms=header.max_timestamp,
     )
-    if ended is not None and ended.aborted:
-        log.aborted.add(AbortedTransaction(header.producer_id, ended.first_offset, header.base_offset))
+    if first_offset is not None and not commits:
+        log.aborted.add(AbortedTransaction(header.producer_id, first_offset, header.base_offset))
 
 
 def _report_missing(log: PartitionLog, following: Segment, offset: int, report: RecoveryReport) -> None:
-    """Records are in no file: a segment, or the end of one, was removed by somebody else."""
+    """Report records that are in no file: something removed a segment, or the end of one."""
     reason = f"the records from offset {offset} to it are missing"
     error = CorruptSegmentError(str(following.path), 0, offset, reason)
     logger.error("%s", error, extra={"partition": log.name, "segment": str(following.path)})
@@ -317,7 +324,7 @@ def _report_missing(log: PartitionLog, following: Segment, offset: int, report: 
 
 
 def _report_lost_end(log: PartitionLog, checkpoint: PartitionCheckpoint, report: RecoveryReport) -> None:
-    """The last records were on the disk once and are gone. Their offsets are never given to others."""
+    """Report that the last records were on the disk and are gone. Their offsets are never assigned again."""
     path, size = (log.segments[-1].path, log.segments[-1].size) if log.segments else (log.folder, 0)
     reason = f"it ends here, but the records up to offset {checkpoint.recovery_offset} had been written"
     error = CorruptSegmentError(str(path), size, log.end_offset, reason)
@@ -339,12 +346,17 @@ def _cut(log: PartitionLog, segment: Segment, end: int, size: int, report: Recov
     report.truncated_bytes += size - end
     if log.resources.read_only:
         return
+    records, reason = describe_tail(segment.read_at, end, size, log.end_offset)
     logger.warning(
-        "%s: cut %d bytes of an unfinished write at offset %d",
+        "%s: cut off the last %d bytes, %s from offset %d on: %s. A process that was killed had not acknowledged them. "
+        "After a power cut they may have been acknowledged to producers that do not wait for the disk (acks=1), and if "
+        "the disk has damaged them since, to any.",
         segment.path,
         size - end,
+        f"{records} records" if records else "an unknown number of records",
         log.end_offset,
-        extra={"partition": log.name, "bytes": size - end},
+        reason,
+        extra={"partition": log.name, "bytes": size - end, "records": records},
     )
     try:
         log.resources.disk.truncate(segment.file().fd, end)

@@ -1,4 +1,4 @@
-"""Letting old records go: by age, by size, or because somebody said so. Whole segments at a time."""
+"""Deleting old records, by age, by size or on request, in whole segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def delete_before(log: PartitionLog, offset: int) -> None:
-    """Move the log's start, durably, and then remove the segments that lie before it."""
+    """Move the log's start, durably, then remove the segments before it."""
     if offset <= log.log_start_offset:
         return
     if log.segments and log.segments[-1].next_offset <= offset and log.segments[-1].size:
@@ -35,7 +35,7 @@ def expire(log: PartitionLog, now_ms: int) -> int:
 
 
 def _too_old(log: PartitionLog, now_ms: int) -> list[Segment]:
-    """The oldest segments whose every record is older than the topic keeps."""
+    """The oldest segments whose records are all older than the topic keeps."""
     keep_ms = log.config.retention_ms
     gone: list[Segment] = []
     if keep_ms < 0:
@@ -65,10 +65,8 @@ def _too_many_bytes(log: PartitionLog, already: list[Segment]) -> list[Segment]:
 
 
 def _let_go(log: PartitionLog, gone: list[Segment], start: int) -> None:
-    """Write down where the log starts now, and then remove the segments before it: a crash in between changes nothing.
-
-    On a full disk it is the other way round, as there is no space to write it down before they are gone.
-    """
+    """Store the new log start, then remove the segments before it: a crash in between changes nothing. On a full disk
+    it is the other way round: there is no space to store it before they are removed."""
     before, log.log_start_offset = log.log_start_offset, start
     try:
         log.checkpoint()

@@ -7,24 +7,30 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.errors import CorruptSegmentError, StorageError
-from penstock.log.batch import HEADER_BYTES, NO_TIMESTAMP
+from penstock.log.batches.batch import HEADER_BYTES, NO_TIMESTAMP
+from penstock.log.batches.scan import Bad, Found, scan, walk
 from penstock.log.disk import Disk, FilePool, OpenFile
 from penstock.log.index import Seal, SparseIndex, load_index, read_seal, seal_block
-from penstock.log.scan import Bad, Found, scan, walk
 
 logger = logging.getLogger(__name__)
 
 LOG_SUFFIX: Final = ".log"
-INDEX_SUFFIX: Final = ".index"
+INDEX_SUFFIX: Final = ".penstock-index"
+"""Not Kafka's `.index`: the format differs."""
 CLEANED_SUFFIX: Final = ".cleaned"
 _SEAL_TAIL_BYTES: Final = 64
 
 
+class Owner(Protocol):
+    def check(self) -> None:
+        """Raise StorageError if the data folder was removed or replaced."""
+
+
 class Resources:
-    """What all partitions of one data folder share: the disk, the open files, and the indexes held in memory."""
+    """What all partitions of one data folder share: the disk, open files, and indexes in memory."""
 
     def __init__(
         self,
@@ -37,14 +43,21 @@ class Resources:
     ) -> None:
         self.disk = disk or Disk()
         self.read_only = read_only
+        self.owner: Owner | None = None
+        """Checks that the data folder is still ours; None if nothing can take it away."""
         self.files = FilePool(self.disk, open_files)
         self._most_indexes = indexes
         self._most_index_bytes = index_bytes
         self._index_bytes = 0
         self._indexed: OrderedDict[Segment, int] = OrderedDict()
 
+    def check_owner(self) -> None:
+        """Raise StorageError if the folder is not ours. Called before a file is created or replaced by its path."""
+        if self.owner is not None:
+            self.owner.check()
+
     def index_used(self, segment: Segment) -> None:
-        """Keep the indexes of the segments used last in memory, and let the others go. The one in use always stays."""
+        """Keep the most recently used indexes in memory, and drop the others. The one in use always stays."""
         size = segment.index_bytes
         self._index_bytes += size - self._indexed.get(segment, 0)
         self._indexed[segment] = size
@@ -66,7 +79,7 @@ def segment_name(base_offset: int) -> str:
 
 
 class Segment:
-    """Batches from `base_offset` on. All but the last segment of a partition are sealed and never written again."""
+    """Batches from `base_offset` on. Only the last segment of a partition is written to; the others are sealed."""
 
     __slots__ = (
         "_index",
@@ -93,7 +106,7 @@ class Segment:
         self.resources = resources
         self.index_interval_bytes = index_interval_bytes
         self.size = 0
-        """Bytes that are written to the file."""
+        """Bytes written to the file."""
         self.next_offset = base_offset
         self.max_timestamp = NO_TIMESTAMP
         self.first_timestamp = NO_TIMESTAMP
@@ -118,18 +131,17 @@ class Segment:
 
     @property
     def index_bytes(self) -> int:
-        """How large the index in memory is."""
         return 0 if self._index is None else self._index.size_bytes
 
     @property
     def newest_ms(self) -> int:
-        """When its last record was made; when it was written, if no record says."""
+        """The timestamp of its newest record; the file's modification time if no record has one."""
         return self.max_timestamp if self.max_timestamp >= 0 else int(self.path.stat().st_mtime * 1000)
 
     # Writing, for the last segment of a partition only.
 
     def stage(self, batch: memoryview, base_offset: int, last_offset: int, max_timestamp: int) -> None:
-        """Take a batch that has its final bytes; it is in the file after the next `write_staged`."""
+        """Stage a batch that has its final bytes; the next `write_staged` writes it."""
         index = self._index
         if index is None:
             index = self._index = SparseIndex(self.index_interval_bytes)
@@ -143,7 +155,7 @@ class Segment:
         self.next_offset = last_offset + 1
 
     def write_staged(self) -> None:
-        """Write what is staged. On an error the file is cut back to what it was, and the error raised."""
+        """Write what is staged. On an error, truncate the file to its former size and raise."""
         file = self.resources.files.get(self.path, write=True)
         try:
             self.resources.disk.write_all(file.fd, self.staged, self.size)
@@ -157,14 +169,14 @@ class Segment:
         self.staged_bytes = 0
 
     def drop_staged(self) -> None:
-        """Forget what is staged but not written. Timestamps and next offset are the caller's to restore."""
+        """Drop what is staged but not written. The caller restores timestamps and next offset."""
         self.staged = []
         self.staged_bytes = 0
         if self._index is not None:
             self._index.cut(self.size)
 
     def save_index(self) -> None:
-        """Append the index entries since the last call to the index file. They are rebuilt if a crash loses them."""
+        """Append the new index entries to the index file. If a crash loses them, they are rebuilt."""
         if self._index is not None and (block := self._index.take_unsaved()):
             self._append_to_index(block)
 
@@ -183,7 +195,7 @@ class Segment:
             )
 
     def seal(self, *, compacted: bool = False) -> None:
-        """No batch will follow. The index gets its summary; the caller makes the files durable."""
+        """Seal the segment: no batch will follow. Writes the summary of the index; the caller syncs the files."""
         self.save_index()
         self._seal = Seal(self.size, self.next_offset, self.max_timestamp, self.first_timestamp, int(compacted))
         self._append_to_index(seal_block(self._seal))
@@ -191,13 +203,13 @@ class Segment:
         self.resources.index_used(self)
         self._mtime_ns = os.stat(self.path).st_mtime_ns
 
-    # Opening what is there.
+    # Opening existing segments.
 
     def load_sealed(self, following: int, *, clean: bool = False) -> None:
-        """Make ready to read a segment that others follow, the first of them from offset `following` on.
+        """Prepare a sealed segment for reading; `following` is the first offset of the next segment.
 
-        Its seal says what it is; the whole file is read only where there is none, or one of another file. Then it
-        matters if it is `clean`: compaction has been over it, so that offsets that are not there need not be damage.
+        The seal describes the segment. Without a matching seal the whole file is read; then `clean` matters: it means
+        that compaction has processed the file, so that missing offsets need not be damage.
         """
         self.sealed = True
         self.size = self.path.stat().st_size
@@ -211,13 +223,10 @@ class Segment:
         if seal is None or seal.size_bytes != self.size:
             self.rebuild_index(compacted=clean or self._looks_compacted())
         else:
-            self._adopt(seal)
-
-    def _adopt(self, seal: Seal) -> None:
-        self._seal = seal
-        self.next_offset = seal.next_offset
-        self.max_timestamp = seal.max_timestamp
-        self.first_timestamp = seal.first_timestamp
+            self._seal = seal
+            self.next_offset = seal.next_offset
+            self.max_timestamp = seal.max_timestamp
+            self.first_timestamp = seal.first_timestamp
 
     @property
     def compacted(self) -> bool:
@@ -234,10 +243,10 @@ class Segment:
 
     def _load_index(self) -> None:
         try:
-            index, seal = load_index(self.index_path.read_bytes(), self.index_interval_bytes)
+            index, seal, intact = load_index(self.index_path.read_bytes(), self.index_interval_bytes)
         except FileNotFoundError:
-            index, seal = SparseIndex(self.index_interval_bytes), None
-        if self.sealed and seal is None:
+            index, seal, intact = SparseIndex(self.index_interval_bytes), None, True
+        if self.sealed and (seal is None or not intact):
             self.rebuild_index(compacted=self.compacted)
         else:
             self._index = index
@@ -247,11 +256,10 @@ class Segment:
             self._index = None
 
     def adopt_index(self, index: SparseIndex) -> None:
-        """Use an index that recovery has made, for a segment that is still written to."""
+        """Use the index that recovery built, for a segment that is still written to."""
         self._index = index
 
     def rebuild_index(self, *, compacted: bool) -> None:
-        """Make the index of a sealed segment anew from the batches themselves, and write it."""
         index = SparseIndex(0 if compacted else self.index_interval_bytes)
         reached = self.base_offset
         self.max_timestamp = self.first_timestamp = NO_TIMESTAMP
@@ -271,10 +279,8 @@ class Segment:
         self.seal(compacted=compacted)
 
     def _looks_compacted(self) -> bool:
-        """Whether offsets are left out, and none is out of order: so looks a compacted segment.
-
-        A damaged offset in a segment that was never compacted is out of order with the next one, or with the end.
-        """
+        """Whether offsets are missing and none is out of order, as in a compacted segment. A damaged offset in a
+        segment that was never compacted is out of order with the next one, or with the end."""
         expected = self.base_offset
         left_out = False
         for _, base, last, _, _ in walk(self.read_at, 0, self.size):
@@ -296,14 +302,14 @@ class Segment:
             raise StorageError(f"{self.path} could not be read at byte {position}: {error.strerror}") from error
 
     def batches(self, position: int = 0) -> Iterator[Found | Bad]:
-        """Every batch from `position`, where one must start that the index vouches for, each proven or else a `Bad`."""
+        """Every batch from `position`, which the index must confirm; each is verified, or a `Bad`."""
         if self.compacted:
             yield from self._batches_with_gaps(position)
         else:
             yield from scan(self.read_at, position, self.size, self._offset_at(position))
 
     def _batches_with_gaps(self, position: int) -> Iterator[Found | Bad]:
-        """In a compacted segment only the index can prove a batch's offset, and one that is wrong proves nothing."""
+        """In a compacted segment only the index can confirm a batch's offset."""
         while position < self.size:
             for step in scan(self.read_at, position, self.size, self._offset_at(position), dense=False):
                 position = step.end
@@ -316,10 +322,10 @@ class Segment:
         return max(self.base_offset, self.index.offset_at(position))
 
     def locate(self, offset: int) -> int:
-        """The position of the batch that holds `offset`, or of the first one behind it; the size if there is none.
+        """The position of the batch that holds `offset`, or of the first one after it; the size if there is none.
 
-        That batch is sound, and so is everything that was passed over to find it: no record is skipped. Raises
-        CorruptSegmentError if the offset is lost in damage.
+        That batch is valid, and so is everything before it: no record is skipped. Raises CorruptSegmentError if the
+        offset is lost in damage.
         """
         offset = max(offset, self.base_offset)
         start = reached = self.index.position_for_offset(offset)
@@ -333,7 +339,6 @@ class Segment:
         return self._search(start, offset)
 
     def _search(self, start: int, offset: int) -> int:
-        """As `locate`, where headers cannot be trusted."""
         bad: Bad | None = None
         for step in self.batches(start):
             if isinstance(step, Bad):
@@ -351,10 +356,8 @@ class Segment:
         raise self._damaged(bad, offset)
 
     def _damaged(self, bad: Bad, offset: int) -> CorruptSegmentError:
-        """The error about a damaged place. It is logged once, however often readers come by.
-
-        Not by a reader that does not own the files: those may be changing under its eyes, and it looks again first.
-        """
+        """The error for a damaged position. It is logged once, however often it is read. A reader that does not own the
+        files does not log it: they may be changing, and it looks again first."""
         error = CorruptSegmentError(str(self.path), bad.position, offset, bad.reason)
         if bad.position not in self._reported and not self.resources.read_only:
             self._reported += (bad.position,)
@@ -362,7 +365,7 @@ class Segment:
         return error
 
     def end_before(self, limit: int, position: int) -> int:
-        """Where the batches from `position` on reach `limit`, going by the headers alone: `verify` stops at damage."""
+        """Where the batches from `position` on reach `limit`, by their headers alone: `verify` stops at damage."""
         if limit >= self.next_offset:
             return self.size
         reached = max(position, self.index.position_for_offset(limit))
@@ -373,10 +376,10 @@ class Segment:
         return reached if reached + HEADER_BYTES <= self.size else self.size
 
     def verify(self, position: int, end: int) -> int | Bad:
-        """Make sure that what is about to be served is sound.
+        """Verify what is about to be served.
 
-        Returns up to where it is, at most `end`, or what is wrong with the batch at `position`. Each byte is checked
-        once for as long as nobody else writes to the file: what this process wrote itself was checked on the way in.
+        Returns up to where it is valid, at most `end`, or what is wrong with the batch at `position`. Each byte is
+        checked once, as long as only this process writes to the file: what it wrote itself was checked before.
         """
         if self.sealed:
             mtime_ns = os.fstat(self.file().fd).st_mtime_ns
@@ -392,7 +395,7 @@ class Segment:
         return self._verify_from(self.index.position_before(start), end, position)
 
     def _verify_from(self, start: int, end: int, position: int) -> int | Bad:
-        """Check batch by batch from a place that the index vouches for, until `end` or until something is wrong."""
+        """Check batch by batch from a position that the index confirms, until `end` or the first damage."""
         reached = start
         fault: Bad | None = None
         for step in self.batches(start):

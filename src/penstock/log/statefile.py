@@ -1,7 +1,7 @@
-"""Small files that must survive anything: replaced whole, and written so that one damaged byte can be repaired.
+"""Small files that are replaced whole, and in which one damaged byte can be repaired.
 
-The content stands in the file twice, each time with its length and checksum. A crash leaves the old file or the new
-one, never a mixture; a flipped bit spoils one copy, and the other is used.
+The file holds the content twice, each time with its length and checksum. A crash leaves the old file or the new one,
+never a mixture; a flipped bit damages one copy, and the other is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.log.disk import Disk
 _FRAME: Final = struct.Struct(">4sII")
 _TAG: Final = b"PSF1"
 TEMPORARY_SUFFIX: Final = "~"
-"""What a file is called until it is whole. Topic names cannot end with it, so no topic's file is taken for one."""
+"""The suffix of a file until it is complete. Topic names cannot end with it."""
 
 
 class DamagedStateError(LogError):
@@ -27,7 +27,7 @@ class DamagedStateError(LogError):
 
 
 def write_state(path: Path, content: bytes, disk: Disk, *, durable: bool = True) -> None:
-    """Replace the file. When it returns (and `durable`), the new content survives a power cut."""
+    """Replace the file. If `durable`, the new content survives a power cut when this returns."""
     copy = _FRAME.pack(_TAG, len(content), crc32c(content)) + content
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -46,7 +46,7 @@ def write_state(path: Path, content: bytes, disk: Disk, *, durable: bool = True)
 
 
 def read_state(path: Path) -> bytes | None:
-    """The content, or None where there is no such file. Raises DamagedStateError when both copies are spoilt."""
+    """The content, or None if the file does not exist. Raises DamagedStateError if both copies are damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

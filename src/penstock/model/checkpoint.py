@@ -1,4 +1,4 @@
-"""Checkpoints: the persisted truth about one group on one partition, and the leases that say who may write it."""
+"""Checkpoints, the stored progress of one group on one partition, and the leases that say who may write them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from enum import StrEnum
 from penstock.model.record import Pointer
 
 Runs = tuple[tuple[Pointer, Pointer], ...]
-"""Half-open intervals of pointers, `(first, end)`, ascending, that neither touch nor overlap.
+"""Ascending half-open intervals of pointers, `(first, end)`, that neither touch nor overlap.
 
-Every record of the partition whose pointer is in one of them is meant. Pointers without a record may lie in them, too:
-none will ever appear there, as a stream only grows at its end. So a million records are one pair of numbers.
+They stand for every record of the partition whose pointer is in one of them. They may include pointers without a
+record: a stream grows only at its end, so no record will ever appear there. A million records can be one pair of
+numbers.
 """
 
 
 class Status(StrEnum):
-    """Where a record stands with a group."""
+    """The state of a record in a group."""
 
     PENDING = "pending"
     IN_PROGRESS = "in progress"
@@ -27,18 +28,14 @@ class Status(StrEnum):
     FAILED = "failed"
     """An attempt failed; there will be another."""
     EXHAUSTED = "exhausted"
-    """It will not be tried again, and is with the dead letters."""
+    """It is not tried again; it became a dead letter."""
     IGNORED = "ignored"
-    """Finished without its handler: filtered out, handled before under the same id, or meant for another group."""
-
-    @property
-    def is_final(self) -> bool:
-        return self in (Status.SUCCEEDED, Status.EXHAUSTED, Status.IGNORED)
+    """Finished without a call of its handler: filtered out, a duplicate of a handled id, or meant for another group."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKey:
-    """Whose checkpoint it is."""
+    """What a checkpoint is about: a group, a topic and a partition."""
 
     group: str
     topic: str
@@ -46,7 +43,7 @@ class CheckpointKey:
 
     @property
     def lease_name(self) -> str:
-        """The name of the lease, within the group, that its owner holds."""
+        """The name, within the group, of the lease that the owner holds."""
         return f"partition:{self.topic}:{self.partition}"
 
     def __str__(self) -> str:
@@ -55,16 +52,16 @@ class CheckpointKey:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who may write. A store keeps one for each (group, name), for ever: its epoch never goes back."""
+    """Who may write. A store keeps one per (group, name) for ever: its epoch never decreases."""
 
     group: str
     name: str
     owner: str
-    """"" when nobody holds it."""
+    """"" if it is free."""
     epoch: int
-    """Grows by one with each claim. It fences: what an older owner writes is refused."""
+    """Grows by one with each claim. Writes with an older epoch are refused."""
     beat: int
-    """Grows by one with each renewal. Who sees all leases of an owner stand still for long enough may claim them."""
+    """Grows by one with each renewal. If no lease of an owner changes for long enough, others may claim them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,58 +77,60 @@ class Failing:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Records from `first` up to, not including, `end`, of a partition that members of a group share record by record:
-    one of them has them in hand, or they wait to be handed out again. What of them is finished is not meant."""
+    """Records from `first` up to, not including, `end`, of a partition that group members share record by record. One
+    member is handling them, or they wait to be delivered again. Finished records among them do not count."""
 
     first: Pointer
     end: Pointer
     owner: str
-    """"" when nobody has them in hand."""
+    """"" if no member is handling them."""
     number: int
-    """Tells claims of one owner apart. A claim that is extended gets a new one."""
+    """Tells claims of one owner apart. Extending a claim gives it a new number."""
     attempt: int
-    """How often they have been handed out."""
+    """How often the records were delivered."""
     lasts_ms: int
-    """Whoever sees the claim stand still for so long may take what is not finished."""
+    """If the claim does not change for this long, any member may take what is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything before `start` is finished, and so is what is in `finished`; reading goes on at `next`."""
+    """Everything before `start` is finished, and so is what is in `finished`; reading continues at `next`."""
 
     start: Pointer
     next: Pointer
-    """Behind the last record that was read. It is stored before any of them is handled."""
+    """The pointer after the last record read. It is stored before any of these records is handled."""
     finished: Runs = ()
-    """What is finished between `start` and `next`; the first run begins behind `start`."""
+    """The finished runs between `start` and `next`; the first one begins after `start`."""
     failing: tuple[Failing, ...] = ()
     """Unfinished records that failed, in the order of their pointers."""
     restarts: int = 0
-    """How many owners took over since `start` moved, or since one of them ended well: a record may be killing them."""
+    """Owners that took over since `start` moved or an owner closed cleanly: a record may be killing them."""
     processed: int = 0
-    """How often a handler has been called."""
+    """Calls of handlers."""
     delivered: int = 0
-    """How often one has returned, so that its effect counts."""
+    """Calls that returned, so that their effect counts."""
     saved_ms: int = 0
     claims: tuple[Claim, ...] = ()
-    """Where members share the partition: who has what in hand, in the order of the pointers, without overlap."""
+    """The claims of members that share the partition, in pointer order, without overlap."""
 
     def __post_init__(self) -> None:
         edges = [self.start, *(edge for run in self.finished for edge in run)]
         if any(map(operator.ge, edges, edges[1:])):
-            raise ValueError(f"the runs {self.finished} behind {self.start} are not in order, empty, or touch")
+            raise ValueError(
+                f"the runs {self.finished} after {self.start} must be ascending, not empty, and must not touch"
+            )
         if edges[-1] > self.next:
-            raise ValueError(f"{edges[-1]} is finished but lies behind next, {self.next}")
+            raise ValueError(f"{edges[-1]} is finished but lies after next, {self.next}")
         if any(left.end > right.first for left, right in itertools.pairwise(self.claims)):
-            raise ValueError(f"the claims {self.claims} are not in order, or overlap")
+            raise ValueError(f"the claims {self.claims} must be ascending and must not overlap")
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """A line of the tracker's history: what became of the records from `first` up to, not including, `end`.
+class HistoryEntry:
+    """One line of the tracker's history: the outcome of the records from `first` up to, not including, `end`.
 
-    A run of records that succeeded at their first attempt is one line, whatever its length. An attempt that failed, and
-    a record that was given up or ignored, has a line of its own.
+    A run of records that succeeded at the first attempt is one entry, whatever its length. Each failed attempt, and
+    each record that was exhausted or ignored, has its own entry.
     """
 
     first: Pointer
@@ -139,7 +138,7 @@ class Happening:
     status: Status
     attempt: int
     error: str
-    """The error and its text, "" when there was none."""
+    """The class and text of the error; "" if there was none."""
     begun_ms: int
     ended_ms: int
     owner: str
@@ -148,7 +147,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """An idempotency key whose record is finished, and when that was."""
+    """An idempotency key whose record is finished, and when it finished."""
 
     id: str
     at_ms: int
@@ -156,16 +155,16 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is saved at once: all of it or nothing."""
+    """Everything that is saved in one atomic write."""
 
     checkpoint: Checkpoint
-    happenings: tuple[Happening, ...] = ()
-    """Lines to add to the history."""
+    happenings: tuple[HistoryEntry, ...] = ()
+    """Entries to add to the history."""
     state: Mapping[bytes, bytes | None] = field(default_factory=dict)
-    """Keyed state that changed; None where it is gone."""
+    """Changed keyed state; None deletes a key."""
     handled: tuple[Handled, ...] = ()
-    """Idempotency keys to remember."""
+    """Idempotency keys to store."""
     forget_handled_before_ms: int | None = None
-    """Idempotency keys of the group and topic, remembered before this time, may go."""
+    """Idempotency keys of the group and topic that were stored before this time may be deleted."""
     forget_happenings_before_ms: int | None = None
-    """Lines of the partition's history that ended before this time may go."""
+    """History entries of the partition that ended before this time may be deleted."""

@@ -1,4 +1,4 @@
-"""What a user chooses from."""
+"""The choices of `order=` and `guarantee=`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Guarantee(StrEnum):
     EXACTLY_ONCE = "exactly-once"
 
 
-class Order(StrEnum):
-    """What must not overtake what."""
+class Ordering(StrEnum):
+    """Which records must be handled in order."""
 
     PARTITION = "partition"
     """Records of one partition are handled one after the other."""
     KEY = "key"
-    """Records of one key are; others may pass."""
+    """Records of one key are handled one after the other."""
     NONE = "none"
-    """Any record may be handled at any time."""
+    """Records may be handled in any order."""

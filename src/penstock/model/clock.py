@@ -1,4 +1,4 @@
-"""The real clock, and how to wait for something or for a time, whichever comes first, on any clock."""
+"""The system clock, and waiting for a condition or a timeout on any clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SystemClock:
-    """`abc.Clock` by the clocks of the machine."""
+    """`abc.Clock` on the clocks of this machine."""
 
     __slots__ = ()
 
@@ -30,16 +30,16 @@ class SystemClock:
 
 @runtime_checkable
 class WaitingClock(Protocol):
-    """A clock whose time does not pass by itself, and which therefore must know who waits for it."""
+    """A clock that a program advances, and that must therefore know who waits for it."""
 
     def wait_on(self, condition: threading.Condition, timeout_s: float | None) -> None: ...
 
 
 def wait_on(clock: Clock, condition: threading.Condition, timeout_s: float | None) -> None:
-    """Wait, holding the condition, until it is notified or `timeout_s` has passed on this clock; None: for ever.
+    """Wait, holding the condition, until it is notified or `timeout_s` has passed on this clock; None: no timeout.
 
-    As with any condition, who is woken looks again: at what it waits for, and at the clock. A clock without a way of
-    its own to do this is taken to run like the machine's.
+    As with any condition, the caller must check again after waking up. A clock without `wait_on` is assumed to run like
+    the machine's.
     """
     if isinstance(clock, WaitingClock):
         clock.wait_on(condition, timeout_s)

@@ -1,36 +1,37 @@
-"""Dead letters: records that were given up, with everything needed to see why, and to try again."""
+"""Dead letters: records that a group gave up, with the reason and everything needed to try again."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from penstock.model.record import Record
+from penstock.model.record import Headers, Record
 
 
 class LetterState(StrEnum):
     WAITING = "waiting"
-    """Nobody has done anything about it."""
+    """Nothing was done about it yet."""
     TAKEN = "taken"
-    """A redrive has it in hand. Where that redrive died, the next one takes it again."""
+    """A redrive is sending it. If that redrive dies, the next one takes it again."""
     REDRIVEN = "redriven"
     """It was sent again."""
     DISCARDED = "discarded"
-    """Somebody decided that it is not needed."""
+    """A user decided that it is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One record that a group gave up, as it was read, and why."""
+    """One record that a group gave up, as it was read, and the reason."""
 
     id: str
-    """The same for the same record of the same group (see `letter_id`): putting it twice keeps one letter."""
+    """The same for the same record and group (see `letter_id`), so that writing it twice keeps one letter."""
     group: str
     record: Record
-    """The record with its raw bytes, and where it stood."""
+    """The record with its raw bytes and its topic, partition and offset."""
     error: str
-    """The class of the error and its text."""
+    """The class and text of the error."""
     error_kind: str
     """The name of the error's class, to filter by."""
     traceback: str
@@ -47,8 +48,8 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFilter:
-    """Which letters are meant: those to which everything given applies."""
+class DeadLetterFilter:
+    """Dead letters that match every given field."""
 
     ids: frozenset[str] = frozenset()
     group: str | None = None
@@ -77,7 +78,20 @@ class LetterFilter:
         )
 
 
+_OF_QUERY: Final = "query "
+
+
+def query_row(query: str, batch_id: int, value: bytes, headers: Headers) -> Record:
+    """A row of a pipeline's query as the record of a dead letter. Its topic is not a valid name."""
+    return Record(_OF_QUERY + query, 0, batch_id, None, value, headers)
+
+
+def is_of_query(topic: str) -> bool:
+    """Whether a dead letter with this topic is a row of a query (see `query_row`)."""
+    return topic.startswith(_OF_QUERY)
+
+
 def letter_id(group: str, topic: str, partition: int, pointer: int) -> str:
-    """The id of the dead letter of a record: short, and the same whenever and wherever it is made."""
+    """The id of a record's dead letter: short, and always the same for the same record and group."""
     text = "\x1f".join((group, topic, str(partition), str(pointer)))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -1,11 +1,11 @@
-"""Where those who observe meet what they observe: the one extension point for metrics and traces.
+"""The extension point for metrics and traces.
 
-The rooms that do the work know nothing of Prometheus or OpenTelemetry. They enter what is at work with `OBSERVED.enter`
-and take it out when it ends, once for each producer, consumer or deadline. It counts what it does anyway; whoever shows
-the numbers reads them when asked. Records that must carry something along, and calls that are to be followed one by
-one, go through `OBSERVED.tracer`, a `penstock.abc.Tracer`; while there is none, that costs a look at an attribute.
+The rooms that do the work know nothing of Prometheus or OpenTelemetry. They register each producer, consumer or
+deadline with `OBSERVED.enter` and remove it with `leave` when it ends. These count their work anyway; exporters read
+the numbers on demand. Records that carry trace headers, and calls that are traced one by one, go through
+`OBSERVED.tracer`, a `penstock.abc.Tracer`; without one, that costs one attribute lookup.
 
-`penstock.observe` is built on this and nothing else. An observer of your own (StatsD, a debugger) can be, too.
+`penstock.observe` uses only this interface, and so can an observer of your own (StatsD, a debugger).
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from penstock.model.record import NewRecord
 
 Left = Callable[[object], None]
-"""Called with a part that has ended, once, while its numbers can still be read. It must be quick, and not raise."""
+"""Called once with a part that has ended, while its numbers can still be read. It must be quick and must not raise."""
 
 
 class Observed:
-    """What is at work in this process, and who traces it. Any thread may use it."""
+    """The parts that run in this process, and the tracer. Thread-safe."""
 
     def __init__(self) -> None:
         self.tracer: Tracer | None = None
-        """Who is told of each record that is sent and each call of a handler. Consumers ask for it when they start."""
+        """Told about each record sent and each call of a handler. Consumers read it when they start."""
         self.is_timed = False
-        """Whether somebody wants to know how long handlers take, which is not free where each record is a task."""
+        """Whether handler durations are measured, which costs time where each record is a task."""
         self._lock = threading.Lock()
         self._parts: dict[int, object] = {}
         self._on_left: list[Left] = []
 
     def enter(self, part: object) -> None:
-        """A part begins its work. It must `leave`: until then it is kept alive."""
+        """Register a part that starts working. It must `leave`: until then it is kept alive."""
         with self._lock:
             self._parts[id(part)] = part
 
     def leave(self, part: object) -> None:
-        """A part has ended; its numbers are final. Without effect when it has left, or never entered."""
+        """Remove a part that has ended; its numbers are final. No effect if it is not registered."""
         with self._lock:
             if self._parts.pop(id(part), None) is None:
                 return
@@ -51,23 +51,23 @@ class Observed:
             listener(part)
 
     def parts(self) -> list[object]:
-        """What is at work now, in the order in which it began."""
+        """The registered parts, oldest first."""
         with self._lock:
             return list(self._parts.values())
 
     def when_left(self, listener: Left) -> None:
-        """From now on, hear of each part that ends: what it counted is not to be forgotten."""
+        """Call the listener with each part that ends from now on, so that its counts are not lost."""
         with self._lock:
             self._on_left.append(listener)
 
     def forked(self) -> None:
-        """In a process that was forked off, nothing of what its parent does is at work."""
+        """Clear everything in a forked child: the work of the parent is not its own."""
         self._lock = threading.Lock()
         self._parts = {}
 
 
 def send_traced(tracer: Tracer, record: NewRecord, send: Callable[[NewRecord], Receipt]) -> Receipt:
-    """Send a record with what leads its reader back here; the tracer is told what became of it."""
+    """Send a record with trace headers, and report the outcome to the tracer."""
     record, settled = tracer.sending(record)
     try:
         receipt = send(record)
@@ -79,5 +79,5 @@ def send_traced(tracer: Tracer, record: NewRecord, send: Callable[[NewRecord], R
 
 
 OBSERVED: Final = Observed()
-"""That of this process."""
+"""The parts of this process."""
 os.register_at_fork(after_in_child=OBSERVED.forked)

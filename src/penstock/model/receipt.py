@@ -1,36 +1,40 @@
-"""Receipts: what `send` gives back."""
+"""Receipts: what `send` returns."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import ClassVar, Final
+from collections.abc import Callable, Generator
+from typing import Any, ClassVar, Final
 
 from penstock.errors import DeliveryError
-from penstock.model.record import Place
+from penstock.model.record import RecordMetadata
 
 logger = logging.getLogger(__name__)
 
 
 class Receipt:
-    """What `send` gives back: the promise that the stream will acknowledge the record, or say why not.
+    """What `send` returns: a future for the acknowledgement of the record.
 
-    `result` waits for it. A failure that nobody looks at is not lost: `flush` and `close` raise it.
+    `result` waits for it, and so does `await receipt`, without blocking the event loop. A failure that was not seen on
+    the receipt is raised by `flush` and `close`.
     """
 
     __slots__ = ("_callbacks", "_error", "_hurry", "_offset", "_partition", "_waiter", "done", "seen", "topic")
 
     _lock: ClassVar = threading.Lock()
-    """Shared by all receipts, as it is held for a few instructions only, and there are very many of them."""
+    """Shared by all receipts: it is held for a few instructions only, and there are very many receipts."""
+    _hurrying: ClassVar[set[Callable[[], None]]] = set()
+    """Streams that a thread is already flushing for an awaited receipt."""
 
     def __init__(self, topic: str, hurry: Callable[[], None] | None = None) -> None:
         self.topic = topic
         self.done = False
         """Whether the record has been acknowledged or refused."""
         self.seen = False
-        """Whether somebody has learnt from this receipt that its record was not delivered."""
+        """Whether a caller has seen on this receipt that its record was not delivered."""
         self._hurry = hurry
         self._error: DeliveryError | None = None
         self._waiter: threading.Event | None = None
@@ -38,25 +42,55 @@ class Receipt:
 
     @property
     def error(self) -> DeliveryError | None:
-        """Why the record was not delivered; None while that is open, and when it was."""
+        """Why the record was not delivered; None while that is open, and if it was delivered."""
         self.seen = self.seen or self._error is not None
         return self._error
 
-    def result(self, timeout: float | None = None) -> Place:
-        """Where the record stands, once it is acknowledged.
+    @property
+    def failed(self) -> bool:
+        """Whether the record was not delivered. Unlike `error`, this does not count as seen."""
+        return self._error is not None
 
-        Raises DeliveryError when it could not be delivered, and TimeoutError when nothing is known after `timeout`
-        seconds: then the record is still on its way.
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait for the acknowledgement and return where the record is stored.
+
+        Raises DeliveryError if it could not be delivered, and TimeoutError if the outcome is unknown after `timeout`
+        seconds: the record is still being delivered.
         """
         if not self.done:
             self._wait(timeout)
         if self._error is not None:
             self.seen = True
             raise self._error
-        return Place(self.topic, self._partition, self._offset)
+        return RecordMetadata(self.topic, self._partition, self._offset)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """As `result`, in an event loop. Cancelling the wait does not take the record back."""
+        return self._result_async().__await__()
+
+    async def _result_async(self) -> RecordMetadata:
+        if not self.done:
+            loop = asyncio.get_running_loop()
+            settled = asyncio.Event()
+            self.add_done_callback(lambda _: call_in(loop, settled.set))
+            if self._hurry is not None and self._hurry not in self._hurrying:
+                loop.run_in_executor(None, self._hurry_on)
+            await settled.wait()
+        return self.result(0)
+
+    def _hurry_on(self) -> None:
+        """Ask the stream not to linger until this receipt is done, for a limited time."""
+        hurry, until_s = self._hurry, time.monotonic() + _HURRY_S
+        assert hurry is not None
+        self._hurrying.add(hurry)
+        try:
+            while not self.done and time.monotonic() < until_s:
+                hurry()
+        finally:
+            self._hurrying.discard(hurry)
 
     def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
-        """Call it with this receipt once it is done: in the thread that hears from the stream, or now if it is.
+        """Call it with this receipt once it is done: in the delivery thread, or now if it is done already.
 
         The callback must not wait for another receipt. What it raises is logged.
         """
@@ -67,11 +101,11 @@ class Receipt:
         if self.done:
             self._call_back()
 
-    # Settling takes no lock where nobody waits. It marks the receipt first and looks for who waits then; who wants to
-    # wait writes that down first and looks at the mark then. So one of them sees the other.
+    # Settling takes no lock if nothing waits. `settle` sets `done`, then looks for waiters; a waiter registers itself,
+    # then looks at `done`. So one of them always sees the other.
 
     def settle(self, partition: int, offset: int, error: DeliveryError | None = None) -> None:
-        """Called by the stream, once: the record stands there, or `error` says why it does not."""
+        """Set the outcome. Called by the stream, once: the record is stored there, or `error` says why not."""
         assert not self.done, f"the receipt of a record for {self.topic!r} was settled twice"
         self._partition = partition
         self._offset = offset
@@ -98,7 +132,7 @@ class Receipt:
         left_s = None if timeout is None else max(0.0, timeout - (time.monotonic() - started_s))
         if not waiter.wait(left_s):
             raise TimeoutError(
-                f"the record for {self.topic!r} was not acknowledged within {timeout:g} s; it is still being tried"
+                f"the record for {self.topic!r} was not acknowledged within {timeout:g} s; it is still being delivered"
             )
 
     def _call_back(self) -> None:
@@ -116,8 +150,16 @@ class Receipt:
             return f"<Receipt for {self.topic!r}: on its way>"
         if self._error is not None:
             return f"<Receipt for {self.topic!r}: {self._error}>"
-        return f"<Receipt: {Place(self.topic, self._partition, self._offset)}>"
+        return f"<Receipt: {RecordMetadata(self.topic, self._partition, self._offset)}>"
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Run the function in the loop's thread, unless the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        logger.debug("an event loop was closed before it heard of a record")
 
 
 _HURRY_S: Final = 0.05
-"""How long a receipt that is waited for asks the stream not to wait for others to fill the batch."""
+"""How long an awaited receipt asks the stream not to linger."""

@@ -1,24 +1,73 @@
-"""Records and batches: what is sent, what is read, and where it stands."""
+"""Records and batches: what is sent and what is read."""
 
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Final, Literal, overload
 
+from penstock.errors import InvalidTopicError
 from penstock.model.times import EPOCH
 
 Headers = tuple[tuple[str, bytes | None], ...]
-"""The headers of a record, in their order; a name may stand there more than once. What `header_name` makes of a name
-that is no UTF-8 stands there, too: Kafka lets names be any bytes."""
+"""The headers of a record, in order; a name may occur more than once. Kafka allows any bytes as a name: `header_name`
+turns one that is not UTF-8 into text."""
+
+
+DELIVER_AT: Final = "penstock-deliver-at"
+"""The header of a delayed record: when it is due, in milliseconds since 1970, as decimal text."""
+
+_DIGITS_OF_A_TIME: Final = 15
+"""`send` never writes a longer time."""
+
+
+def due_ms(headers: Headers) -> int | None:
+    """When a record is due, in milliseconds since 1970; None if it is not delayed.
+
+    A malformed header is ignored. If the name occurs twice, the last one counts.
+    """
+    for name, content in reversed(headers):
+        if name == DELIVER_AT:
+            if content is not None and content.isdigit() and len(content) <= _DIGITS_OF_A_TIME:
+                return int(content)
+            return None
+    return None
+
+
+LONGEST_TOPIC_NAME: Final = 249
+_TOPIC_NAME: Final = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka allows this topic name."""
+    return _TOPIC_NAME.fullmatch(name) is not None
+
+
+def check_topic_name(name: object) -> None:
+    """Raise InvalidTopicError unless this is text that Kafka allows as a topic name."""
+    if not isinstance(name, str):
+        own = getattr(name, "name", None)
+        hint = f"its name, {own!r}" if isinstance(own, str) else "its name as text"
+        raise InvalidTopicError(f"{name!r} is not a topic name: give {hint}")
+    if not is_topic_name(name):
+        shown = name if len(name) <= 2 * LONGEST_TOPIC_NAME else f"{name[:LONGEST_TOPIC_NAME]}..."
+        raise InvalidTopicError(
+            f"{shown!r} is not a topic name: use 1 to {LONGEST_TOPIC_NAME} letters, digits, dots, underscores and "
+            "dashes, but not '.' or '..'"
+        )
+
+
+UNKNOWN_HEADER: Final = "penstock-unknown-name"
+"""Replaces a header name that was not UTF-8 and could not be recovered."""
 
 
 def header_name(raw: bytes) -> str:
-    r"""The name of a header as text that can be shown, stored and sent.
+    r"""A header name as text that can be shown, stored and sent.
 
-    A name that is UTF-8 is itself. In any other one, what is no UTF-8 stands as `\xNN`, and a backslash as two, so that
-    its bytes can be had back: `gr\xf6\xdfe` are the five bytes of größe in Latin-1.
+    A name that is UTF-8 stays as it is. In any other, each byte that is not UTF-8 becomes `\xNN` and a backslash
+    becomes two, so that the bytes can be restored: `gr\xf6\xdfe` are the five bytes of größe in Latin-1.
     """
     try:
         return raw.decode()
@@ -27,8 +76,8 @@ def header_name(raw: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a record stands."""
+class RecordMetadata:
+    """Where a record is stored."""
 
     topic: str
     partition: int
@@ -36,7 +85,7 @@ class Place:
 
     @property
     def pointer(self) -> str:
-        """The place within the partition, as it is stored."""
+        """The offset as text, as it is stored."""
         return str(self.offset)
 
     def __str__(self) -> str:
@@ -52,55 +101,58 @@ class Record:
     offset: int
     key: bytes | None
     value: bytes | None
-    """None is a value, too: in a compacted topic it says that the key is gone."""
+    """In a compacted topic, None deletes the key (a tombstone)."""
     headers: Headers = ()
     timestamp_ms: int | None = None
-    """Milliseconds since 1970, as the producer or the broker gave it; None where there is none."""
+    """Milliseconds since 1970, set by the producer or the broker; None if there is none."""
 
     @property
     def pointer(self) -> str:
-        """The place within the partition, as it is stored."""
+        """The offset as text, as it is stored."""
         return str(self.offset)
 
     @property
-    def place(self) -> Place:
-        return Place(self.topic, self.partition, self.offset)
+    def place(self) -> RecordMetadata:
+        return RecordMetadata(self.topic, self.partition, self.offset)
 
     @property
     def timestamp(self) -> datetime.datetime | None:
-        """The timestamp as a time in UTC."""
+        """The timestamp as a datetime in UTC."""
         if self.timestamp_ms is None:
             return None
         return EPOCH + datetime.timedelta(milliseconds=self.timestamp_ms)
 
 
 Pointer = int
-"""A place in one partition. A larger one is further on. Reading at a pointer gives the record there, or the first one
-behind it, so a pointer need not be that of a record: one more than a record's is the place behind it.
+"""A position in one partition; a larger one is later. Reading at a pointer starts at that record, or at the first one
+after it, so a pointer need not belong to a record: a record's pointer plus one is the position after it.
 
-Streams whose places are not numbers (Redis `1700000000000-3`, Pulsar's message ids) pack them into one, keeping their
-order; Python's integers have no limit. A store keeps pointers as decimal text or as numbers of any size.
+Streams whose positions are not numbers (such as Redis `1700000000000-3`) pack them into one integer in the same order;
+Python's integers have no limit. A store keeps pointers as decimal text or as numbers of any size.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record that stands nowhere yet: to be appended, or returned from a handler."""
+    """A record that is not stored yet: to be appended, or returned from a handler."""
 
     topic: str
     value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
     timestamp_ms: int | None = None
-    """None: when it is appended."""
+    """None: the time of appending."""
     partition: int | None = None
     """None: the partition of its key, or any."""
 
 
-class Batch(Sequence[Record]):
-    """An ordered run of records from one partition. Nothing of the partition is left out between `start` and `next`.
+TimestampType = Literal["create", "append"]
 
-    A batch may be empty and still have a `next` behind its `start`: then there is nothing to read in between.
+
+class Batch(Sequence[Record]):
+    """Consecutive records of one partition. No record between `start` and `next` is left out.
+
+    A batch may be empty and still have a `next` after its `start`: then there are no records in between.
     """
 
     __slots__ = ("_values", "next", "partition", "records", "start", "topic")
@@ -131,13 +183,12 @@ class Batch(Sequence[Record]):
         return iter(self.records)
 
     def pointer(self, index: int) -> Pointer:
-        """The pointer of one record."""
         return self.records[index].offset
 
     def edge(self, index: int) -> Pointer:
-        """Where the part of the partition begins that record `index` stands for; `len(batch)` gives where it all ends.
+        """Where the range of record `index` starts; `len(batch)` gives the end of the last one.
 
-        A gap before a record belongs to it, so that the parts of all records together are all from `start` to `next`.
+        A gap before a record belongs to its range, so that the ranges cover everything from `start` to `next`.
         """
         if index == 0:
             return self.start
@@ -148,7 +199,7 @@ class Batch(Sequence[Record]):
         return [record.offset for record in self.records]
 
     def values(self) -> Sequence[bytes | None]:
-        """The value of each record. Streams that can give them without making records do."""
+        """The value of each record. Some streams give them without creating records."""
         if self._values is None:
             self._values = [record.value for record in self.records]
         return self._values
@@ -157,8 +208,16 @@ class Batch(Sequence[Record]):
         """The key of each record."""
         return [record.key for record in self.records]
 
+    def timestamps(self) -> Sequence[int | None]:
+        """The timestamp of each record in milliseconds; None where there is none."""
+        return [record.timestamp_ms for record in self.records]
+
+    def timestamp_types(self) -> Sequence[TimestampType | None] | None:
+        """Whose clock set each timestamp: "create", the producer's, or "append", the stream's. None: not known."""
+        return None
+
     def with_headers(self) -> Sequence[int]:
-        """Which records have headers."""
+        """The indexes of the records that have headers."""
         return [index for index, record in enumerate(self.records) if record.headers]
 
     def __repr__(self) -> str:

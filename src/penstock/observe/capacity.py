@@ -1,7 +1,7 @@
-"""Capacity: from how much comes, and what is to be done with it, to partitions, disks, workers, brokers and cores.
+"""Capacity planning: from the load to partitions, disks, workers, brokers and cores.
 
-Pure arithmetic, shown step by step. What it rests on are figures that were measured (`FIGURES`, each with where it
-stands) and margins that are stated; whoever knows better figures for their machines can follow every line with them.
+Pure arithmetic, shown step by step. It rests on measured figures (`FIGURES`, each with its source) and on stated
+margins; with better figures for your machines you can redo every line.
 """
 
 from __future__ import annotations
@@ -12,25 +12,118 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import ConfigError
-from penstock.observe.figures import (
-    BUSY,
-    CORES_PER_EXECUTOR,
-    FILL,
-    FRAMING_BYTES,
-    HANDLING_PER_S,
-    KAFKA_WRITE_BYTES_PER_S,
-    PARTITION_BYTES_PER_S,
-    READ_COST,
-    RECOVERY_S_PER_GB,
-    SEGMENT_BYTES,
-    SEGMENT_S,
-    SPARK_ROWS_PER_CORE_S,
-    WORKER_SHARE,
-    WORKERS_PER_PROCESS,
-    WRITE_COST,
-    Figure,
+
+_LATEST: Final = "benchmarks/results/latest.md"
+_CONSUMERS: Final = "benchmarks/results/consumers.md"
+_README: Final = "README.md, Figures"
+_CHOSEN: Final = "a choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    what: str
+    value: float
+    unit: str
+    where: str
+    """The file with the measurement; `a choice` for a margin."""
+
+
+WRITE_COST: Final = {
+    100: Figure(
+        "produce 100 B records, batched, acks=all with fsync, 2 cores with the client", 1_000_304, "records/s", _LATEST
+    ),
+    1000: Figure(
+        "produce 1000 B records, batched, acks=all with fsync, 2 cores with the client", 260_315, "records/s", _LATEST
+    ),
+}
+READ_COST: Final = {
+    100: Figure("consume 100 B records, 2 cores with the client", 894_828, "records/s", _LATEST),
+    1000: Figure("consume 1000 B records, 2 cores with the client", 406_640, "records/s", _LATEST),
+}
+HANDLING_PER_S: Final = Figure(
+    "a consumer with workers, order by key, a handler that does nothing", 57_682, "records/s a process", _CONSUMERS
 )
-from penstock.observe.quantity_texts import bytes_text, count_text, per_s_text, time_text
+WORKER_SHARE: Final = Figure(
+    "of a worker's time is its handler's: 7,115 records/s of 8 workers at 1 ms", 0.889, "share", _CONSUMERS
+)
+KAFKA_WRITE_BYTES_PER_S: Final = Figure(
+    "Apache Kafka, 1000 B records, batched, fsync before the answer, 2 cores with the client",
+    153_106_000,
+    "bytes/s",
+    _LATEST,
+)
+SPARK_ROWS_PER_CORE_S: Final = Figure(
+    "Spark, log to 10 s windows to log, exactly-once with fsync: 110,000 rows/s on 2 cores",
+    55_000,
+    "rows/s a core",
+    _README,
+)
+RECOVERY_S_PER_GB: Final = Figure(
+    "recovery after a crash, of what was written since the last checkpoint", 0.451, "s/GB", _LATEST
+)
+FRAMING_BYTES: Final = Figure(
+    "around a record in a batch of a hundred: lengths, time, offset, its share of the batch's 61 bytes",
+    12,
+    "bytes",
+    "Kafka's record format",
+)
+SEGMENT_BYTES: Final = Figure(
+    "segment.bytes: what is not deleted before it is closed", 2**30, "bytes", "the default of topics"
+)
+SEGMENT_S: Final = Figure(
+    "segment.ms: when a segment is closed at the latest", 7 * 86_400, "s", "the default of topics"
+)
+PARTITION_BYTES_PER_S: Final = Figure(
+    "into one partition, so that a reader can double its pace", 10_000_000, "bytes/s", _CHOSEN
+)
+BUSY: Final = Figure("of what was measured is planned with, as machines and days differ", 0.5, "share", _CHOSEN)
+FILL: Final = Figure("of a disk is filled, as a full one stops everything", 0.8, "share", _CHOSEN)
+WORKERS_PER_PROCESS: Final = Figure("threads in one process, as they share one interpreter", 32, "workers", _CHOSEN)
+CORES_PER_EXECUTOR: Final = Figure("cores of one executor", 4, "cores", _CHOSEN)
+FIGURES: Final = (
+    *WRITE_COST.values(),
+    *READ_COST.values(),
+    *(HANDLING_PER_S, WORKER_SHARE, KAFKA_WRITE_BYTES_PER_S, SPARK_ROWS_PER_CORE_S, RECOVERY_S_PER_GB, FRAMING_BYTES),
+    *(PARTITION_BYTES_PER_S, SEGMENT_BYTES, BUSY, FILL, WORKERS_PER_PROCESS, CORES_PER_EXECUTOR),
+)
+
+
+_UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
+_TIMES: Final = (("years", 365 * 86_400.0), ("days", 86_400.0), ("h", 3600.0), ("min", 60.0))
+
+
+def bytes_text(size_bytes: float) -> str:
+    """512 B, 5.1 MB, 3.02 TB: three digits and a unit of a thousand."""
+    size = float(size_bytes)
+    for unit in _UNITS:
+        if size < 999.5 or unit == _UNITS[-1]:
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:,.0f} {unit}"
+
+
+def time_text(duration_s: float) -> str:
+    """0.27 s, 12 min, 33.6 h, 7 days."""
+    for unit, length_s in _TIMES:
+        if duration_s >= 2 * length_s:
+            return f"{_short(duration_s / length_s)} {unit}"
+    return f"{_short(duration_s)} s"
+
+
+def per_s_text(rate_per_s: float) -> str:
+    return f"{_short(rate_per_s)}/s"
+
+
+def count_text(count: float) -> str:
+    return _short(count)
+
+
+def _short(number: float) -> str:
+    """1,234,567 or 12.3 or 0.27."""
+    if number >= 1000 or number == int(number):
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
 
 MOST_PARTITIONS: Final = 10_000
 DAY_S: Final = 86_400.0
@@ -38,17 +131,17 @@ DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked of the system. Raises ConfigError for what cannot be."""
+    """The load and the requirements. Raises ConfigError for impossible ones."""
 
     rate_per_s: float
-    """Records that come in a second, at the busiest."""
+    """Records a second at peak."""
     size_bytes: int
-    """Of a record: key, value and headers, as they are sent, so after compression."""
+    """Size of a record: key, value and headers as sent, so after compression."""
     retention_s: float
     readers: int = 1
     """Groups that each read everything."""
     handler_ms: float | None = None
-    """How long the slowest reader's handler takes for a record."""
+    """How long the slowest group's handler takes for a record."""
     keys: int | None = None
     """How many different keys there are, if order by key matters."""
     replication: int = 1
@@ -62,7 +155,7 @@ class Demand:
             ("retention", self.retention_s, 0.0),
         ):
             if not value > least or not math.isfinite(value):
-                raise ConfigError(f"{name} {value} must be above 0")
+                raise ConfigError(f"{name} {value} must be positive")
         if self.handler_ms is not None and not 0 <= self.handler_ms <= 3_600_000:
             raise ConfigError(f"a handler that takes {self.handler_ms} ms cannot be planned for: give 0 to an hour")
         for name, count, fewest in (
@@ -83,33 +176,28 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One answer, with its arithmetic."""
-
+class PlanLine:
     what: str
     value: float
     unit: str
     text: str
-    """The value as people read it."""
     how: str
-    """How it comes out, with the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    lines: tuple[Line, ...]
+    lines: tuple[PlanLine, ...]
     is_one_log_enough: bool
     verdict: str
     """Whether one embedded log is enough, or Apache Kafka is needed, and why."""
     warnings: tuple[str, ...]
     figures: tuple[Figure, ...]
 
-    def __getitem__(self, what: str) -> Line:
+    def __getitem__(self, what: str) -> PlanLine:
         return next(line for line in self.lines if line.what == what)
 
 
 def plan(demand: Demand) -> Plan:
-    """All answers."""
     workers = _workers(demand)
     processes = _processes(demand, workers)
     cores = _spark_cores(demand)
@@ -136,31 +224,11 @@ def plan(demand: Demand) -> Plan:
         verdict = f"Apache Kafka is needed, with {brokers.text}: {'; '.join(reasons)}"
     else:
         verdict = f"one embedded log is enough: it would be busy for {busy.text} of the time"
-    return Plan(lines, not reasons, verdict, tuple(_warnings(demand, partitions)), _USED)
-
-
-_USED: Final = (
-    WRITE_COST[100],
-    WRITE_COST[1000],
-    READ_COST[100],
-    READ_COST[1000],
-    HANDLING_PER_S,
-    WORKER_SHARE,
-    KAFKA_WRITE_BYTES_PER_S,
-    SPARK_ROWS_PER_CORE_S,
-    RECOVERY_S_PER_GB,
-    FRAMING_BYTES,
-    PARTITION_BYTES_PER_S,
-    SEGMENT_BYTES,
-    BUSY,
-    FILL,
-    WORKERS_PER_PROCESS,
-    CORES_PER_EXECUTOR,
-)
+    return Plan(lines, not reasons, verdict, tuple(_warnings(demand, partitions)), FIGURES)
 
 
 def cost_us(size_bytes: int, measured: dict[int, Figure]) -> tuple[float, str]:
-    """What one record of this size costs, on the line through the two sizes that were measured; and how."""
+    """The cost of a record of this size, interpolated between the two measured sizes, and the calculation."""
     small, large = measured[100], measured[1000]
     per_byte = (1e6 / large.value - 1e6 / small.value) / 900
     fixed = 1e6 / small.value - 100 * per_byte
@@ -168,16 +236,16 @@ def cost_us(size_bytes: int, measured: dict[int, Figure]) -> tuple[float, str]:
     return found, f"{fixed:.2f} us + {size_bytes:,} B x {per_byte * 1000:.2f} ns = {found:.2f} us"
 
 
-def _flow(demand: Demand) -> Iterator[Line]:
+def _flow(demand: Demand) -> Iterator[PlanLine]:
     coming = demand.bytes_per_s
-    yield Line(
+    yield PlanLine(
         "records a day",
         demand.rate_per_s * DAY_S,
         "records",
         count_text(demand.rate_per_s * DAY_S),
         f"{per_s_text(demand.rate_per_s)} x 86,400 s",
     )
-    yield Line(
+    yield PlanLine(
         "comes in",
         coming,
         "bytes/s",
@@ -186,7 +254,7 @@ def _flow(demand: Demand) -> Iterator[Line]:
     )
     copies = demand.replication - 1
     going = coming * (demand.readers + copies)
-    yield Line(
+    yield PlanLine(
         "goes out",
         going,
         "bytes/s",
@@ -195,11 +263,11 @@ def _flow(demand: Demand) -> Iterator[Line]:
     )
 
 
-def _busy(demand: Demand) -> Line:
+def _busy(demand: Demand) -> PlanLine:
     write_us, write_how = cost_us(demand.size_bytes, WRITE_COST)
     read_us, read_how = cost_us(demand.size_bytes, READ_COST)
     share = demand.rate_per_s * (write_us + demand.readers * read_us) / 1e6
-    return Line(
+    return PlanLine(
         "embedded log busy",
         share,
         "share",
@@ -209,12 +277,12 @@ def _busy(demand: Demand) -> Line:
     )
 
 
-def _disk(demand: Demand, partitions: Line) -> Line:
+def _disk(demand: Demand, partitions: PlanLine) -> PlanLine:
     kept = demand.stored_per_s * demand.retention_s
     open_each = min(SEGMENT_BYTES.value, demand.stored_per_s / partitions.value * SEGMENT_S.value)
     opened = open_each * partitions.value
     total = (kept + opened) * demand.replication / FILL.value
-    return Line(
+    return PlanLine(
         "disk",
         total,
         "bytes",
@@ -225,12 +293,12 @@ def _disk(demand: Demand, partitions: Line) -> Line:
     )
 
 
-def _buffer(demand: Demand) -> Iterator[Line]:
-    """How long a reader may stand still before records are lost to it."""
+def _buffer(demand: Demand) -> Iterator[PlanLine]:
+    """How long a reader may stop before it loses records."""
     kept_s, how = demand.retention_s, f"retention {time_text(demand.retention_s)}"
     if demand.disk_bytes is not None:
         full_s = demand.disk_bytes * FILL.value / demand.stored_per_s
-        yield Line(
+        yield PlanLine(
             "disk full after",
             full_s / 3600,
             "hours",
@@ -240,21 +308,21 @@ def _buffer(demand: Demand) -> Iterator[Line]:
         )
         if full_s < kept_s:
             kept_s, how = full_s, f"the disk is full before the retention of {time_text(demand.retention_s)} is over"
-    yield Line("a reader may stand still for", kept_s / 3600, "hours", time_text(kept_s), how)
+    yield PlanLine("a reader may stand still for", kept_s / 3600, "hours", time_text(kept_s), how)
 
 
-def _recovery(demand: Demand) -> Line:
+def _recovery(demand: Demand) -> PlanLine:
     unsafe = demand.stored_per_s * 60
     found = unsafe / 1e9 * RECOVERY_S_PER_GB.value
     how = f"{bytes_text(unsafe)} of the last minute x {RECOVERY_S_PER_GB.value:.2f} s/GB"
-    return Line("restart after a crash", found, "s", time_text(found), how)
+    return PlanLine("restart after a crash", found, "s", time_text(found), how)
 
 
-def _workers(demand: Demand) -> Line | None:
+def _workers(demand: Demand) -> PlanLine | None:
     if demand.handler_ms is None:
         return None
     found = max(1, math.ceil(demand.rate_per_s * demand.handler_ms / 1000 / WORKER_SHARE.value / BUSY.value))
-    return Line(
+    return PlanLine(
         "handler workers",
         found,
         "workers",
@@ -264,7 +332,7 @@ def _workers(demand: Demand) -> Line | None:
     )
 
 
-def _processes(demand: Demand, workers: Line | None) -> Line:
+def _processes(demand: Demand, workers: PlanLine | None) -> PlanLine:
     by_rate = demand.rate_per_s / (HANDLING_PER_S.value * BUSY.value)
     how = f"{per_s_text(demand.rate_per_s)} / ({HANDLING_PER_S.value:,.0f}/s x {BUSY.value:.0%})"
     by_workers = 0.0
@@ -272,11 +340,11 @@ def _processes(demand: Demand, workers: Line | None) -> Line:
         by_workers = workers.value / WORKERS_PER_PROCESS.value
         how += f", and {workers.value:,.0f} workers / {WORKERS_PER_PROCESS.value:.0f} in a process"
     found = max(1, math.ceil(max(by_rate, by_workers)))
-    return Line("handler processes", found, "processes", count_text(found), f"{how}, for each reader")
+    return PlanLine("handler processes", found, "processes", count_text(found), f"{how}, for each reader")
 
 
-def _catching_up(demand: Demand, workers: Line | None, processes: Line) -> Iterator[Line]:
-    """What the margin is good for."""
+def _catching_up(demand: Demand, workers: PlanLine | None, processes: PlanLine) -> Iterator[PlanLine]:
+    """How fast the margin catches up after an outage."""
     able = processes.value * HANDLING_PER_S.value
     if workers is not None and demand.handler_ms:
         able = min(able, workers.value * WORKER_SHARE.value * 1000 / demand.handler_ms)
@@ -285,10 +353,10 @@ def _catching_up(demand: Demand, workers: Line | None, processes: Line) -> Itera
     how = (
         f"{per_s_text(demand.rate_per_s)} x 1 h / ({per_s_text(able)} that they can - {per_s_text(demand.rate_per_s)})"
     )
-    yield Line("an hour's outage is caught up in", found_s / 3600, "hours", time_text(found_s), how)
+    yield PlanLine("an hour's outage is caught up in", found_s / 3600, "hours", time_text(found_s), how)
 
 
-def _partitions(demand: Demand, processes: Line, cores: Line) -> Line:
+def _partitions(demand: Demand, processes: PlanLine, cores: PlanLine) -> PlanLine:
     by_bytes = demand.stored_per_s / PARTITION_BYTES_PER_S.value
     wanted = max(1, math.ceil(max(2 * processes.value, by_bytes, cores.value)))
     how = (
@@ -298,10 +366,10 @@ def _partitions(demand: Demand, processes: Line, cores: Line) -> Line:
     )
     if demand.keys is not None and demand.keys < wanted:
         wanted, how = demand.keys, f"{how}; but no more than the {demand.keys:,} keys"
-    return Line("partitions", wanted, "partitions", count_text(wanted), how)
+    return PlanLine("partitions", wanted, "partitions", count_text(wanted), how)
 
 
-def _brokers(demand: Demand, disk: Line) -> Line:
+def _brokers(demand: Demand, disk: PlanLine) -> PlanLine:
     written = demand.stored_per_s * demand.replication
     by_writing = math.ceil(written / (KAFKA_WRITE_BYTES_PER_S.value * BUSY.value))
     how = f"{bytes_text(written)}/s with replicas / ({bytes_text(KAFKA_WRITE_BYTES_PER_S.value)}/s x {BUSY.value:.0%})"
@@ -312,22 +380,23 @@ def _brokers(demand: Demand, disk: Line) -> Line:
         how += f", {bytes_text(disk.value)} / {bytes_text(demand.disk_bytes)} of disk"
     found = max(needed + 1, demand.replication, 3)
     how = f"the most of {how}; one more, so that one may fail; at least 3"
-    return Line("Kafka brokers", found, "brokers", f"{found:,} brokers", how)
+    return PlanLine("Kafka brokers", found, "brokers", f"{found:,} brokers", how)
 
 
-def _spark_cores(demand: Demand) -> Line:
+def _spark_cores(demand: Demand) -> PlanLine:
     found = max(1, math.ceil(demand.rate_per_s / (SPARK_ROWS_PER_CORE_S.value * BUSY.value)))
     how = f"{per_s_text(demand.rate_per_s)} / ({SPARK_ROWS_PER_CORE_S.value:,.0f} rows/s x {BUSY.value:.0%})"
-    return Line("Spark cores", found, "cores", count_text(found), f"{how}, for one pipeline with windows, exactly-once")
+    how += ", for one pipeline with windows, exactly-once"
+    return PlanLine("Spark cores", found, "cores", count_text(found), how)
 
 
-def _executors(cores: Line) -> Line:
+def _executors(cores: PlanLine) -> PlanLine:
     found = math.ceil(cores.value / CORES_PER_EXECUTOR.value)
     how = f"{cores.value:,.0f} cores / {CORES_PER_EXECUTOR.value:.0f} in each; one alone needs no cluster"
-    return Line("Spark executors", found, "executors", count_text(found), how)
+    return PlanLine("Spark executors", found, "executors", count_text(found), how)
 
 
-def _reasons_for_kafka(demand: Demand, busy: Line, disk: Line) -> Iterator[str]:
+def _reasons_for_kafka(demand: Demand, busy: PlanLine, disk: PlanLine) -> Iterator[str]:
     if demand.replication > 1:
         yield f"{demand.replication} replicas are wanted, and the embedded log is one node on purpose"
     if busy.value > BUSY.value:
@@ -340,7 +409,7 @@ def _reasons_for_kafka(demand: Demand, busy: Line, disk: Line) -> Iterator[str]:
         )
 
 
-def _warnings(demand: Demand, partitions: Line) -> Iterator[str]:
+def _warnings(demand: Demand, partitions: PlanLine) -> Iterator[str]:
     if partitions.value > MOST_PARTITIONS:
         yield f"{partitions.text} partitions are more than one topic should have: split it, or make handlers faster"
     if demand.keys is not None and demand.handler_ms:

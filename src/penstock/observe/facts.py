@@ -1,27 +1,28 @@
-"""What is so at one moment: topics, who reads them, what was given up, and how pipelines get on. Pure data.
+"""The state of a system at one moment: topics, groups, dead letters and pipelines. Pure data.
 
-Everything that shows or judges a running system (the console, `penstock lag`, alerts, metrics) is fed from here, so
-that all of them tell the same.
+Everything that shows or evaluates a running system (the console, `penstock lag`, alerts, metrics) uses these facts, so
+that all of them agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.model import Pointer
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """What a partition holds: from `start` up to, not including, `end`."""
+    """The records of a partition: from `start` up to, not including, `end`."""
 
     topic: str
     partition: int
     start: Pointer
     end: Pointer
     size_bytes: int | None = None
-    """None where the stream does not tell."""
+    """None where the stream does not report it."""
 
     @property
     def records(self) -> int:
@@ -30,19 +31,17 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What a topic holds, and how long it keeps it."""
-
     name: str
     partitions: tuple[PartitionFacts, ...]
     is_internal: bool = False
-    """Made by the system for itself, such as `__consumer_offsets`."""
+    """Created by the system for itself, such as `__consumer_offsets`."""
     retention_ms: int | None = None
-    """None: it keeps records whatever their age, or nobody could be asked."""
+    """None: no limit by age, or unknown."""
     retention_bytes: int | None = None
-    """For each partition. None: of any size."""
+    """For each partition. None: no limit by size."""
     is_compacted: bool = False
     rate_per_s: float | None = None
-    """Records appended in a second, of late; None until there were two looks at it."""
+    """Recent append rate, in records a second; None until there were two looks."""
 
     @property
     def records(self) -> int:
@@ -56,50 +55,62 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReaderFacts:
-    """How far a group has come in one partition."""
+    """The progress of a group in one partition."""
 
     group: str
     topic: str
     partition: int
     committed: Pointer | None
-    """Where it goes on; None when it has committed nothing here."""
+    """Where it continues; None when it has committed nothing here."""
     start: Pointer
     end: Pointer
     member: str | None = None
-    """The client id of the member that has the partition."""
+    """The client id of the member that is assigned the partition."""
     lag_s: float | None = None
-    """How long the oldest record that it has not read has been waiting; 0 when it has read everything."""
+    """How long its oldest unread record has been waiting; 0 when it has read everything."""
     time_to_loss_s: float | None = None
-    """When retention will overtake it if both go on as of late; None: never, as things stand."""
+    """When retention will overtake it at the recent rates; None: never."""
     lost: int = 0
     """Records that expired before it read them: `start` is that far beyond `committed`."""
 
     @property
     def lag(self) -> int | None:
+        """Records after what it has committed; None when it has committed nothing: see `unread`."""
         return None if self.committed is None else max(0, self.end - max(self.committed, self.start))
+
+    @property
+    def unread(self) -> int:
+        """Records of a partition in which it has committed nothing. How many of them it will read depends on where it
+        starts, which only its own program knows."""
+        return max(0, self.end - self.start) if self.committed is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """How a group gets on."""
-
     name: str
     state: str
-    """As Kafka says it: stable, empty, dead, preparing rebalance, completing rebalance."""
+    """Kafka's name of it: stable, empty, dead, preparing rebalance, completing rebalance."""
     members: int
     readers: tuple[ReaderFacts, ...]
+    """Every partition of every topic that it reads, also those in which it has committed nothing."""
     is_library: bool = False
-    """Whether it is one of the library's, with checkpoints that say more than an offset."""
+    """Whether it is a group of this library, with checkpoints that say more than an offset."""
+    stores: tuple[str, ...] = ()
+    """The stores of its checkpoints, for a group of this library."""
     rate_per_s: float | None = None
-    """Records read in a second, of late."""
     time_to_drain_s: float | None = None
-    """When it will have caught up if it and its producers go on as of late; None: never, or nobody knows yet."""
+    """When it will have caught up at the recent rates; None: never, or unknown yet."""
     is_growing: bool = False
-    """Whether its lag grows: what comes in is more than it reads."""
+    """Whether its lag grows: more is appended than it reads."""
 
     @property
     def lag(self) -> int:
         return sum(each.lag or 0 for each in self.readers)
+
+    @property
+    def unread(self) -> int:
+        """Records in partitions in which it has committed nothing. They are not part of `lag`."""
+        return sum(each.unread for each in self.readers)
 
     @property
     def lag_s(self) -> float | None:
@@ -116,10 +127,8 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class LetterFacts:
-    """Dead letters in one place."""
-
     spec: str
-    """What names the place: a topic, or sqlite:..., file:..., postgresql://... ."""
+    """The name of the store: a topic, or sqlite:..., file:..., postgresql://... ."""
     waiting: int
     is_exact: bool = True
     """Whether `waiting` was counted; else it is the size of the topic, an upper bound, as counting would take long."""
@@ -127,7 +136,7 @@ class LetterFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueryFacts:
-    """One query of a pipeline, as it last told of itself (see `penstock.spark.progress`)."""
+    """One query of a pipeline, as it last reported (see `penstock.spark.run.progress`)."""
 
     query: str
     state: str
@@ -143,17 +152,35 @@ class QueryFacts:
     watermark: str | None
     error: str | None
     at_ms: int
+    batch_at_ms: int | None = None
+    """When its last batch was finished; None: none yet, or it was written by a version that did not report this."""
+    error_file: str | None = None
+    rows_refused: int = 0
+    """Rows of this run that a target cannot take: they are with the dead letters."""
+
+
+DEAD: Final = "dead"
+"""The state of a query whose process ended without reporting it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineFacts:
-    """One version of a pipeline."""
-
     name: str
     """With its version: usage, usage@v2."""
     folder: str
     is_running: bool
     queries: tuple[QueryFacts, ...]
+
+    @property
+    def state(self) -> str:
+        """The worst state of its queries: failed, waiting (for the next attempt), starting or running; finished or
+        stopped when it has ended; dead when its process ended without reporting it."""
+        states = {query.state for query in self.queries}
+        if not states:
+            return "running" if self.is_running else "stopped"
+        if states <= {"finished", "stopped"}:
+            return "finished" if states == {"finished"} else "stopped"
+        return next((state for state in ("failed", DEAD, "waiting", "starting") if state in states), "running")
 
     @property
     def lag(self) -> int | None:
@@ -163,13 +190,11 @@ class PipelineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything at one moment."""
-
     at_ms: int
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     groups: Mapping[str, GroupFacts] = field(default_factory=dict)
     letters: Mapping[str, LetterFacts] = field(default_factory=dict)
     pipelines: Mapping[str, PipelineFacts] = field(default_factory=dict)
     problem: str | None = None
-    """Why the stream could not be asked: what stands here is then what was last known, or nothing."""
+    """Why the stream could not be asked: the facts are then the last known ones, or none."""
     took_s: float = 0.0

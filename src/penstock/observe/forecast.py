@@ -1,12 +1,12 @@
-"""What will become of a reader if it and its producers go on as of late. Pure functions; time is passed in.
+"""Forecasts for a reader at the recent rates. Pure functions; time is passed in.
 
-Samples are (time in ms, value), in the order of their times. Everything here is an estimate from few of them, and is
-built so that what cannot be known is None rather than a guess: two looks are needed before anything has a pace.
+Samples are (time in ms, value), in the order of their times. Everything here is an estimate from a few samples; what
+cannot be known is None rather than a guess: a rate needs two samples.
 
 The three questions, with one example throughout. A topic takes 100 records a second of 1,000 bytes each and keeps them
 for an hour; a group reads 80 a second and is 18,000 records behind:
 
-    lag in seconds   the record that it reads next was appended when the partition's end passed it: 18,000 / 100 = 180 s
+    lag in seconds   its next record was appended when the partition's end passed it: 18,000 / 100 = 180 s ago
     time to drain    never: the lag grows by 20 a second. If it read 110 a second: 18,000 / (110 - 100) = 1,800 s
     time to loss     what it reads gets older by 0.2 s a second (it reads 80 s worth of records in 100 s), and an hour
                      is reached after (3,600 - 180) / 0.2 = 17,100 s
@@ -14,21 +14,22 @@ for an hour; a group reads 80 a second and is 18,000 records behind:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 Sample = tuple[int, float]
-"""When, in milliseconds since 1970, and what."""
+"""Milliseconds since 1970, and the value."""
 
 GROWTH_THAT_COUNTS: Final = 0.05
-"""A lag grows when at least this part of what comes in stays unread; less is the noise of commits."""
+"""A lag grows when at least this part of what is appended stays unread; less is the noise of commits."""
 
 
 def steady(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """The samples behind the last step back of their value or their time.
+    """The samples after the last decrease of their value or time.
 
-    Offsets only grow. One that goes back is a topic that was made anew, or a group that was reset, and a time that goes
-    back is a clock that was set: what was before says nothing about what comes.
+    Offsets only grow. A decrease means that a topic was recreated, a group was reset, or the clock was set: earlier
+    samples say nothing about the future.
     """
     for index in range(len(samples) - 1, 0, -1):
         (before_ms, before), (at_ms, value) = samples[index - 1], samples[index]
@@ -38,7 +39,7 @@ def steady(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def rate_per_s(samples: Sequence[Sample]) -> float | None:
-    """How fast an offset grows: what was added, by the time that it took. None without two samples.
+    """The growth rate of an offset. None without two samples.
 
     [(0, 500), (10_000, 1_500)] is (1,500 - 500) / 10 s = 100 a second.
     """
@@ -50,10 +51,10 @@ def rate_per_s(samples: Sequence[Sample]) -> float | None:
 
 
 def trend_per_s(samples: Sequence[Sample]) -> float | None:
-    """How fast something that goes up and down grows, below 0 when it shrinks; from trough to trough.
+    """The growth rate of a value that goes up and down, from trough to trough; negative when it shrinks.
 
-    A reader that commits every five seconds has a lag that is a saw: up with what comes in, down with the commit. Its
-    teeth say nothing. So the lowest value of the older half of the samples is compared with the lowest of the newer:
+    The lag of a reader that commits every five seconds is a sawtooth: up with appends, down with the commit. So the
+    lowest value of the older half of the samples is compared with the lowest of the newer half:
 
     [(0, 10), (5_000, 510), (10_000, 10), (15_000, 510)] is (10 - 10) / 10 s = 0 a second
     [(0, 10), (5_000, 510), (10_000, 1_010)] is (510 - 10) / 5 s = 100 a second
@@ -67,7 +68,7 @@ def trend_per_s(samples: Sequence[Sample]) -> float | None:
 
 
 def is_growing(lag: int, lag_trend_per_s: float | None, append_rate_per_s: float | None) -> bool:
-    """Whether a lag grows by more than the noise: with 100 records a second coming in, by more than 5 a second."""
+    """Whether a lag grows by more than noise: with 100 records a second appended, by more than 5 a second."""
     if not lag or lag_trend_per_s is None:
         return False
     return lag_trend_per_s > GROWTH_THAT_COUNTS * (append_rate_per_s or 0.0)
@@ -76,7 +77,7 @@ def is_growing(lag: int, lag_trend_per_s: float | None, append_rate_per_s: float
 def time_to_drain_s(lag: int, lag_trend_per_s: float | None) -> float | None:
     """When the lag will be gone: 18,000 records, 10 fewer each second, are gone in 18,000 / 10 = 1,800 s.
 
-    0 when there is none, None when it does not shrink, or when nobody knows yet.
+    0 when there is none; None when it does not shrink, or when that is unknown.
     """
     if lag <= 0:
         return 0.0
@@ -86,15 +87,15 @@ def time_to_drain_s(lag: int, lag_trend_per_s: float | None) -> float | None:
 
 
 def loss_by_age_s(age_s: float | None, ageing: float | None, retention_ms: int | None) -> float | None:
-    """When a topic that keeps records for a time will remove the next record of a reader.
+    """When a topic with retention by time will remove the reader's next record.
 
-    `age_s` is how old that record is, `ageing` by how much older what the reader reads gets each second: 1 for a reader
-    that stands still, 0 for one that keeps its distance, below 0 for one that catches up. 180 s old, ageing by 0.2, and
-    an hour of retention: (3,600 - 180) / 0.2 = 17,100 s. A group that is reset to an earlier place may seem to age
-    faster than time passes; nothing does, so it counts as 1.
+    `age_s` is the age of that record, `ageing` by how much that age grows each second: 1 for a reader that stands
+    still, 0 for one that keeps its distance, below 0 for one that catches up. 180 s old, ageing by 0.2, and an hour of
+    retention: (3,600 - 180) / 0.2 = 17,100 s. A group that is reset to an earlier offset may seem to age faster than
+    time passes; that counts as 1.
 
     No topic removes a record before this age. It may do so later, as brokers remove whole segments, once the youngest
-    record in one is too old, and look for them every few minutes: the answer is the earliest time, not the latest.
+    record in one is too old, and check every few minutes: the answer is the earliest time.
     """
     if age_s is None or retention_ms is None or retention_ms < 0:
         return None
@@ -109,11 +110,11 @@ def loss_by_age_s(age_s: float | None, ageing: float | None, retention_ms: int |
 def loss_by_size_s(
     lag: int, lag_trend_per_s: float | None, record_bytes: float | None, retention_bytes: int | None
 ) -> float | None:
-    """When a partition that keeps so many bytes will remove the next record of a reader.
+    """When a partition with retention by size will remove the reader's next record.
 
-    It does when the records from that one to the end are more than it keeps. 18,000 records of 1,000 bytes are 18 MB;
-    with 20 more each second, 50 MB are reached after (50 - 18) MB / (20 x 1,000 B/s) = 1,600 s. As with age, brokers
-    may keep a segment more.
+    It does when the records from that one to the end exceed the limit. 18,000 records of 1,000 bytes are 18 MB; with 20
+    more each second, 50 MB are reached after (50 - 18) MB / (20 x 1,000 B/s) = 1,600 s. As with age, brokers may keep a
+    segment more.
     """
     if retention_bytes is None or retention_bytes < 0 or not record_bytes:
         return None
@@ -125,10 +126,10 @@ def loss_by_size_s(
 
 
 def loss_by_pace_s(distance: int, start_rate_per_s: float | None, read_rate_per_s: float | None) -> float | None:
-    """When the start of a partition will overtake a reader, at the pace at which it has moved of late.
+    """When the start of a partition will overtake a reader, at their recent rates.
 
-    For where nobody knows how long records are kept, or how many bytes they take. A start that is 6,000 records behind
-    the reader and moves by 100 a second while it reads 80: 6,000 / (100 - 80) = 300 s.
+    For partitions whose retention or size is unknown. A start that is 6,000 records behind the reader and moves by 100
+    a second while it reads 80: 6,000 / (100 - 80) = 300 s.
     """
     if start_rate_per_s is None or read_rate_per_s is None or start_rate_per_s <= read_rate_per_s:
         return None
@@ -136,5 +137,39 @@ def loss_by_pace_s(distance: int, start_rate_per_s: float | None, read_rate_per_
 
 
 def soonest_s(times_s: Iterable[float | None]) -> float | None:
-    """The first of several times; None, never, when none of them ever comes."""
+    """The first of several times; None (never) when all are None."""
     return min((each for each in times_s if each is not None), default=None)
+
+
+WINDOW_MS: Final = 60_000
+"""What "recent" means. Long enough to span several commits of a reader, short enough to show changes."""
+FEWEST: Final = 3
+"""This many are kept however old they are: when looks are far apart, a minute holds too few of them."""
+MOST: Final = 64
+
+
+class Samples:
+    __slots__ = ("_samples",)
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=MOST)
+
+    def add(self, at_ms: int, value: float) -> None:
+        samples = self._samples
+        if samples and at_ms == samples[-1][0]:
+            samples.pop()
+        elif samples and at_ms < samples[-1][0]:
+            samples.clear()
+        samples.append((at_ms, value))
+        while len(samples) > FEWEST and samples[1][0] <= at_ms - WINDOW_MS:
+            samples.popleft()
+
+    def clear(self) -> None:
+        self._samples.clear()
+
+    def all(self) -> list[Sample]:
+        return list(self._samples)
+
+    @property
+    def last(self) -> float | None:
+        return self._samples[-1][1] if self._samples else None

@@ -1,4 +1,4 @@
-"""All groups of a stream, look after look: how far each has come, how fast, and when it will have caught up."""
+"""All groups of a stream, look by look: their progress, their rates, and when they will have caught up."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.abc import Survey
+from penstock.model.administration import GroupMembers, PartitionId
 from penstock.observe import forecast
 from penstock.observe.facts import GroupFacts, PartitionFacts, ReaderFacts, TopicFacts
+from penstock.observe.forecast import Samples
 from penstock.observe.library_groups import LibraryGroup
-from penstock.observe.samples import Samples
-from penstock.observe.topics import TopicSight
+from penstock.observe.topics import TopicObserver
 from penstock.observe.waiting import NOTHING_WAITS, Question, Reading, Wait, Waiting
-from penstock.streams.kafka.groups import Place
-from penstock.streams.kafka.survey import GroupMembers, Survey
 
 _MOST_STEPS: Final = 8
-"""The start of a partition moves in steps, a segment at a time. Its pace is that of the last few."""
+"""The start of a partition moves by whole segments. Its rate is that of the last few steps."""
 
 
 @dataclass(slots=True)
 class _Reader:
-    """What is remembered of a group in one partition."""
-
     committed: Samples = field(default_factory=Samples)
     lag: Samples = field(default_factory=Samples)
     lag_s: Samples = field(default_factory=Samples)
@@ -36,36 +34,37 @@ class _Reader:
 @dataclass(slots=True)
 class _Group:
     lag: Samples = field(default_factory=Samples)
-    readers: dict[Place, _Reader] = field(default_factory=dict)
+    readers: dict[PartitionId, _Reader] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """A group at this look, before anything is said about its future."""
+    """A group at this look, before any forecast."""
 
     state: str
     members: int
-    committed: Mapping[Place, int]
-    owners: Mapping[Place, str]
+    committed: Mapping[PartitionId, int]
+    owners: Mapping[PartitionId, str]
     is_library: bool
+    stores: tuple[str, ...] = ()
 
     @property
     def is_idle(self) -> bool:
-        """Nobody reads: what it has committed does not move, unless somebody moves it."""
+        """Without members: what it has committed does not move, unless it is reset."""
         return self.members == 0
 
 
-class GroupSight:
+class GroupObserver:
     """What is known of the groups. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
         self._waiting = Waiting()
-        self._steps: dict[Place, list[forecast.Sample]] = {}
+        self._steps: dict[PartitionId, list[forecast.Sample]] = {}
         self._survey: Survey | None = None
 
     @property
-    def read(self) -> Collection[Place]:
+    def read(self) -> Collection[PartitionId]:
         """The partitions that groups read, as of the last look."""
         return self._steps.keys()
 
@@ -76,11 +75,11 @@ class GroupSight:
         self,
         at_ms: int,
         topics: Mapping[str, TopicFacts],
-        sight: TopicSight,
+        observer: TopicObserver,
         library: Mapping[str, LibraryGroup],
         read: Reading,
     ) -> dict[str, GroupFacts]:
-        """All groups now, with those that only a checkpoint store knows. Raises BrokerUnavailableError."""
+        """All groups now, including those that only a checkpoint store knows. Raises BrokerUnavailableError."""
         assert self._survey is not None
         partitions = {(each.topic, each.partition): each for topic in topics.values() for each in topic.partitions}
         standings = self._standings(self._survey, library)
@@ -91,9 +90,9 @@ class GroupSight:
             for name, standing in standings.items()
             for question in self._note(self._groups[name], standing, partitions, at_ms)
         ]
-        waits = self._waiting.answer(questions, sight.timelines, at_ms, read)
+        waits = self._waiting.answer(questions, observer.timelines, at_ms, read)
         return {
-            name: self._facts(name, standing, topics, partitions, sight, waits, at_ms)
+            name: self._facts(name, standing, topics, partitions, observer, waits, at_ms)
             for name, standing in sorted(standings.items())
         }
 
@@ -106,22 +105,23 @@ class GroupSight:
             own = library.get(name)
             kafka = described.get(name) or GroupMembers(summaries.get(name, "empty"), ())
             owners = {place: each.client_id for each in kafka.members for place in each.assignment}
-            offsets: dict[Place, int] = dict(committed.get(name, {}))
+            offsets: dict[PartitionId, int] = dict(committed.get(name, {}))
             if own is not None:
-                offsets |= own.starts  # the checkpoint decides; what Kafka knows is only shown to it
+                offsets |= own.starts  # the checkpoint decides; Kafka's offset is informative
                 if not kafka.members and own.members:
                     owners = dict(own.owners)
             members = len(kafka.members) or (own.members if own is not None else 0)
             state = kafka.state if kafka.members or not members else "stable"
             if not offsets and not owners and not members and own is None and state == "dead":
                 continue
-            found[name] = _Standing(state, members, offsets, owners, own is not None)
+            stores = own.stores if own is not None else ()
+            found[name] = _Standing(state, members, offsets, owners, own is not None, stores)
         return found
 
     def _note(
-        self, group: _Group, standing: _Standing, partitions: Mapping[Place, PartitionFacts], at_ms: int
+        self, group: _Group, standing: _Standing, partitions: Mapping[PartitionId, PartitionFacts], at_ms: int
     ) -> list[Question]:
-        """Remember where the group stands. Gives the readers about whose next record there is something to find out."""
+        """Remember the group's progress. Returns the readers whose next record is to be looked up."""
         group.readers = {
             place: group.readers.get(place) or _Reader() for place in standing.committed if place in partitions
         }
@@ -131,7 +131,7 @@ class GroupSight:
             partition, committed = partitions[place], standing.committed[place]
             before = reader.committed.last
             if before is not None and (committed < before or (committed != before and standing.is_idle)):
-                reader.clear()  # it was moved by somebody, which says nothing about how fast it reads
+                reader.clear()  # it was reset, which says nothing about how fast it reads
                 group.lag.clear()
             lag = _lag(committed, partition)
             stands_still = before == committed and reader.end == partition.end
@@ -149,14 +149,15 @@ class GroupSight:
         name: str,
         standing: _Standing,
         topics: Mapping[str, TopicFacts],
-        partitions: Mapping[Place, PartitionFacts],
-        sight: TopicSight,
-        waits: Mapping[tuple[Place, int], Wait],
+        partitions: Mapping[PartitionId, PartitionFacts],
+        observer: TopicObserver,
+        waits: Mapping[tuple[PartitionId, int], Wait],
         at_ms: int,
     ) -> GroupFacts:
         group = self._groups[name]
         readers = []
-        for place in sorted({*group.readers, *(each for each in standing.owners if each in partitions)}):
+        read = {topic for topic, _ in (*standing.committed, *standing.owners)} & topics.keys()
+        for place in sorted((topic, each.partition) for topic in read for each in topics[topic].partitions):
             partition, member = partitions[place], standing.owners.get(place)
             reader = group.readers.get(place)
             if reader is None:
@@ -174,7 +175,7 @@ class GroupSight:
                     partition.end,
                     member,
                     lag_s=wait.lag_s,
-                    time_to_loss_s=self._loss_s(standing, reader, partition, committed, wait, sight, at_ms),
+                    time_to_loss_s=self._loss_s(standing, reader, partition, committed, wait, observer, at_ms),
                     lost=max(0, partition.start - committed),
                 )
             )
@@ -189,6 +190,7 @@ class GroupSight:
             standing.members,
             tuple(readers),
             is_library=standing.is_library,
+            stores=standing.stores,
             rate_per_s=sum(known_rates) if known_rates else None,
             time_to_drain_s=forecast.time_to_drain_s(lag, trend),
             is_growing=forecast.is_growing(lag, trend, append_rate),
@@ -201,7 +203,7 @@ class GroupSight:
         partition: PartitionFacts,
         committed: int,
         wait: Wait,
-        sight: TopicSight,
+        observer: TopicObserver,
         at_ms: int,
     ) -> float | None:
         lag = _lag(committed, partition)
@@ -209,30 +211,30 @@ class GroupSight:
             return None
         if committed < partition.start:
             return 0.0  # it is losing records now
-        keeping, place = sight.keeping(partition.topic), (partition.topic, partition.partition)
-        record_bytes = sight.record_bytes(place)
+        retention, place = observer.retention(partition.topic), (partition.topic, partition.partition)
+        record_bytes = observer.record_bytes(place)
         lag_trend = forecast.trend_per_s(reader.lag.all())
         by_pace = None
-        if keeping is None or (keeping.retention_bytes is not None and record_bytes is None):
+        if retention is None or (retention.retention_bytes is not None and record_bytes is None):
             distance = committed - partition.start
             by_pace = forecast.loss_by_pace_s(
                 distance, self._pace(place, at_ms), forecast.rate_per_s(reader.committed.all())
             )
-        if keeping is None:
+        if retention is None:
             return by_pace
-        if not keeping.removes:
+        if not retention.removes:
             return None
         ageing = 1.0 if standing.is_idle else forecast.trend_per_s(reader.lag_s.all())
         return forecast.soonest_s(
             (
-                forecast.loss_by_age_s(wait.age_s, ageing, keeping.retention_ms),
-                forecast.loss_by_size_s(lag, lag_trend, record_bytes, keeping.retention_bytes),
+                forecast.loss_by_age_s(wait.age_s, ageing, retention.retention_ms),
+                forecast.loss_by_size_s(lag, lag_trend, record_bytes, retention.retention_bytes),
                 by_pace,
             )
         )
 
-    def _step(self, partitions: Mapping[Place, PartitionFacts], read: set[Place], at_ms: int) -> None:
-        """Remember where the partitions that are read start, step by step."""
+    def _step(self, partitions: Mapping[PartitionId, PartitionFacts], read: set[PartitionId], at_ms: int) -> None:
+        """Remember the starts of the partitions that are read."""
         kept = {}
         for place in read & partitions.keys():
             steps, start = self._steps.get(place, []), partitions[place].start
@@ -243,8 +245,8 @@ class GroupSight:
             kept[place] = steps
         self._steps = kept
 
-    def _pace(self, place: Place, at_ms: int) -> float | None:
-        """How fast a partition's start moves. One that has made no step for longer than it used to is slower by now."""
+    def _pace(self, place: PartitionId, at_ms: int) -> float | None:
+        """How fast a partition's start moves. If its last step is longer ago than usual, it is slower by now."""
         steps = self._steps.get(place, [])
         if len(steps) < 3:
             return None

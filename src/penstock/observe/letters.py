@@ -1,4 +1,4 @@
-"""How many dead letters wait, wherever they are. Counted again only when something has changed."""
+"""How many dead letters wait, in every store. Counted again only after a change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.abc import Clock, DeadLetters
-from penstock.consuming.dead_letters.opening import DEAD_LETTER_FORMS, names_a_topic, open_dead_letters, path_of
+from penstock.dead_letters.opening import DEAD_LETTER_FORMS, is_place, names_a_topic, open_dead_letters, path_of
 from penstock.errors import ConfigError, PenstockError
-from penstock.model import LetterFilter
+from penstock.model import DeadLetterFilter
 from penstock.observe.facts import LetterFacts, TopicFacts
 from penstock.streams import Connection
 
@@ -20,22 +20,22 @@ logger = logging.getLogger(__name__)
 SUFFIX: Final = ".dlq"
 """Topics whose names end like this hold dead letters."""
 COUNTED_UP_TO: Final = 50_000
-"""A topic with more records than this is not read to count its letters: its size is told instead."""
+"""A topic with more records is not read to count its letters: its size is reported instead."""
 COUNTED_IN_ALL: Final = 200_000
-"""Nor are topics that together have more: what is known of their letters is held in memory."""
+"""The limit for all topics together: what is known of their letters is held in memory."""
 ELSEWHERE_EVERY_S: Final = 30.0
-"""How often a place that does not tell whether something has changed is counted again, and one that failed."""
+"""How often a store that does not show whether it has changed is counted again, and one that failed."""
 _SLOWER: Final = 30
-"""Counting one place takes at most one part in so many of the time."""
+"""Counting takes at most one part in this many of the time."""
 
 
 class LetterCounting:
-    """The places of dead letters, and how many wait in each. Used by one thread at a time."""
+    """The dead-letter stores, and how many letters wait in each. Used by one thread at a time."""
 
     def __init__(self, specs: Sequence[str], clock: Clock) -> None:
         for spec in specs:
-            if not (names_a_topic(spec) or path_of(spec) or spec.startswith(("postgresql://", "postgres://"))):
-                raise ConfigError(f"{spec!r} names no place for dead letters: use {DEAD_LETTER_FORMS}")
+            if not is_place(spec):
+                raise ConfigError(f"{spec!r} does not name dead letters: use {DEAD_LETTER_FORMS}")
         self._specs = tuple(specs)
         self._clock = clock
         self._connection: Connection | None = None
@@ -48,7 +48,7 @@ class LetterCounting:
         self._connection = connection
 
     def look(self, topics: Mapping[str, TopicFacts]) -> dict[str, LetterFacts]:
-        """Each place with what waits there. `topics` are those of the stream, as they are now."""
+        """Each store with what waits there. `topics` are the stream's current ones."""
         found: dict[str, LetterFacts] = {}
         budget = COUNTED_IN_ALL
         for topic in sorted({*(each for each in topics if each.endswith(SUFFIX)), *filter(names_a_topic, self._specs)}):
@@ -67,7 +67,7 @@ class LetterCounting:
         return found
 
     def look_elsewhere(self) -> dict[str, LetterFacts]:
-        """The places that are not topics, which can be counted while the stream is away."""
+        """The stores that are not topics, which can be counted while the stream is away."""
         found: dict[str, LetterFacts] = {}
         for spec in self._specs:
             if names_a_topic(spec):
@@ -80,7 +80,7 @@ class LetterCounting:
                     continue
                 mark = None if path is None else _stamps(path)
             except OSError as error:
-                logger.warning("the dead letters in %s cannot be looked at: %s", spec, error)
+                logger.warning("the dead letters in %s cannot be read: %s", spec, error)
                 found[spec] = known
                 continue
             found[spec] = self._count(spec, mark, known)
@@ -91,7 +91,7 @@ class LetterCounting:
             self._let_go(spec)
 
     def _count(self, spec: str, mark: Hashable | None, otherwise: LetterFacts) -> LetterFacts:
-        """The number that wait. What was counted last is good while `mark` is the same; `otherwise`, when it cannot."""
+        """The number that wait. The last count is valid while `mark` is the same; `otherwise` is used when it fails."""
         known = self._counted.get(spec)
         now_s = self._clock.monotonic_s()
         if known is not None and known[0] is not None and known[0] == mark:
@@ -102,7 +102,7 @@ class LetterCounting:
             opened = self._opened.get(spec)
             if opened is None:
                 opened = self._opened[spec] = open_dead_letters(spec, self._connection)
-            facts = LetterFacts(spec, opened.count(LetterFilter()))
+            facts = LetterFacts(spec, opened.count(DeadLetterFilter()))
         except (PenstockError, OSError) as error:
             logger.warning("the dead letters in %s could not be counted: %s", spec, error)
             self._let_go(spec)
@@ -121,7 +121,7 @@ class LetterCounting:
 
 
 def _stamps(path: Path) -> Hashable:
-    """What changes when a file, its write-ahead log, or a folder of files does."""
+    """Changes when a file, its write-ahead log, or a folder of files does."""
     files = sorted(path.iterdir()) if path.is_dir() else [path, Path(f"{path}-wal")]
     stamps = []
     for file in files:

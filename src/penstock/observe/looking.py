@@ -2,7 +2,7 @@
 
 A look at a stream of 1,000 topics is a handful of requests, whatever has happened since the last one. What changes
 seldom (settings, sizes) is asked for seldom; what costs reading (dead letters, the time of a single record) is bounded
-and remembered. The rest of this room, and everything that shows it, lives on what a look gives.
+and cached. Everything else in this room works on the resulting snapshots.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.abc import CheckpointStore, Clock
+from penstock.abc import CheckpointStore, Clock, RecordTimes
 from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError, StreamError
+from penstock.model.administration import PartitionId, RecordTime
 from penstock.model.clock import SystemClock
 from penstock.observe.facts import GroupFacts, LetterFacts, PipelineFacts, Snapshot, TopicFacts
-from penstock.observe.groups import GroupSight
+from penstock.observe.groups import GroupObserver
 from penstock.observe.letters import LetterCounting
 from penstock.observe.library_groups import LibraryGroups
-from penstock.observe.pipelines import find_pipelines
-from penstock.observe.topics import TopicSight
+from penstock.observe.pipelines import find_pipelines, pipelines_folder
+from penstock.observe.topics import TopicObserver
 from penstock.streams import Connection
-from penstock.streams.kafka.groups import Place
-from penstock.streams.kafka.record_times import RecordTime, RecordTimes
-from penstock.streams.kafka.survey import TIMEOUT_S, Survey
-from penstock.streams.url import LogUrl, MemoryUrl, parse_url
+from penstock.streams.url import is_memory
 
 logger = logging.getLogger(__name__)
 
+TIMEOUT_S: Final = 5.0
+"""How long the stream may take over an answer."""
 READ_S: Final = 3.0
-"""How long a look waits for the records that it reads to learn their times."""
-PIPELINES: Final = "pipelines"
+"""How long a look waits for the records that it reads for their timestamps."""
+_REACHED_S: Final = 2.0
+"""How long the broker may take to accept a connection."""
 
 
 class Looker:
-    """Looks at a system, again and again. Used by one thread at a time.
+    """Takes snapshots of a system. Used by one thread at a time.
 
-    `checkpoints` is the store of the library's groups, as a consumer is given it; without it, those are looked at that
-    consumers use when they are given none, if they are there. `dead_letters` are places beside the topics that end in
-    `.dlq`. `pipelines` is the folder of their checkpoints: beside an embedded log's records, or else in the working
-    folder. A broker that does not answer is waited for `timeout_s`.
+    `checkpoints` is the store of the library's groups, as given to a consumer; without it, the stores that consumers
+    use by default, if they exist. `dead_letters` are stores beside the topics that end in `.dlq`. `pipelines` is the
+    folder of their checkpoints: beside an embedded log's records, or else in the working folder. `timeout_s` limits
+    the wait for a broker that does not answer.
     """
 
     def __init__(
@@ -57,33 +58,33 @@ class Looker:
         self._clock: Clock = clock or SystemClock()
         self._timeout_s = timeout_s
         self._pipelines = pipelines
-        self._topics = TopicSight(self._clock)
-        self._groups = GroupSight()
+        self._topics = TopicObserver(self._clock)
+        self._groups = GroupObserver()
         self._library = LibraryGroups(checkpoints, self._clock)
         self._letters = LetterCounting(dead_letters, self._clock)
         self._times: RecordTimes | None = None
         self._connection: Connection | None = None
-        self._last = Snapshot(self._clock.wall_ms(), problem="nothing was looked at yet")
+        self._last = Snapshot(self._clock.wall_ms(), problem="there was no look yet")
         if connection is not None:
             self.use(connection)
 
     def use(self, connection: Connection) -> None:
-        """Look over this connection from now on. What is known is kept: it is the same stream, connected anew."""
-        if isinstance(parse_url(connection.url), MemoryUrl):
-            raise ConfigError(f"{connection.url} has no topics that could be looked at: use a log: or kafka: URL")
+        """Use this connection from now on. The known facts are kept: it is the same stream."""
+        if is_memory(connection.url):
+            raise ConfigError(f"{connection.url} has no topics to look at: use a log: or kafka: URL")
         if self._times is not None:
             self._times.close()
-        survey = Survey(connection.administration.admin, self._timeout_s)
+        survey = connection.survey(self._timeout_s)
         self._connection = connection
-        self._times = RecordTimes(connection.bootstrap, connection.options)
+        self._times = connection.record_times()
         self._topics.use(survey, self._sizes)
         self._groups.use(survey)
         self._library.use(connection)
         self._letters.use(connection)
 
     def look(self) -> Snapshot:
-        """What is so now; what was last known, with `problem` set, when the stream cannot be asked. Never raises one
-        of the library's errors."""
+        """A snapshot; the last known facts, with `problem` set, when the stream cannot be asked. Never raises one of
+        the library's errors."""
         begun_s, at_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         letters: Mapping[str, LetterFacts]
         try:
@@ -106,7 +107,7 @@ class Looker:
         return self._last
 
     def failed(self, problem: str) -> Snapshot:
-        """What was last known, with why there is no more: for whoever could not even connect."""
+        """The last known facts, with this problem: for a caller that could not even connect."""
         self._last = dataclasses.replace(
             self._last,
             at_ms=self._clock.wall_ms(),
@@ -118,7 +119,7 @@ class Looker:
         return self._last
 
     def close(self) -> None:
-        """Close what was opened here. The connection is not ours."""
+        """Close what was opened here, but not the connection."""
         self._library.close()
         self._letters.close()
         if self._times is not None:
@@ -127,34 +128,29 @@ class Looker:
     def _look_at_stream(self, at_ms: int) -> tuple[dict[str, TopicFacts], dict[str, GroupFacts]]:
         if self._connection is None:
             raise BrokerUnavailableError("there is no connection to the stream")
-        self._connection.administration  # noqa: B018 says so at once when the connection cannot be used any more
+        self._connection.check_there(_REACHED_S)  # fail fast, instead of waiting as for a slow broker
         topics = self._topics.look(at_ms, self._groups.read)
         library = self._library.look(self._topics.ends)
         groups = self._groups.look(at_ms, topics, self._topics, library, self._read)
         return topics, groups
 
-    def _read(self, pointers: Mapping[Place, int]) -> Mapping[Place, RecordTime | None]:
+    def _read(self, pointers: Mapping[PartitionId, int]) -> Mapping[PartitionId, RecordTime | None]:
         assert self._times is not None
         try:
             return self._times.first_from(pointers, READ_S)
         except PenstockError as error:
-            logger.info("the times of %d records are not known: %s", len(pointers), error)
+            logger.info("the times of %d records are unknown: %s", len(pointers), error)
             return {}
 
-    def _sizes(self) -> dict[Place, int] | None:
-        """None where they cannot be known: not everybody may ask for them."""
+    def _sizes(self) -> dict[PartitionId, int] | None:
+        """None where they are unknown: not every user may ask for them."""
         assert self._connection is not None
         try:
-            return self._connection.administration.sizes()
+            return dict(self._connection.admin().sizes())
         except StreamError as error:
             logger.info("%s", error)
             return None
 
     def _look_at_pipelines(self) -> dict[str, PipelineFacts]:
-        folder = self._pipelines
-        if folder is None:
-            folder = Path(PIPELINES)
-            where = parse_url(self._connection.url) if self._connection is not None else None
-            if isinstance(where, LogUrl):
-                folder = where.folder / PIPELINES
-        return find_pipelines(folder)
+        url = self._connection.url if self._connection is not None else None
+        return find_pipelines(self._pipelines if self._pipelines is not None else pipelines_folder(url))

@@ -1,7 +1,7 @@
-"""Pipelines, from what they leave in their folders. Needs neither PySpark nor Java, and disturbs none that runs.
+"""Pipelines, from the files in their folders. Needs neither PySpark nor Java, and disturbs none that runs.
 
-What is read here is written by `penstock.spark`: `checkpoint_folder` says whose a folder is and holds its lock,
-`progress` writes how the queries get on and what happened to them.
+The files are written by `penstock.spark`: `checkpoint_folder` names the owner of a folder and holds its lock,
+`progress` writes the progress and the events of the queries.
 """
 
 from __future__ import annotations
@@ -11,34 +11,44 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.observe.facts import PipelineFacts, QueryFacts
+from penstock.observe.facts import DEAD, PipelineFacts, QueryFacts
+from penstock.streams.url import log_folder
 
 logger = logging.getLogger(__name__)
 
+PIPELINES: Final = "pipelines"
 OWNER_FILE: Final = "pipeline.json"
 LOCK_FILE: Final = "lock"
 PROGRESS_FILE: Final = "progress.json"
 HAPPENINGS_FILE: Final = "happenings.jsonl"
 LARGEST_FILE_BYTES: Final = 8 * 1024 * 1024
+ACTIVE_STATES: Final = frozenset({"starting", "running", "waiting"})
+"""States in which a query should make progress."""
 _LOCKS: Final = Path("/proc/locks")
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineHappening:
-    """A line of a pipeline's history."""
-
+class PipelineEvent:
     at_ms: int
     query: str
     what: str
     """started, restarted, failed, finished or stopped"""
     error: str | None
     batch_id: int
-    """The last batch that was finished by then; -1: none of this run."""
+    """The last finished batch at that time; -1: none of this run."""
+
+
+def pipelines_folder(url: str | None) -> Path:
+    """Where pipelines keep their checkpoints by default: beside the records of an embedded log, else in the working
+    folder."""
+    folder = log_folder(url) if url is not None else None
+    return folder / PIPELINES if folder is not None else Path(PIPELINES)
 
 
 def find_pipelines(folder: Path) -> dict[str, PipelineFacts]:
@@ -52,21 +62,21 @@ def find_pipelines(folder: Path) -> dict[str, PipelineFacts]:
     for name in names:
         own = folder / name
         if (own / OWNER_FILE).is_file():
-            queries = tuple(map(_query, _progress(own)))
-            found[name] = PipelineFacts(name, str(own), is_running(own, locks), queries)
+            running = is_running(own, locks)
+            found[name] = PipelineFacts(name, str(own), running, tuple(_queries(own, running)))
     return found
 
 
-def happenings(folder: Path, limit: int = 200) -> list[PipelineHappening]:
-    """What happened to one pipeline, newest first; `folder` is its `PipelineFacts.folder`."""
+def pipeline_events(folder: Path, limit: int = 200) -> list[PipelineEvent]:
+    """The events of one pipeline, newest first; `folder` is its `PipelineFacts.folder`."""
     text = _text(Path(folder) / HAPPENINGS_FILE)
-    found: list[PipelineHappening] = []
+    found: list[PipelineEvent] = []
     for line in reversed((text or "").splitlines()):
         if len(found) >= limit:
             break
         try:
             known = json.loads(line)
-            happening = PipelineHappening(
+            event = PipelineEvent(
                 at_ms=round(float(known["at"]) * 1000),
                 query=str(known["query"]),
                 what=str(known["what"]),
@@ -74,16 +84,16 @@ def happenings(folder: Path, limit: int = 200) -> list[PipelineHappening]:
                 batch_id=int(known.get("batch_id", -1)),
             )
         except (ValueError, KeyError, TypeError):
-            continue  # cut off by a crash, or written by another version: the other lines still tell
-        found.append(happening)
+            continue  # cut off by a crash, or written by another version: the other lines are still good
+        found.append(event)
     return found
 
 
 def is_running(folder: Path, locks: Mapping[int, set[int]] | None = None) -> bool:
     """Whether a process holds the folder's lock.
 
-    To take the lock, even for an instant, would refuse a pipeline that starts in this instant. So the kernel is asked
-    who holds it. Where it does not tell, the lock is tried only if the process that took it last is still alive.
+    Taking the lock, even for an instant, would refuse a pipeline that starts in this instant. So the kernel is asked
+    who holds it. Where it cannot tell, the lock is tried only if the process that took it last is still alive.
     """
     lock = folder / LOCK_FILE
     try:
@@ -101,7 +111,7 @@ def is_running(folder: Path, locks: Mapping[int, set[int]] | None = None) -> boo
 
 
 def _held_locks() -> Mapping[int, set[int]] | None:
-    """The processes that hold a lock of the kind that pipelines take, by inode; None where the system does not tell."""
+    """The processes that hold a flock, by inode; None where the system does not tell."""
     try:
         lines = _LOCKS.read_text("ascii").splitlines()
     except OSError:
@@ -135,16 +145,21 @@ def _is_taken(lock: Path) -> bool:
     return False
 
 
-def _progress(folder: Path) -> list[Mapping[str, Any]]:
+def _queries(folder: Path, running: bool) -> Iterator[QueryFacts]:
     text = _text(folder / PROGRESS_FILE)
     if text is None:
-        return []
+        return
     try:
-        queries = json.loads(text)["queries"]
-        return [each for each in queries if isinstance(each, dict)]
+        told = json.loads(text)
+        known = [each for each in told["queries"] if isinstance(each, dict)]
     except (ValueError, KeyError, TypeError) as error:
         logger.warning("%s cannot be read: %s", folder / PROGRESS_FILE, error)
-        return []
+        return
+    # The lock covers processes of this machine. Files without a host name were written here.
+    is_gone = not running and told.get("host", socket.gethostname()) == socket.gethostname()
+    for each in known:
+        query = _query(each)
+        yield replace(query, state=DEAD) if is_gone and query.state in ACTIVE_STATES else query
 
 
 def _query(known: Mapping[str, Any]) -> QueryFacts:
@@ -163,6 +178,9 @@ def _query(known: Mapping[str, Any]) -> QueryFacts:
         watermark=_words(known, "watermark"),
         error=_words(known, "error"),
         at_ms=round(_fraction(known, "at") * 1000),
+        batch_at_ms=round(_fraction(known, "batch_at") * 1000) or None,
+        error_file=_words(known, "error_file"),
+        rows_refused=_number(known, "rows_refused"),
     )
 
 
@@ -182,9 +200,9 @@ def _words(known: Mapping[str, Any], name: str) -> str | None:
 
 
 def _text(path: Path) -> str | None:
-    """The text of a file; None when there is none, or it cannot be read, or is larger than any that we write."""
+    """The text of a file; None when it does not exist, cannot be read, or is larger than any that we write."""
     with contextlib.suppress(OSError):
         if path.stat().st_size <= LARGEST_FILE_BYTES:
             return path.read_text("utf-8", errors="replace")
-        logger.warning("%s is larger than any that Penstock writes, and is not read", path)
+        logger.warning("%s is larger than any file that Penstock writes, and was not read", path)
     return None

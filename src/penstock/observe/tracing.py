@@ -1,24 +1,24 @@
-"""OpenTelemetry traces through the headers of records: from who sends, to the handler, to what that sends.
+"""OpenTelemetry traces through the headers of records: from sender to handler to what the handler sends.
 
 `trace()` turns it on for this process, before anything is sent or an app is run. It needs opentelemetry-api alone; the
 SDK of the program decides which spans are kept, and where they go. Names are those of OpenTelemetry's
-conventions for messaging; what they have no name for begins with `penstock.`.
+conventions for messaging; others begin with `penstock.`.
 
-- `send TOPIC`: a record on its way, from `send` until it is acknowledged. Its `traceparent` header leads on.
-- `process TOPIC`: one call of a handler, below the span that its record came from; of a batch, linked to them all. An
-  attempt that failed has the exception as an event, and `penstock.retry` as another if there is one more to come; one
-  after which the record is given up has the status error.
-- `create TOPIC`: a record that a handler gave, below its call.
-- `dead_letter TOPIC`: a record went to the dead letters, below the span that it came from; its status is error.
+- `send TOPIC`: a record from `send` until it is acknowledged. Its `traceparent` header carries the trace on.
+- `process TOPIC`: one call of a handler, a child of the record's span; for a batch, linked to them all. A failed
+  attempt has the exception as an event, and `penstock.retry` as another if it is retried; if the record is given up,
+  the span has the status error.
+- `create TOPIC`: a record that a handler returned, a child of its call.
+- `dead_letter TOPIC`: a record went to the dead letters, a child of the record's span; its status is error.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from penstock import __version__
 from penstock.errors import MissingExtraError
 from penstock.model import DeadLetter, Headers, NewRecord, Receipt, Record
 from penstock.model.observing import OBSERVED
@@ -30,18 +30,17 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, TracerProvider
 
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
-"""The headers of W3C Trace Context, which every system that traces understands."""
 _SYSTEM: Final = "kafka"
 _LONGEST_KEY: Final = 200
 _MOST_LINKS: Final = 128
-"""Spans of OpenTelemetry keep so many links unless they are told otherwise."""
+"""OpenTelemetry's default limit of links per span."""
 
 
 def trace(provider: TracerProvider | None = None) -> None:
-    """From now on, follow records through this process: what it sends, and what the handlers do that are run from here.
+    """Trace records through this process from now on: what it sends, and the handlers that start after this call.
 
     `provider` is OpenTelemetry's, or else the one that the program sets with `opentelemetry.trace.set_tracer_provider`.
-    MissingExtraError when opentelemetry-api is not installed.
+    Raises MissingExtraError when opentelemetry-api is not installed.
     """
     try:
         OBSERVED.tracer = OpenTelemetryTracer(provider)
@@ -50,7 +49,7 @@ def trace(provider: TracerProvider | None = None) -> None:
 
 
 def stop_tracing() -> None:
-    """Follow no more records. Apps that run go on as they were started."""
+    """Stop tracing. Running apps continue as they were started."""
     OBSERVED.tracer = None
 
 
@@ -60,8 +59,6 @@ class OpenTelemetryTracer:
     def __init__(self, provider: TracerProvider | None = None) -> None:
         from opentelemetry import context, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        from penstock import __version__
 
         self._otel = trace
         self._tracer = trace.get_tracer("penstock", __version__, provider)
@@ -134,7 +131,7 @@ class OpenTelemetryTracer:
         span.end()
 
     def creating(self, record: NewRecord) -> NewRecord:
-        """A record that the call gives which is under way here: it is sent later, with the call's guarantee."""
+        """A record returned by the current call: it is sent later, with the call's guarantee."""
         attributes = self._attributes(record.topic, "create", "create", record)
         span = self._tracer.start_span(f"create {record.topic}", kind=self._kinds.PRODUCER, attributes=attributes)
         span.end()
@@ -147,23 +144,23 @@ class OpenTelemetryTracer:
         self._context.detach(token)
 
     def fail(self, span: Span, error: BaseException) -> None:
-        """The span ended badly for good."""
+        """Mark the span as failed for good."""
         span.record_exception(error)
         span.set_attribute("error.type", type(error).__qualname__)
         span.set_status(self._otel.Status(self._otel.StatusCode.ERROR, f"{type(error).__name__}: {error}"))
 
     def with_headers(self, record: NewRecord, span: Span) -> NewRecord:
-        """The record with what leads back to this span, and with nothing left of where it was led from before."""
+        """The record with the headers of this span, and without those of an earlier one."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self._otel.set_span_in_context(span))
-        if not carrier:  # the span is nobody's: the program has no SDK, or does not want this one
+        if not carrier:  # not a recording span: the program has no SDK, or samples this one out
             return record
         kept = tuple(header for header in record.headers if header[0] not in TRACE_HEADERS)
         added = tuple((name, text.encode()) for name, text in carrier.items())
         return dataclasses.replace(record, headers=(*kept, *added))
 
     def _parent(self, headers: Headers) -> Context | None:
-        """Where a record was led from; None when its headers do not say, and then a trace begins here."""
+        """The span that a record came from; None when its headers do not say, and a trace begins here."""
         found = _texts(headers)
         return self._propagator.extract(found) if found else None
 
@@ -210,9 +207,7 @@ class OpenTelemetryCall:
         self._token = self._tracer.attach(self._span)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._token is not None:
             self._tracer.detach(self._token)
         self._span.end()
@@ -230,7 +225,7 @@ class OpenTelemetryCall:
 
 
 def _texts(headers: Headers) -> Mapping[str, str]:
-    """Those headers that may say where a record was led from. What is no text says nothing."""
+    """The headers that may name a parent span. What is not text is ignored."""
     found = {}
     for name, data in headers:
         if name in TRACE_HEADERS and data is not None and data.isascii():

@@ -1,4 +1,4 @@
-"""The thread that looks at a system every few seconds."""
+"""The thread that takes a snapshot every few seconds."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from penstock.abc import CheckpointStore, Clock
 from penstock.errors import ConfigError, PenstockError
 from penstock.model.clock import SystemClock, wait_on
 from penstock.observe.facts import Snapshot
-from penstock.observe.history import History
-from penstock.observe.looking import Looker
-from penstock.streams import Connection, connect
+from penstock.observe.history.history import History
+from penstock.observe.looking import TIMEOUT_S, Looker
+from penstock.streams import Connection
+from penstock.streams.connecting import connect_for
 
 logger = logging.getLogger(__name__)
 
 Listener = Callable[[Snapshot], None]
 
 REST: Final = 130
-"""A look is followed by a rest so many times as long as the processor worked for it in the watching thread, at least.
-The Kafka client's threads and the broker work as much again, and more: so all of it takes some two parts in a hundred
-of one core, however many topics there are."""
+"""A look is followed by a pause of at least this many times its CPU time in the watching thread. The Kafka client's
+threads and the broker use as much again or more, so everything takes some two percent of one core, however many topics
+there are."""
 WALL_REST: Final = 2
-"""And so many times as long as it took, whoever worked: a machine that has too much to do is not asked for more."""
+"""And this many times its duration: an overloaded machine is asked less often."""
 LONGEST_REST_S: Final = 120.0
 FAILURES_BEFORE_NEW: Final = 3
-"""After so many looks in a row that failed, it is connected anew."""
+"""After this many failed looks in a row, the connection is renewed."""
 FIRST_LOOK: Final = "the first look is under way"
-"""The problem of the snapshot that is there before anybody has looked."""
+"""The problem of the snapshot before the first look."""
 _CLOSING_S: Final = 30.0
 
 
 class Watch:
-    """Looks every `every_s`, keeps the latest snapshot, feeds the history and calls listeners. Any thread may use it.
+    """Takes a snapshot every `every_s`, keeps the latest, feeds the history and calls listeners. Thread-safe.
 
-    `connect` is the URL of the stream, or a function that connects; whichever it is, the connection is made by the
-    watching thread, closed by it, and made anew when it is of no use any more. A stream that cannot be reached is no
-    error: the latest snapshot says so in `problem`. Where a look is much work, as with thousands of topics, looks are
-    further apart: `every_s` is the shortest, and `interval_s` what it is now. `processor_s` tells how long the
-    processor has worked for the thread that asks.
+    `connect` is the URL of the stream, or a function that connects; the watching thread opens the connection, closes
+    it, and renews it when it is broken. An unreachable stream is not an error: the latest snapshot says so in
+    `problem`. Where a look is much work, as with thousands of topics, looks are further apart: `every_s` is the
+    shortest interval, `interval_s` the current one. `timeout_s` limits each answer of a broker. `processor_s` returns
+    the CPU time of the calling thread.
     """
 
     def __init__(
@@ -57,50 +58,55 @@ class Watch:
         dead_letters: Sequence[str] = (),
         pipelines: Path | None = None,
         clock: Clock | None = None,
+        timeout_s: float = TIMEOUT_S,
         processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
         if not every_s > 0:
-            raise ConfigError(f"every_s={every_s!r}: a time above 0 is needed, such as 5")
+            raise ConfigError(f"every_s={every_s!r} must be a positive number, such as 5")
         self._connect: Callable[[], Connection] = partial(_connected, connect) if isinstance(connect, str) else connect
         self._history = history
         self._every_s = every_s
         self.interval_s = every_s
         self._clock: Clock = clock or SystemClock()
         self._looker = Looker(
-            None, checkpoints=checkpoints, dead_letters=dead_letters, pipelines=pipelines, clock=self._clock
+            None,
+            checkpoints=checkpoints,
+            dead_letters=dead_letters,
+            pipelines=pipelines,
+            clock=self._clock,
+            timeout_s=timeout_s,
         )
         self._latest = Snapshot(self._clock.wall_ms(), problem=FIRST_LOOK)
         self._connection: Connection | None = None
         self._failures = 0
         self._processor_s = processor_s
         self._rests_s: deque[float] = deque(maxlen=3)
-        """What the last looks asked for. The shortest counts: the first look has more to do, and some are unlucky."""
+        """The pauses that the last looks asked for. The shortest counts: the first look has more to do than others."""
         self._listeners: dict[int, Listener] = {}
         self._next_listener = 0
         self._changed = threading.Condition()
         self._begun = self._done = 0
-        """How many looks were begun, and which was the last to end."""
+        """How many looks have started, and which was the last to end."""
         self._wanted = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="penstock-watch", daemon=True)
 
     @property
     def latest(self) -> Snapshot:
-        """What was last seen, at once. Before the first look: nothing, with a problem that says so."""
+        """The latest snapshot, at once. Before the first look it is empty, with a problem that says so."""
         return self._latest
 
     @property
     def connection(self) -> Connection | None:
-        """The connection in use, for whoever wants to ask more; None while there is none. It may be closed, and another
-        one take its place, while you hold it."""
+        """The connection in use; None while there is none. It may be closed and replaced while you hold it."""
         return self._connection
 
     def start(self) -> None:
-        """Begin to look. Returns at once."""
+        """Start the thread. Returns at once."""
         self._thread.start()
 
     def look_now(self, timeout_s: float = 15.0) -> Snapshot:
-        """A snapshot that was begun after this call; after `timeout_s`, or when nobody watches, the latest."""
+        """A snapshot that was started after this call; after `timeout_s`, or when not watching, the latest."""
         with self._changed:
             wanted = self._begun + 1
             self._wanted = max(self._wanted, wanted)
@@ -111,9 +117,9 @@ class Watch:
         return self._latest
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call it with each snapshot, in the watching thread: be quick. Gives what takes it off again.
+        """Call it with each snapshot, in the watching thread: be quick. Returns a function that removes it.
 
-        What it raises is logged, and keeps nobody else from hearing.
+        What it raises is logged, and does not affect other listeners.
         """
         with self._changed:
             number, self._next_listener = self._next_listener, self._next_listener + 1
@@ -126,7 +132,7 @@ class Watch:
         return leave
 
     def close(self) -> None:
-        """End the thread and the connection. The history is not ours. May be called twice."""
+        """End the thread and close the connection, but not the history. May be called twice."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -186,7 +192,7 @@ class Watch:
             try:
                 self._history.add(snapshot)
             except Exception:
-                logger.exception("the history could not be kept")
+                logger.exception("the history could not be written")
         for listener in list(self._listeners.values()):
             try:
                 listener(snapshot)
@@ -199,10 +205,10 @@ class Watch:
         if connection is None:
             return
         try:
-            connection.close(timeout=1.0)
+            connection.close(timeout_s=1.0)
         except PenstockError as error:
-            logger.info("a connection could not be closed well: %s", error)
+            logger.info("a connection could not be closed cleanly: %s", error)
 
 
 def _connected(url: str) -> Connection:
-    return connect(url, client_id="penstock-watch", connect_timeout_s=5.0)
+    return connect_for(url, client_id="penstock-watch", connect_timeout_s=5.0)

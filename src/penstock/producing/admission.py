@@ -1,31 +1,29 @@
-"""What `send` does when the buffer is full, and how it waits there."""
+"""What `send` does while the buffer is full."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.model import NewRecord, Receipt
+from penstock.model.receipt import call_in
 from penstock.producing.engine import Engine
 
-logger = logging.getLogger(__name__)
-
 _SLICE_S: Final = 0.05
-"""Waits are cut into slices: room may have been made between looking and waiting."""
+"""Waits are cut into slices: room may appear between looking and waiting."""
 
 
 def put_when_full(
     engine: Engine, records: Sequence[NewRecord], receipts: Sequence[Receipt], check_usable: Callable[[], None]
 ) -> None:
-    """Put records for which there was no room a moment ago, as `when_full` says. BufferFullError when there is none."""
+    """Put records that did not fit a moment ago, as `when_full` says. Raises BufferFullError."""
     deadline_s = time.monotonic() + engine.settings.max_block_s
     while not _is_settled(engine, records, receipts):
         left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or engine.pump.is_current_thread():  # a callback that waits would wait for itself
+        if left_s <= 0 or engine.pump.is_current_thread():  # a callback would wait for itself
             raise engine.no_room()
         engine.pump.wait_for_news(min(left_s, _SLICE_S))
         check_usable()
@@ -34,7 +32,7 @@ def put_when_full(
 async def put_async(
     engine: Engine, records: Sequence[NewRecord], receipts: Sequence[Receipt], check_usable: Callable[[], None]
 ) -> None:
-    """Put records, and wait for room as `put_when_full` does, without holding up the event loop."""
+    """Put records, waiting for room as `put_when_full` does, without blocking the event loop."""
     if await _off_the_loop(engine, functools.partial(engine.try_put, records, receipts)):
         return
     deadline_s = time.monotonic() + engine.settings.max_block_s
@@ -54,21 +52,13 @@ async def put_async(
         check_usable()
 
 
-def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """In the thread of the loop, unless that has ended."""
-    try:
-        loop.call_soon_threadsafe(function)
-    except RuntimeError:
-        logger.debug("an event loop was closed before it heard of a record")
-
-
 async def _off_the_loop(engine: Engine, put: Callable[[], bool]) -> bool:
-    """In a thread of its own where putting waits for the disk."""
+    """Run it in a thread if putting waits for the disk."""
     return await asyncio.to_thread(put) if engine.waits_for_disk else put()
 
 
 def _is_settled(engine: Engine, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> bool:
-    """Do what `when_full` says. False: wait for room, and try again."""
+    """Do what `when_full` says. False: wait for room and try again."""
     match engine.settings.when_full:
         case "error":
             if engine.try_put(records, receipts):

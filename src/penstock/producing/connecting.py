@@ -1,16 +1,78 @@
-"""`connect`, as users know it: a connection that may send through a spool."""
+"""The public `connect`, whose connection may send through a spool."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Unpack
+import weakref
+from typing import Any, Final, Unpack
 
 from penstock import streams
+from penstock.abc import Stream
 from penstock.errors import ConfigError
+from penstock.model import NewRecord, Receipt
+from penstock.producing.choosing import SPOOL_PREFIX
+from penstock.producing.producer import Producer
 from penstock.producing.settings import SpoolFlush
-from penstock.producing.spooled_sender import SpooledSender
+from penstock.serde import Topic
 from penstock.streams import Connection
-from penstock.streams.options import ConnectOptions
+from penstock.streams.options import ConnectOptions, Options
+from penstock.streams.url import is_memory
+
+
+class SpooledSender:
+    """Has the methods of `penstock.streams.connection.Spool`, and replaces it in a connection.
+
+    What `close` cannot deliver in time stays in the spool, and the next connection with this spool delivers it.
+    """
+
+    def __init__(
+        self,
+        streams: Stream,
+        folder: str | os.PathLike[str],
+        *,
+        linger_ms: float,
+        delivery_timeout_s: float,
+        spool_flush: SpoolFlush = "os",
+    ) -> None:
+        if not os.fspath(folder):
+            raise ConfigError("spool has an empty path: use spool='./folder'")
+        self._producer = Producer(
+            weakref.proxy(streams),  # the connection holds this object, which must not keep it alive
+            buffer=f"{SPOOL_PREFIX}{os.fspath(folder)}",
+            linger_ms=linger_ms,
+            delivery_timeout_s=delivery_timeout_s,
+            max_block_s=delivery_timeout_s,
+            spool_flush=spool_flush,
+        )
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records in the spool that are not acknowledged, including those of earlier processes."""
+        return self._producer.stats.buffered
+
+    def declare(self, topic: Topic[Any]) -> None:
+        self._producer.declare(topic)
+
+    def send(self, record: NewRecord) -> Receipt:
+        return self._producer.send_record(record)
+
+    async def send_async(self, record: NewRecord) -> Receipt:
+        """Send in a thread, because it waits for the disk."""
+        return await asyncio.to_thread(self.send, record)
+
+    def flush(self, timeout_s: float | None) -> None:
+        self._producer.flush(timeout_s)
+
+    def wait_until_settled(self, timeout_s: float | None) -> bool:
+        """Wait, and return whether every record was acknowledged or rejected within `timeout_s` seconds."""
+        return self._producer.wait_until_settled(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        self._producer.close(timeout_s)
+
+
+_DEFAULTS: Final = Options()
 
 
 def connect(
@@ -20,38 +82,39 @@ def connect(
     spool_flush: SpoolFlush = "os",
     **options: Unpack[ConnectOptions],
 ) -> Connection:
-    """Connect to a stream: `log:./data` for the log in a folder, `kafka://host:9092` for brokers that are running,
-    `memory:name` for records in this process that are gone when it ends.
+    """Connect to a stream: `log:./data` is the log in a folder, `kafka://host:9092` a running cluster, and
+    `memory:name` an in-process stream for tests.
 
-    Brokers that want TLS or a login are told so with the URL, by librdkafka's names: in a file that it names,
-    `kafka://host:9093?config=FILE`, or else in the one that PENSTOCK_KAFKA_CONFIG names; in the URL itself,
-    `?security.protocol=SSL&ssl.ca.location=ca.pem`; or here, `librdkafka={...}`. Of these, a later one wins.
+    TLS and login settings have librdkafka's names. They come from a file, `kafka://host:9093?config=FILE` or
+    PENSTOCK_KAFKA_CONFIG; from the URL, `?security.protocol=SSL&ssl.ca.location=ca.pem`; or from `librdkafka={...}`.
+    A later one of these wins.
 
-    With `spool`, a folder, a record is durable when `send` returns: it survives this process, with spool_flush="fsync"
-    a power cut as well, and is delivered once, by this connection or the next one with this spool. A spool has one
-    owner at a time. What it costs stands in the docs of producing.
+    With `spool`, a folder, a record is durable when `send` returns: it survives this process, and with
+    spool_flush="fsync" a power cut. It is delivered once, by this connection or the next one with this spool. A spool
+    has one owner at a time.
 
-    For a `log:` URL the broker of the folder is found, or started if there is none; it ends by itself once no client
-    has been connected for `exit_when_idle_s`, and is started again if it dies while this connection is open. What the
-    other options mean stands at `penstock.streams.options.Options`.
+    For a `log:` URL, the folder's broker is found, or started if none is running. It stops once no client has been
+    connected for `exit_when_idle_s`, and is restarted if it dies while this connection is open. The other options are
+    explained in `penstock.streams.options.Options`.
 
-    Raises UrlError for a URL that is not understood, ConfigError for an option that is not allowed, SpoolInUseError for
-    a spool that another process has, and BrokerUnavailableError when no broker could be reached or started within
-    `connect_timeout_s`.
+    Raises UrlError for an invalid URL, ConfigError for an invalid option, SpoolInUseError for a spool of another
+    process, and BrokerUnavailableError if no broker could be reached or started within `connect_timeout_s`.
     """
     if spool is None:
         if spool_flush != "os":
-            raise ConfigError(f"spool_flush={spool_flush!r} says how a spool is kept: give spool='./folder', too")
+            raise ConfigError(f"spool_flush={spool_flush!r} needs a spool: pass spool='./folder'")
         return streams.connect(url, **options)
-    if url.startswith("memory:"):
-        raise ConfigError(f"{url} has nothing that a spool could wait for: what is sent is stored at once")
+    if not isinstance(spool, str | os.PathLike):
+        raise ConfigError(f"spool={spool!r} must be the path of a folder")
+    if is_memory(url):
+        raise ConfigError(f"{url} needs no spool: records are stored at once")
     connection = streams.connect(url, **options)
     try:
         sender = SpooledSender(
             connection,
             spool,
-            linger_ms=connection.options.linger_ms,
-            delivery_timeout_s=connection.options.delivery_timeout_s,
+            linger_ms=options.get("linger_ms", _DEFAULTS.linger_ms),
+            delivery_timeout_s=options.get("delivery_timeout_s", _DEFAULTS.delivery_timeout_s),
             spool_flush=spool_flush,
         )
     except BaseException:

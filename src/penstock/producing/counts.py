@@ -1,4 +1,4 @@
-"""What a producer has done so far, in numbers."""
+"""The counters of a producer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Counted as it happens. Each number is written by one thread at a time."""
+    """Live counters. Each number is written by one thread at a time."""
 
     delivered: int = 0
     refused: int = 0
@@ -18,22 +18,22 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """A look at a producer."""
+    """A snapshot of a producer's counters."""
 
     sent: int
-    """Records that `send` has taken."""
+    """Records that `send` accepted."""
     delivered: int
-    """Records that the stream has acknowledged, those of an earlier process in the spool among them."""
+    """Records that the stream acknowledged, including those of an earlier process in the spool."""
     refused: int
-    """Records that the stream will never take. Those of a spool are in its file of refused records."""
+    """Records that the stream rejected for good. Those of a spool are in its `refused.jsonl`."""
     dropped: int
-    """Records that were dropped because the buffer was full."""
+    """Records dropped because the buffer was full."""
     failed: int
-    """Records whose time was over, or whose producer was closed, before they were acknowledged."""
+    """Records that were not acknowledged before their timeout, or before the producer was closed."""
     retried: int
-    """Attempts beyond the first, as far as this producer makes them itself and not the stream."""
+    """Retries by this producer; those inside librdkafka are not counted."""
     buffered: int
-    """Records that are neither acknowledged nor given up."""
+    """Records that are neither acknowledged nor failed."""
     buffered_bytes: int
     oldest_age_s: float
-    """How long the oldest of them has waited."""
+    """The age of the oldest buffered record."""

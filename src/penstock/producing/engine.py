@@ -1,4 +1,4 @@
-"""What a producer is made of, kept apart from it, so that it can be let go of when the producer is forgotten."""
+"""The parts of a producer, kept apart from it so that they can be released when it is garbage-collected."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from penstock.abc import Buffer, Feature, Streams
+from penstock.abc import Buffer, Feature, Stream
 from penstock.errors import BufferFullError, DeliveryError
 from penstock.log.disk import Disk
 from penstock.model import NewRecord, Receipt
 from penstock.model.observing import OBSERVED
-from penstock.producing.buffered import NumberedBuffer
-from penstock.producing.choosing import Chosen
+from penstock.producing.buffers import Held, NumberedBuffer
 from penstock.producing.counts import Counts, ProducerStats
-from penstock.producing.kept import Held
-from penstock.producing.ledger import Ledger
+from penstock.producing.delivering import Chosen
+from penstock.producing.pending_receipts import PendingReceipts
 from penstock.producing.pump import Pump
 from penstock.producing.refused import keep_refused
 from penstock.producing.settings import ProducerSettings
+from penstock.producing.spooling import Spool
+from penstock.producing.spooling.folder import load_declared, save_declared
+from penstock.serde import Topic
+from penstock.streams.declared import DeclaredTopics
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ _TELL_DROPS_EVERY_S: Final = 10.0
 
 
 class Engine:
-    """Buffer, pump and receipts. Any thread may use it."""
+    """Buffer, pump and receipts. Thread-safe."""
 
     def __init__(
         self,
@@ -39,18 +42,21 @@ class Engine:
         chosen: Chosen,
         settings: ProducerSettings,
         owned_buffer: Buffer | None,
-        owned_streams: Streams | None,
+        owned_streams: Stream | None,
     ) -> None:
-        """What is owned is closed with it."""
+        """The owned parts are closed with it."""
         self.buffer = buffer
         self.settings = settings
         self.durable = Feature.DURABLE in buffer.features
         self.is_whole = chosen.delivery.is_whole
         self.waits_for_disk: bool = getattr(buffer, "waits_for_disk", self.durable)
-        """Whether putting may take as long as the disk does."""
+        """Whether putting records may wait for the disk."""
         self._first = buffer.end
-        self.ledger = Ledger(self._first, has_older=len(buffer) > 0)
+        self.ledger = PendingReceipts(self._first, has_older=len(buffer) > 0)
         self.counts = Counts()
+        self._declaring = threading.Lock()
+        self._spool_folder = buffer.folder if isinstance(buffer, Spool) else None
+        self._declared = DeclaredTopics(load_declared(self._spool_folder) if self._spool_folder is not None else None)
         self._owned_buffer = owned_buffer
         self._owned_streams = owned_streams
         self._told_drops_s = 0.0
@@ -58,22 +64,14 @@ class Engine:
         folder: Path | None = getattr(buffer, "folder", None) if self.durable else None
         refuse = _refuser(folder) if folder is not None else None
         self.pump = Pump(
-            buffer,
-            chosen.delivery,
-            settings,
-            self.ledger,
-            self.counts,
-            chosen.in_flight,
-            refuse,
-            chosen.check,
-            self.fail_left,
+            buffer, chosen, settings, self.ledger, self.counts, refuse, self._declared, on_failure=self.fail_left
         )
         self.hurry: Callable[[], None] = self.pump.hurry
         self.pump.start()
         OBSERVED.enter(self)
 
     def try_put(self, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> bool:
-        """Take them into the buffer; False when there is no room."""
+        """Put records into the buffer; False if there is no room."""
         pump = self.pump
         if pump.ended:
             raise DeliveryError(f"this producer can send no more: {pump.failure or 'it is closed'}") from pump.failure
@@ -87,13 +85,18 @@ class Engine:
             sequence += 1
         if pump.idle:
             pump.wake.set()
-        if pump.ended:  # since it was asked above
+        if pump.ended:  # it ended after the check above
             self.fail_left()
         return True
 
+    def declare(self, topic: Topic[Any]) -> None:
+        """Create the topic before records are delivered to it; a spool remembers this for its next owner."""
+        if self._declared.declare(topic) and self._spool_folder is not None:
+            with self._declaring:
+                save_declared(self._spool_folder, dict(self._declared.waiting), Disk())
+
     def make_room(self) -> bool:
-        """Drop the oldest record that is not under way, with those that it was put together with. Whether there was
-        one."""
+        """Drop the oldest record that is not in flight, with its transaction. Returns whether there was one."""
         with self.pump.taking:
             oldest = self.buffer.peek(self.pump.taken, 1, 1)
             count = oldest[0].together_with - oldest[0].sequence + 1 if oldest else 0
@@ -120,7 +123,7 @@ class Engine:
                 return
             self._told_drops_s = now_s
         logger.warning(
-            "the buffer is full, and records are dropped (%s): %d so far",
+            "the buffer is full: dropping records (%s), %d so far",
             self.settings.when_full,
             self.counts.dropped,
             extra={"dropped": self.counts.dropped},
@@ -130,22 +133,24 @@ class Engine:
         limits = f"{self.settings.buffer_records} records or {self.settings.buffer_bytes} bytes"
         waited = f" for {self.settings.max_block_s:g} s" if self.settings.when_full != "error" else ""
         return BufferFullError(
-            f"the buffer has had no room{waited}: {len(self.buffer)} records, {self.buffer.size_bytes} bytes, wait for "
-            f"the stream, of at most {limits}. See that the stream can be reached and keeps up; send less, allow more "
-            "with buffer_records and buffer_bytes, or choose another when_full"
+            f"the buffer has been full{waited}: {len(self.buffer)} records, {self.buffer.size_bytes} bytes, wait for "
+            f"the stream; the limit is {limits}. Check that the stream is reachable and keeps up, send less, raise "
+            "buffer_records or buffer_bytes, or choose another when_full"
         )
 
-    def wait(self, timeout: float | None) -> None:
-        """Return once all that is in the buffer now is done. TimeoutError; DeliveryError when it never will be."""
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until everything in the buffer now is done. Raises TimeoutError, or DeliveryError if it cannot be
+        delivered."""
         through = self.buffer.end - 1
-        deadline_s = None if timeout is None else time.monotonic() + timeout
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while self.pump.committed < through and len(self.buffer):
             if self.pump.ended:
                 raise DeliveryError(f"{len(self.buffer)} records are not delivered: {self.pump.failure}")
             left_s = _SLICE_S if deadline_s is None else min(_SLICE_S, deadline_s - time.monotonic())
             if left_s <= 0:
                 raise TimeoutError(
-                    f"{len(self.buffer)} records were not acknowledged within {timeout:g} s; they are still being tried"
+                    f"{len(self.buffer)} records were not acknowledged within {timeout_s:g} s; they are still "
+                    "being delivered"
                 )
             self.pump.nudge()
             self.pump.wait_for_news(left_s)
@@ -165,17 +170,19 @@ class Engine:
         )
 
     def fail_left(self) -> None:
-        """Settle the receipts of what this producer will not deliver."""
+        """Settle the receipts of records that this producer will not deliver."""
         if self.durable:
             folder = getattr(self.buffer, "folder", "its buffer")
-            self.ledger.fail_all(f"is not delivered yet: it is kept in {folder} until that is opened again", seen=True)
+            self.ledger.fail_all(
+                f"is not delivered yet: it stays in the spool {folder} until a producer opens it", seen=True
+            )
         else:
             failure = f": {self.pump.failure}" if self.pump.failure is not None else ""
             why = f"was not delivered: the producer ended before it was acknowledged{failure}; it may be stored or not"
             self.counts.failed += self.ledger.fail_all(why, seen=False)
 
     def close(self, timeout_s: float) -> None:
-        """Deliver until the time is over, then settle every receipt, and let go of everything."""
+        """Deliver until the timeout, then settle every receipt and release everything."""
         with contextlib.ExitStack() as stack:
             if self._owned_streams is not None:
                 stack.callback(self._owned_streams.close)

@@ -1,7 +1,7 @@
-"""Partitioners: which partition a record goes to when it does not say so itself.
+"""Partitioners choose the partition of a record that does not name one.
 
-A partitioner is called with the topic, the key and the number of partitions, and gives the partition. Unless a producer
-is given one, the stream chooses: Kafka's streams by the murmur2 hash of the key, as `KeyHash` does.
+A partitioner gets the topic, the key and the number of partitions, and returns the partition. Without one, the stream
+chooses; Kafka's client uses the murmur2 hash of the key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Partitioner = Callable[[str, bytes | None, int], int]
 
 
 class BatchPartitioner(Protocol):
-    """A partitioner that wants to know when a new batch begins."""
+    """A partitioner that is told when a new batch begins."""
 
     def __call__(self, topic: str, key: bytes | None, count: int) -> int: ...
 
@@ -30,7 +30,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash by which Kafka's Java client, and with it Streams, Connect and Spark, places keys."""
+    """The 32-bit hash that Kafka's Java client, and so Streams, Connect and Spark, use for keys."""
     length = len(data)
     h = (_SEED ^ length) & _MASK
     whole = length & ~3
@@ -46,12 +46,12 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of_key(key: bytes, count: int) -> int:
-    """Where Kafka's clients put a record of this key."""
+    """The partition that Kafka's Java client chooses for this key."""
     return (murmur2(key) & 0x7FFFFFFF) % count
 
 
 class Sticky:
-    """Without a key, all records of one batch go to one partition, and those of the next to another: full batches."""
+    """Records without a key go to one partition per batch, which gives full batches."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._chance = random.Random(seed)
@@ -74,7 +74,7 @@ class Sticky:
 
 
 class RoundRobin:
-    """Without a key, each record goes to the next partition: an even spread, in small batches."""
+    """Records without a key go to the partitions in turn: an even spread, but small batches."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
@@ -87,11 +87,11 @@ class RoundRobin:
         return chosen
 
     def new_batch(self) -> None:
-        """Batches make no difference."""
+        """Nothing to do: batches make no difference."""
 
 
 class Custom:
-    """A function of the user's. What it gives is checked: a partition that is not there is no partition."""
+    """Wraps a user's function and checks the partition that it returns."""
 
     def __init__(self, function: Partitioner) -> None:
         self._function = function
@@ -103,16 +103,16 @@ class Custom:
             raise ConfigError(f"the partitioner failed for topic {topic!r}: {type(error).__name__}: {error}") from error
         if isinstance(chosen, bool) or not isinstance(chosen, int) or not 0 <= chosen < count:
             raise ConfigError(
-                f"the partitioner gave {chosen!r} for topic {topic!r}, which has {count} partitions, numbered from 0"
+                f"the partitioner returned {chosen!r} for topic {topic!r}, which has partitions 0 to {count - 1}"
             )
         return chosen
 
     def new_batch(self) -> None:
-        """Batches make no difference."""
+        """Nothing to do: batches make no difference."""
 
 
 def choose_partitioner(given: str | Partitioner | None) -> BatchPartitioner | None:
-    """The partitioner of this name, or around this function; None leaves the choice to the stream."""
+    """The named partitioner, or one around this function; None leaves the choice to the stream."""
     if given is None:
         return None
     if given == "sticky":
@@ -124,6 +124,6 @@ def choose_partitioner(given: str | Partitioner | None) -> BatchPartitioner | No
     if callable(given):
         return Custom(given)
     raise ConfigError(
-        f"{given!r} is no partitioner: use 'sticky', 'round_robin', or a function of the topic, the key and the "
+        f"{given!r} is not a partitioner: use 'sticky', 'round_robin', or a function of the topic, the key and the "
         "number of partitions"
     )

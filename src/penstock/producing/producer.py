@@ -1,70 +1,119 @@
-"""The producer that users hold."""
+"""The public `Producer`."""
 
 from __future__ import annotations
 
-import asyncio
+import contextvars
 import dataclasses
 import datetime
 import logging
 import os
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Final, Self
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, Unpack, overload
 
-from penstock.abc import Buffer, Feature, Streams
-from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, RecordTooLargeError
-from penstock.log.store import check_topic_name
-from penstock.model import NewRecord, Place, Receipt
+from penstock.abc import Buffer, Feature, Stream
+from penstock.errors import ConfigError, ConnectionClosedError, DeliveryError, PenstockError, RecordTooLargeError
+from penstock.model import NewRecord, Receipt, RecordMetadata, check_topic_name
+from penstock.model.closing import AsyncClosing
 from penstock.model.observing import OBSERVED, send_traced
-from penstock.producing.admission import call_in, put_async, put_when_full
-from penstock.producing.backoff import Backoff
-from penstock.producing.buffered import ForeignBuffer
-from penstock.producing.choosing import (
-    SPOOL_PREFIX,
-    check_guarantees,
-    choose_delivery,
-    kafka_of,
-    open_buffer,
-    open_for_producing,
-)
+from penstock.model.record import LONGEST_TOPIC_NAME
+from penstock.model.retry import Retry
+from penstock.model.times import check_seconds
+from penstock.producing.admission import put_async, put_when_full
+from penstock.producing.buffers import RECORD_OVERHEAD_BYTES, ForeignBuffer, MemoryBuffer, size_of
+from penstock.producing.choosing import SPOOL_PREFIX, check_guarantees, choose_delivery, open_buffer, open_for_producing
 from penstock.producing.counts import ProducerStats
 from penstock.producing.engine import Engine
-from penstock.producing.kept import RECORD_OVERHEAD_BYTES, size_of
-from penstock.producing.memory import MemoryBuffer
 from penstock.producing.partitioners import Partitioner, choose_partitioner
 from penstock.producing.settings import ProducerSettings, SpoolFlush, WhenFull
 from penstock.producing.spooling import Spool
-from penstock.producing.transaction import OpenTransactions
-from penstock.serde import Topic, new_record
+from penstock.serde import SendOptions, Topic, new_record
 from penstock.serde.plain import NewHeaders
 from penstock.streams.forks import FORKS
+from penstock.streams.options import ConnectOptions
+
+
+@dataclass(slots=True)
+class Staged:
+    """Records sent in an open transaction. They are not in a buffer yet."""
+
+    records: list[NewRecord] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+
+
+class OpenTransactions:
+    """The open transaction of each thread and task of one producer."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Open transactions, in all threads."""
+        self._lock = threading.Lock()
+        self._current: contextvars.ContextVar[Staged | None] = contextvars.ContextVar("transaction", default=None)
+
+    @property
+    def current(self) -> Staged | None:
+        return self._current.get()
+
+    @contextmanager
+    def open(self) -> Iterator[Staged]:
+        if self._current.get() is not None:
+            raise ConfigError("a transaction is already open: transactions cannot be nested")
+        staged = Staged()
+        token = self._current.set(staged)
+        with self._lock:
+            self.count += 1
+        try:
+            yield staged
+        except BaseException as error:
+            for receipt in staged.receipts:
+                if receipt.done:
+                    continue
+                receipt.seen = True
+                receipt.settle(
+                    -1,
+                    -1,
+                    DeliveryError(
+                        f"a record for topic {receipt.topic!r} was not sent: its transaction ended with "
+                        f"{type(error).__name__}: {error}"
+                    ),
+                )
+            raise
+        finally:
+            self._current.reset(token)
+            with self._lock:
+                self.count -= 1
+
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _DEFAULTS: Final = ProducerSettings()
 _EXIT_FLUSH_S: Final = 10.0
-"""How long a program that forgets to close its producer is held up for what is in its memory."""
+"""How long a program that did not close its producer waits at exit for the records in memory."""
 _SPOOL_CLOSE_S: Final = 10.0
-"""How long `close` delivers from a spool unless it is told. The rest is safe, and delivered by the next start."""
-_LONGEST_NAME: Final = 249
+"""The default timeout of `close` with a spool. What is left is safe, and the next producer delivers it."""
 
 
-class Producer:
-    """Sends records to a stream. Made once, used by any thread, closed with `close` or by a `with` block.
+class Producer(AsyncClosing):
+    """Sends records to a stream. Create it once, use it from any thread, close it with `close` or a `with` block.
 
-    `streams` is a URL, or streams that are connected already and stay so. `buffer` is "memory", or "spool:FOLDER" to
-    have every record survive this process from the moment when `send` returns. What the other settings mean stands at
-    `penstock.producing.settings.ProducerSettings`; what cannot be had together is refused here.
+    `stream` is a URL, or a connected stream, which stays open. `client` holds options of `connect`, for a URL. `buffer`
+    is "memory", or "spool:FOLDER", with which every record survives this process as soon as `send` returns. The other
+    settings are explained in `penstock.producing.settings.ProducerSettings`. Raises ConfigError or GuaranteeError for
+    settings that exclude each other.
     """
 
     def __init__(
         self,
-        streams: str | Streams,
+        streams: str | Stream,
         *,
+        client: ConnectOptions | None = None,
         buffer: str | Buffer = "memory",
         linger_ms: float = _DEFAULTS.linger_ms,
         batch_records: int = _DEFAULTS.batch_records,
@@ -78,7 +127,7 @@ class Producer:
         buffer_bytes: int = _DEFAULTS.buffer_bytes,
         delivery_timeout_s: float = _DEFAULTS.delivery_timeout_s,
         partitioner: str | Partitioner | None = None,
-        retry: Backoff = _DEFAULTS.retry,
+        retry: Retry = _DEFAULTS.retry,
         on_delivery: Callable[[Receipt], object] | None = None,
         idempotent: bool | None = _DEFAULTS.idempotent,
         transactional_id: str | None = _DEFAULTS.transactional_id,
@@ -102,10 +151,20 @@ class Producer:
             spool_flush=spool_flush,
         )
         if on_delivery is not None and not callable(on_delivery):
-            raise ConfigError(f"on_delivery={on_delivery!r} is no function")
+            raise ConfigError(f"on_delivery={on_delivery!r} must be callable")
+        if not isinstance(streams, str | Stream):
+            raise ConfigError(
+                f"{streams!r} is not a stream: pass a URL, such as 'log:./data', or a stream from `connect`"
+            )
+        if not isinstance(buffer, str) and not hasattr(buffer, "features"):
+            raise ConfigError(f"buffer={buffer!r} is neither 'memory' nor 'spool:FOLDER' nor a Buffer")
         chosen_partitioner = choose_partitioner(partitioner)
-        owned_streams = open_for_producing(streams, durable=_is_durable(buffer)) if isinstance(streams, str) else None
-        system: Streams = owned_streams if owned_streams is not None else streams  # type: ignore[assignment]
+        owned_streams: Stream | None = None
+        if isinstance(streams, str):
+            owned_streams = open_for_producing(streams, client or {}, durable=_is_durable(buffer))
+        elif client:
+            raise ConfigError("client is for a URL: pass these options to `connect`, which has been called")
+        system: Stream = owned_streams if owned_streams is not None else streams  # type: ignore[assignment]
         owned_buffer: MemoryBuffer | Spool | None = None
         try:
             check_guarantees(system, settings, durable=_is_durable(buffer))
@@ -123,16 +182,21 @@ class Producer:
         self._url = system.url
         self._on_delivery = on_delivery
         self._transactions = OpenTransactions()
-        self._checks_names = kafka_of(system) is not None
         self._names: set[str] = set()
         self._hurry = self._engine.hurry
         self._largest = max_request_bytes + RECORD_OVERHEAD_BYTES
-        self._surely_small = max_request_bytes - _LONGEST_NAME
-        """A value of this size has room for the name of its topic, and need not be looked at any further."""
+        self._surely_small = max_request_bytes - LONGEST_TOPIC_NAME
+        """A value of at most this size fits, whatever the name of its topic."""
         self._pid = os.getpid()
         self._forks = FORKS.count
         self._closed = False
         self._forgotten = weakref.finalize(self, _let_go, self._engine, system.url, self._pid)
+
+    @overload
+    def send(self, topic: Topic[T], value: T | None, key: object = None, **options: Unpack[SendOptions]) -> Receipt: ...
+
+    @overload
+    def send(self, topic: str, value: object, key: object = None, **options: Unpack[SendOptions]) -> Receipt: ...
 
     def send(
         self,
@@ -142,29 +206,50 @@ class Producer:
         headers: NewHeaders = None,
         timestamp: datetime.datetime | int | None = None,
         partition: int | None = None,
+        delay_s: float | None = None,
     ) -> Receipt:
-        """Send a record. It is in the buffer when this returns, and stored when its receipt says so.
+        """Send a record. It is in the buffer when this returns, and stored once its receipt is done.
 
-        A topic by name takes bytes and text as they are, and anything else as JSON; a `Topic` takes values of its type.
-        The timestamp is now unless it is given. While the buffer is full, `when_full` says what happens.
+        A topic name takes bytes and text as they are, and encodes anything else as JSON; a `Topic` takes values of its
+        type. The timestamp defaults to now. With `delay_s`, the library's consumers handle the record that many seconds
+        from now; other readers see it at once. `when_full` says what happens while the buffer is full.
 
-        Raises SerdeError, InvalidTopicError, RecordTooLargeError or ConfigError for a record that could never be sent;
-        BufferFullError; StorageError when the disk of a spool has no room; DeliveryError when this producer has failed.
+        Raises SerdeError, InvalidTopicError, RecordTooLargeError or ConfigError for a record that can never be sent;
+        BufferFullError; StorageError if the disk of a spool is full; DeliveryError if this producer has failed.
         """
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
-        record = _checked(new_record(topic, value, key, headers, timestamp, partition))
+        record = new_record(topic, value, key, headers, timestamp, partition, delay_s)
+        if isinstance(topic, Topic) and topic.partitions is not None:
+            self.declare(topic)
         if OBSERVED.tracer is not None:
             return send_traced(OBSERVED.tracer, record, self._send)
         return self._send(record)
 
+    def declare(self, topic: Topic[Any]) -> None:
+        """Create this topic with its number of partitions, if it does not exist, before the next record for it is
+        delivered. `send` does this for every Topic it is given."""
+        self._engine.declare(topic)
+
     def send_record(self, record: NewRecord) -> Receipt:
-        """Send a record that is in bytes already. As `send` in everything else."""
+        """Send an encoded record. Otherwise the same as `send`."""
+        if not isinstance(record, NewRecord):
+            raise ConfigError(f"{record!r} is not a NewRecord: `send` takes a topic and a value")
         if record.timestamp_ms is None:
             record = dataclasses.replace(record, timestamp_ms=time.time_ns() // 1_000_000)
         if OBSERVED.tracer is not None:
             return send_traced(OBSERVED.tracer, record, self._send)
         return self._send(record)
+
+    @overload
+    async def send_async(
+        self, topic: Topic[T], value: T | None, key: object = None, **options: Unpack[SendOptions]
+    ) -> RecordMetadata: ...
+
+    @overload
+    async def send_async(
+        self, topic: str, value: object, key: object = None, **options: Unpack[SendOptions]
+    ) -> RecordMetadata: ...
 
     async def send_async(
         self,
@@ -174,18 +259,21 @@ class Producer:
         headers: NewHeaders = None,
         timestamp: datetime.datetime | int | None = None,
         partition: int | None = None,
-    ) -> Place:
-        """Send a record, and give its place once it is acknowledged. Waits, for room too, without holding up others.
+        delay_s: float | None = None,
+    ) -> RecordMetadata:
+        """Send a record and return where it is stored, once it is acknowledged. Does not block the event loop.
 
-        A task that is cancelled while it waits does not take its record back. Raises what `send` and `Receipt.result`
-        raise.
+        It also waits for room in the buffer. Cancelling the task does not take its record back. Raises what `send` and
+        `Receipt.result` raise.
         """
         self._check_usable()
         if self._transactions.current is not None:
-            raise ConfigError("send_async waits for the record, and a transaction for the end of its block: use send")
+            raise ConfigError("send_async cannot be used in a transaction, which is sent when its block ends: use send")
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
-        record = _checked(new_record(topic, value, key, headers, timestamp, partition))
+        record = new_record(topic, value, key, headers, timestamp, partition, delay_s)
+        if isinstance(topic, Topic) and topic.partitions is not None:
+            self.declare(topic)
         receipt = Receipt(record.topic)
         if self._on_delivery is not None:
             receipt.add_done_callback(self._on_delivery)
@@ -200,25 +288,21 @@ class Producer:
             if settled is not None:
                 settled(error)
             raise
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-        receipt.add_done_callback(lambda _: call_in(loop, done.set))
         self._engine.pump.nudge()
-        await done.wait()
-        return receipt.result(0)
+        return await receipt
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What this thread, or task, sends inside is delivered together or not at all.
+        """Deliver what this thread or task sends in the block together, or not at all.
 
-        It is sent when the block ends, and not at all when it ends with an error. From memory, it is committed by the
-        stream when the block has been left; in a spool, it is kept there. Needs `transactional_id`, or a spool on a
+        Records are sent when the block ends, and discarded if it ends with an error. With memory, the transaction is
+        committed when the block has ended; with a spool, it is stored there. Needs `transactional_id`, or a spool on a
         stream with transactions.
         """
         self._check_usable()
         engine = self._engine
         if not engine.is_whole:
-            raise ConfigError("this producer has no transactions: give it a transactional_id")
+            raise ConfigError("this producer has no transactions: pass transactional_id")
         with self._transactions.open() as staged:
             yield
             if staged.records and not engine.try_put(staged.records, staged.receipts):
@@ -227,22 +311,23 @@ class Producer:
             for receipt in staged.receipts:
                 receipt.result()
 
-    def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything that is in the buffer now is acknowledged, what an earlier process left included.
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything that is in the buffer now is acknowledged, including records of an earlier process.
 
-        Raises DeliveryError when a record could not be delivered and nobody has learnt it from its receipt, and
-        TimeoutError when some are still waiting after `timeout` seconds.
+        Raises DeliveryError if a record could not be delivered and its receipt was not looked at, and TimeoutError if
+        records are still waiting after `timeout_s` seconds.
         """
         self._check_usable()
+        check_seconds(timeout_s, "timeout_s")
         engine = self._engine
-        engine.wait(timeout)
+        engine.wait(timeout_s)
         engine.ledger.raise_failures()
 
-    def wait_until_settled(self, timeout: float | None = None) -> bool:
-        """As `flush`, but says whether it came to that in time, and leaves failures to the receipts."""
+    def wait_until_settled(self, timeout_s: float | None = None) -> bool:
+        """As `flush`, but return whether it finished in time, and leave failures to the receipts."""
         self._check_usable()
         try:
-            self._engine.wait(timeout)
+            self._engine.wait(timeout_s)
         except TimeoutError:
             return False
         return True
@@ -251,38 +336,22 @@ class Producer:
     def stats(self) -> ProducerStats:
         return self._engine.stats()
 
-    def close(self, timeout: float | None = None) -> None:
-        """Deliver what is in the buffer, and let go of everything, at most `timeout` seconds later.
+    def close(self, timeout_s: float | None = None) -> None:
+        """Deliver what is in the buffer, then release everything, within `timeout_s` seconds.
 
-        Without `timeout` it is `delivery_timeout_s`, or 10 s with a spool. What memory holds then has failed: its
-        receipts say so, and so does a DeliveryError raised here, unless each was looked at. What a spool holds stays
-        there, and is delivered when it is opened again.
+        The default is `delivery_timeout_s`, or 10 s with a spool. Records still in memory then fail: their receipts say
+        so, and a DeliveryError is raised unless every receipt was looked at. Records in a spool stay there and are
+        delivered when it is opened again.
         """
         if self._closed:
             return
         self._closed = True
         self._forgotten.detach()
         if self._forks != FORKS.count:
-            return  # a forked process has none of the threads that would be waited for
-        if timeout is None:
-            timeout = _SPOOL_CLOSE_S if self._engine.durable else self.settings.delivery_timeout_s
-        self._engine.close(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
+            return  # a forked process does not have the threads to wait for
+        if timeout_s is None:
+            timeout_s = _SPOOL_CLOSE_S if self._engine.durable else self.settings.delivery_timeout_s
+        self._engine.close(timeout_s)
 
     def __repr__(self) -> str:
         return f"<Producer to {self._url}{' (closed)' if self._closed else ''}>"
@@ -311,25 +380,21 @@ class Producer:
         ) > self._largest:
             raise RecordTooLargeError(
                 f"a record of {size - RECORD_OVERHEAD_BYTES} bytes for topic {record.topic!r} is larger than "
-                f"max_request_bytes={self.settings.max_request_bytes}: send less, or raise it, and "
+                f"max_request_bytes={self.settings.max_request_bytes}: send less, or raise it and "
                 "max.message.bytes of the topic"
             )
 
-    def _check_name(self, name: object) -> None:
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"{name!r} is no topic: give its name, or a Topic")
-        if self._checks_names:
-            check_topic_name(name)
+    def _check_name(self, name: str) -> None:
+        check_topic_name(name)
         if len(self._names) < 10_000:
             self._names.add(name)
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise ConnectionClosedError(f"the producer to {self._url} is closed: make another")
+            raise ConnectionClosedError(f"the producer to {self._url} is closed: create another")
         if self._forks != FORKS.count:
             raise ConnectionClosedError(
-                f"the producer to {self._url} belongs to process {self._pid}, which made it: make one in this "
-                "process, too"
+                f"the producer to {self._url} belongs to process {self._pid}: create one in this process"
             )
 
 
@@ -338,7 +403,7 @@ def _is_durable(buffer: str | Buffer) -> bool:
 
 
 def _let_go(engine: Engine, url: str, pid: int) -> None:
-    """The producer was forgotten, or the program ends, without `close`: save what is in memory, if that can be done."""
+    """Deliver what is in memory, if possible: the producer was dropped, or the program ended, without `close`."""
     if pid != os.getpid():
         return
     warnings.warn(f"the producer to {url} was not closed: use it in a with block", ResourceWarning, stacklevel=2)
@@ -346,13 +411,3 @@ def _let_go(engine: Engine, url: str, pid: int) -> None:
         engine.close(_EXIT_FLUSH_S)
     except PenstockError as error:
         logger.error("the producer to %s was not closed, and %s", url, error)
-
-
-def _checked(record: NewRecord) -> NewRecord:
-    """The same record, if its partition can be one: a stream may find that out much later."""
-    partition = record.partition
-    if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
-        raise ConfigError(f"the partition {partition!r} is no number")
-    if partition is not None and partition < 0:
-        raise ConfigError(f"the partition {partition} is negative: they are numbered from 0")
-    return record

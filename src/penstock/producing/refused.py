@@ -1,4 +1,4 @@
-"""Records that the stream refuses for good: kept beside the spool, with the reason, out of the way of the others."""
+"""Records that the stream rejected for good, kept beside the spool with the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from penstock.errors import StorageError
 from penstock.log.disk import Disk
 from penstock.model import NewRecord
-from penstock.producing.kept import Held
+from penstock.producing.buffers import Held
 
 REFUSED_FILE: Final = "refused.jsonl"
 
@@ -32,7 +32,7 @@ class RefusedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def record(self) -> NewRecord:
-        """As it was sent, to be sent again once the reason is gone."""
+        """The record as it was sent, to send it again once the reason is gone."""
         return NewRecord(
             self.topic,
             _from_text(self.value),
@@ -44,13 +44,13 @@ class RefusedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def keep_refused(folder: Path, held: Sequence[Held], reason: str, disk: Disk) -> None:
-    """Add records to the file. They are durable when this returns. StorageError when they cannot be kept."""
+    """Append records to the file. They are durable when this returns. Raises StorageError."""
     lines = b"".join(msgspec.json.encode(_line(each, reason)) + b"\n" for each in held)
     try:
         fd = disk.open(folder / REFUSED_FILE, create=True)
         try:
             end = os.fstat(fd).st_size
-            if end and disk.read(fd, 1, end - 1) != b"\n":  # a line that a crash has cut: the next one is its own
+            if end and disk.read(fd, 1, end - 1) != b"\n":  # a crash cut the last line
                 lines = b"\n" + lines
             disk.write_all(fd, [lines], end)
             disk.sync(fd)
@@ -62,7 +62,7 @@ def keep_refused(folder: Path, held: Sequence[Held], reason: str, disk: Disk) ->
 
 
 def read_refused(folder: str | os.PathLike[str]) -> list[RefusedRecord]:
-    """The refused records of a spool, oldest first. A line that a crash has cut is left out: its record comes again."""
+    """The refused records of a spool, oldest first. A line cut by a crash is skipped: its record is delivered again."""
     try:
         lines = (Path(folder) / REFUSED_FILE).read_bytes().splitlines()
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def read_refused(folder: str | os.PathLike[str]) -> list[RefusedRecord]:
             refused = msgspec.json.decode(line, type=RefusedRecord)
         except msgspec.DecodeError:
             continue
-        found[refused.sequence] = refused  # after a crash, a record may have been refused once more
+        found[refused.sequence] = refused  # after a crash, a record may have been refused again
     return list(found.values())
 
 

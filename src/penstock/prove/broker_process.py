@@ -1,4 +1,4 @@
-"""A broker to be killed: `penstock serve` on a folder, in a process of its own, started again on the same port."""
+"""A broker to be killed: `penstock serve` on a folder, in its own process, restarted on the same port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 import msgspec
@@ -25,13 +25,11 @@ _START_TIMEOUT_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 20.0
 _LOOK_AGAIN_S: Final = 0.01
 _ORPHAN_S: Final = 30.0
-"""A broker that outlives us, because we were killed, too, ends after so long without a client."""
+"""A broker that outlives us, because we were killed too, ends after this long without a client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a start had to do."""
-
     seconds: float
     """From the start of the process until it listens."""
     scanned_bytes: int
@@ -39,7 +37,7 @@ class Recovery:
 
 
 class _Line(msgspec.Struct):
-    """The line of the broker's log that tells of its recovery."""
+    """The log line of the broker about its recovery."""
 
     scanned_bytes: int | None = None
     truncated_bytes: int = 0
@@ -47,7 +45,7 @@ class _Line(msgspec.Struct):
 
 @contextmanager
 def interruptions_deferred() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait for the end of the block, so that no process is started that nobody knows of."""
+    """Defer SIGINT and SIGTERM to the end of the block, so that no started process is left unowned."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in the main thread only
         return
@@ -70,7 +68,7 @@ def interruptions_deferred() -> Iterator[None]:
 
 
 class BrokerProcess:
-    """Start it with `start`; it is ended with the `with` block, however that is left."""
+    """Start it with `start`; it ends with the `with` block."""
 
     def __init__(self, data: Path, output: Path) -> None:
         self.port = 0
@@ -88,7 +86,7 @@ class BrokerProcess:
         return self._process.pid
 
     def start(self) -> Recovery:
-        """Start it, on the port of the first start; answers when it listens."""
+        """Start it, on the port of the first start; returns when it listens."""
         started_s = time.monotonic()
         command = [sys.executable, "-m", "penstock.cli", "serve", "--data", str(self._data)]
         command += ["--listen", f"127.0.0.1:{self.port}", "--exit-when-idle", str(_ORPHAN_S), "--log-format", "json"]
@@ -108,7 +106,7 @@ class BrokerProcess:
             time.sleep(_LOOK_AGAIN_S)
 
     def kill(self) -> None:
-        """SIGKILL: it has no time to write or close anything."""
+        """SIGKILL: it cannot write or close anything."""
         assert self._process is not None, "the broker has not been started"
         self._process.kill()
         self._process.wait(_STOP_TIMEOUT_S)
@@ -116,9 +114,7 @@ class BrokerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -140,5 +136,4 @@ def _recovery(said: bytes, seconds: float) -> Recovery:
 
 
 def folder_bytes(folder: Path) -> int:
-    """How much is stored in a folder."""
     return sum(os.stat(path).st_size for path in folder.rglob("*") if path.is_file())

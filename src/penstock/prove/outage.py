@@ -1,4 +1,4 @@
-"""An outage: several producers send, the broker is killed under them and started again, and everything is read back."""
+"""An outage: several producers send, the broker is killed and restarted meanwhile, and everything is read back."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from penstock.errors import DeliveryError, PenstockError
 from penstock.prove.broker_process import BrokerProcess, Recovery, folder_bytes
 from penstock.prove.tally import Tally, Verdict
 from penstock.streams import Connection, connect
-from penstock.streams.kafka.group_reading import GroupReader
 
 TOPIC: Final = "outage"
 GROUP: Final = "outage"
 SMALL_BUFFER: Final = {"queue.buffering.max.messages": 2_000}
-"""So that the producers are stopped short by an outage, instead of having handed over everything before it."""
+"""Small, so that an outage stops the producers, instead of finding everything buffered already."""
 _LOOK_AGAIN_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is done, all of it decided beforehand by the seed."""
+    """What is done, all of it determined by the seed."""
 
     records: int = 300_000
     producers: int = 4
@@ -55,7 +54,7 @@ class Outcome:
 
 
 class Watcher(Protocol):
-    """Who is told how it goes. Every method may be called from the thread that runs the outage only."""
+    """Receives progress. All methods are called from the thread that runs the outage."""
 
     def started(self, broker: BrokerProcess, first_start: Recovery) -> None: ...
     def sending(self, tally: Tally) -> None: ...
@@ -67,8 +66,6 @@ class Watcher(Protocol):
 
 @dataclass(slots=True)
 class Sending:
-    """The producers: a thread and a connection each."""
-
     url: str
     plan: Plan
     tally: Tally
@@ -104,11 +101,11 @@ class Sending:
             self.errors.append(error)
 
     def close(self) -> None:
-        """Let go of everything, without waiting for what is under way."""
+        """Close everything, without waiting for acknowledgements."""
         self.stopping.set()
         for connection in self.connections:
-            with contextlib.suppress(DeliveryError):  # told by `errors`, or given up on purpose
-                connection.close(timeout=0)
+            with contextlib.suppress(DeliveryError):  # reported by `errors`, or abandoned on purpose
+                connection.close(timeout_s=0)
         for thread in self.threads:
             thread.join()
 
@@ -122,7 +119,7 @@ def _acknowledger(tally: Tally, producer: int, number: int) -> Callable[[object]
 
 
 def run(plan: Plan, folder: Path, watcher: Watcher) -> Outcome:
-    """Do it, in a folder that is empty. The broker and the producers are gone when this returns, or raises."""
+    """Run it in an empty folder. The broker and the producers are gone when this returns or raises."""
     tally = Tally(plan.producers, plan.keys)
     data = folder / "data"
     with contextlib.ExitStack() as stack:
@@ -148,7 +145,7 @@ def run(plan: Plan, folder: Path, watcher: Watcher) -> Outcome:
 def _kill_and_restart(
     plan: Plan, broker: BrokerProcess, sending: Sending, watcher: Watcher
 ) -> tuple[list[Recovery], list[float]]:
-    """Until all is sent; at each kill point the broker dies, and is started again at once."""
+    """Until all is sent: kill the broker at each kill point, and restart it at once."""
     points = plan.kill_points()
     recoveries: list[Recovery] = []
     outages_s: list[float] = []
@@ -169,16 +166,7 @@ def _kill_and_restart(
 def _read_everything(broker: BrokerProcess, tally: Tally, watcher: Watcher) -> None:
     with (
         connect(broker.url) as stream,
-        GroupReader(
-            stream.bootstrap,
-            stream.options,
-            GROUP,
-            TOPIC,
-            reset="earliest",
-            follow=False,
-            limit=None,
-            timeout_s=None,
-        ) as reader,
+        stream.read_as_member(GROUP, TOPIC) as reader,
     ):
         for record in reader:
             tally.see(record.partition, record.offset, record.value)

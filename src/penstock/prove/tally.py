@@ -13,15 +13,13 @@ VALUE_BYTES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of the records."""
-
     sent: int
     acknowledged: int
     read: int
     lost: int
-    """Acknowledged, and not there."""
+    """Acknowledged, but missing."""
     duplicates: int
-    """There more than once, at different places."""
+    """Stored more than once, at different offsets."""
     out_of_order: int
     """Read after a record of the same key that was sent later."""
 
@@ -31,9 +29,9 @@ class Verdict:
 
 
 class Tally:
-    """Records are numbered for each producer; a record says whose it is and which.
+    """Counts records, which are numbered per producer; a record names its producer and number.
 
-    One thread may send and be acknowledged for each producer, and one may read.
+    One thread per producer may send and acknowledge, and one may read.
     """
 
     def __init__(self, producers: int, keys: int) -> None:
@@ -58,11 +56,10 @@ class Tally:
 
     @property
     def read(self) -> int:
-        """How many records were read, each place counted once."""
+        """How many records were read, each offset counted once."""
         return self._read_count
 
     def next_record(self, producer: int) -> tuple[int, bytes, bytes]:
-        """The number, the key and the value of what this producer sends next."""
         number = self._sent[producer]
         self._sent[producer] = number + 1
         value = b"%d%b%d" % (producer, SEPARATOR, number)
@@ -75,7 +72,7 @@ class Tally:
             self._acknowledged_count += 1
 
     def see(self, partition: int, offset: int, value: bytes | None) -> None:
-        """A record was read. Being handed the same place again is the group's affair, and does not count."""
+        """Count a record that was read. A redelivery of the same offset does not count."""
         if (partition, offset) in self._places:
             return
         self._places.add((partition, offset))
@@ -106,7 +103,7 @@ class Tally:
 
 
 def _mark(counts: bytearray, number: int) -> int:
-    """Count one more of this number; a count stops at 255."""
+    """Increment the count of this number, which stops at 255."""
     if number >= len(counts):
         counts.extend(bytes(number + 1 - len(counts) + len(counts) // 2))
     counts[number] = min(255, counts[number] + 1)

@@ -1,11 +1,12 @@
-"""Queues: systems that hand a record out and forget it once it is settled, each reached by its protocol.
+"""Queues: systems that deliver a record and forget it once it is settled.
 
-In come records, by `send`; out go deliveries, by `receive`, which whoever got them settles. `memory` is a queue in this
-process, for tests.
+`send` adds records; `receive` returns deliveries, which the receiver settles. `open_queue` opens one by its URL;
+`App.handle` takes a queue or its URL. `memory` is a queue in this process, for tests.
 """
 
 from __future__ import annotations
 
 from penstock.queues.memory import MemoryQueue
+from penstock.queues.opening import open_queue
 
-__all__ = ["MemoryQueue"]
+__all__ = ["MemoryQueue", "open_queue"]

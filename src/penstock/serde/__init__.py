@@ -1,48 +1,23 @@
-"""Between values and bytes: what a topic carries, and how it stands on the wire.
+"""Between values and bytes: topics and serdes.
 
-A `Topic` names a stream and says what its records are. Values come in and go out as the type it was given; the bytes
-between are made by a serde, which is chosen from the type or named. With a schema registry, the bytes also say which
-schema they were written with. What has no form in bytes, and bytes that are no such value, are a SerdeError.
+A `Topic` has a name and the type of its values. A serde, chosen from the type or named, turns values into bytes and
+back. With a schema registry, the bytes also name the schema they were written with. A value that cannot be encoded, and
+bytes that cannot be decoded, raise SerdeError.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from penstock.serde.avro import AvroSerde
-from penstock.serde.bytes_and_text import BytesSerde, TextSerde
-from penstock.serde.json import JsonSerde
-from penstock.serde.msgpack import MsgpackSerde
-from penstock.serde.plain import PlainSerde
-from penstock.serde.protobuf import ProtobufSerde
-from penstock.serde.registry.schema import Reference, RegisteredSchema, Schema
-from penstock.serde.topic import Topic, new_record, topic_of
-
-if TYPE_CHECKING:
-    from penstock.serde.registry.client import SchemaRegistry
-
-__all__ = [
-    "AvroSerde",
-    "BytesSerde",
-    "JsonSerde",
-    "MsgpackSerde",
-    "PlainSerde",
-    "ProtobufSerde",
-    "Reference",
-    "RegisteredSchema",
-    "Schema",
-    "SchemaRegistry",
-    "TextSerde",
-    "Topic",
-    "new_record",
-    "topic_of",
-]
-
-
-def __getattr__(name: str) -> object:
-    """Load the client of registries when it is asked for: it brings all of HTTP with it."""
-    if name != "SchemaRegistry":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from penstock.serde.registry.client import SchemaRegistry
-
-    return SchemaRegistry
+from penstock.serde.avro import AvroSerde as AvroSerde
+from penstock.serde.json import JsonSerde as JsonSerde
+from penstock.serde.msgpack import MsgpackSerde as MsgpackSerde
+from penstock.serde.plain import BytesSerde as BytesSerde
+from penstock.serde.plain import PlainSerde as PlainSerde
+from penstock.serde.plain import TextSerde as TextSerde
+from penstock.serde.protobuf import ProtobufSerde as ProtobufSerde
+from penstock.serde.registry.schema import Reference as Reference
+from penstock.serde.registry.schema import RegisteredSchema as RegisteredSchema
+from penstock.serde.registry.schema import Schema as Schema
+from penstock.serde.topic import SendOptions as SendOptions
+from penstock.serde.topic import Topic as Topic
+from penstock.serde.topic import new_record as new_record
+from penstock.serde.topic import topic_of as topic_of

@@ -1,4 +1,4 @@
-"""The Avro schema of a Python type: records from classes, with their defaults, so that schemas can evolve."""
+"""Deriving Avro schemas from Python types, with defaults, so that schemas can evolve."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _NO_DEFAULT: Final = object()
 
 
 def avro_schema_of(form: Any) -> AvroSchema:
-    """The schema of a type. ConfigError, with what cannot be expressed, where there is none."""
+    """The schema of a type. Raises ConfigError that says what Avro cannot express."""
     if is_pydantic(form):
-        raise ConfigError(f"{name_of(form)} is a pydantic model: give its schema, AvroSerde(schema, {name_of(form)})")
+        raise ConfigError(f"{name_of(form)} is a pydantic model: pass its schema, AvroSerde(schema, {name_of(form)})")
     try:
         return _Deriving(form).schema(inspect.type_info(form))
     except (TypeError, NameError) as error:
@@ -46,7 +46,7 @@ def avro_schema_of(form: Any) -> AvroSchema:
 
 
 class _Deriving:
-    """One derivation: which names have been given, as Avro defines a name once and then refers to it."""
+    """One derivation. It tracks names, because Avro defines a name once and then refers to it."""
 
     def __init__(self, form: Any) -> None:
         self._form = form
@@ -96,7 +96,7 @@ class _Deriving:
             raise self._impossible(f"{record}.{field.encode_name} may be missing, which Avro cannot express")
         described: dict[str, Any] = {"name": field.encode_name, "type": schema}
         if default is not _NO_DEFAULT:
-            if isinstance(schema, list) and default is not None:  # a default is one of the union's first type
+            if isinstance(schema, list) and default is not None:  # a default must have the union's first type
                 described["type"] = [part for part in schema if part != "null"] + [p for p in schema if p == "null"]
             described["default"] = default
         return described
@@ -115,10 +115,10 @@ class _Deriving:
             return "string"
         if kinds == {int}:
             return "long"
-        raise self._impossible(f"{what} has values that are neither all text nor all whole numbers")
+        raise self._impossible(f"{what} has values that are neither all text nor all integers")
 
     def _is_known(self, name: str, form: type) -> bool:
-        """Whether the name was defined before, so that it need only be mentioned."""
+        """Whether the name was defined before, so that a reference suffices."""
         known = name in self._named
         if self._named.setdefault(name, form) is not form:
             raise self._impossible(f"two classes are called {name}")
@@ -126,7 +126,7 @@ class _Deriving:
 
     def _impossible(self, why: str) -> ConfigError:
         return ConfigError(
-            f"{name_of(self._form)} has no Avro schema: {why}. Give the schema itself, AvroSerde(schema)"
+            f"{name_of(self._form)} has no Avro schema: {why}. Pass the schema itself: AvroSerde(schema)"
         )
 
 
@@ -135,7 +135,7 @@ def _null_first(info: inspect.Type) -> bool:
 
 
 def _default_of(field: inspect.Field) -> Any:
-    """The default as Avro writes it, where it can be written."""
+    """The default as Avro writes it, if it can be written."""
     default = field.default
     if default is msgspec.NODEFAULT and field.default_factory in (list, dict, set, frozenset, tuple):
         default = field.default_factory()

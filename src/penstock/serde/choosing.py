@@ -1,4 +1,4 @@
-"""Which serde a topic gets: the one given, the one named, or the one that its type asks for."""
+"""Choosing the serde of a topic: an object, a name, or by the type."""
 
 from __future__ import annotations
 
@@ -7,106 +7,71 @@ from typing import Any, Final
 
 from penstock.abc import Serde
 from penstock.errors import ConfigError
-from penstock.serde.bytes_and_text import BytesSerde, TextSerde
+from penstock.serde.avro import AvroSerde
 from penstock.serde.json import JsonSerde
 from penstock.serde.msgpack import MsgpackSerde
-from penstock.serde.plain import PlainSerde
+from penstock.serde.plain import BytesSerde, PlainSerde, TextSerde
+from penstock.serde.protobuf import ProtobufSerde
 from penstock.serde.types import is_protobuf, name_of
 
 
 def choose_serde(given: object, form: Any, what: str) -> Serde:
-    """The serde for values of type `form`: `given` itself, or the one of that name, or the type's own where None.
+    """The serde for values of type `form`: `given` itself, the one of that name, or for None the type's default.
 
-    ConfigError, beginning with `what`, where there is none.
+    Raises ConfigError, starting with `what`, if there is none.
     """
     if given is None:
-        return _serde_of_type(form, what)
+        given = _name_for_type(form, what)
     if isinstance(given, str):
         if given not in _NAMED:
             raise ConfigError(f"{what}: there is no serde {given!r}: use one of {', '.join(_NAMED)}, or an object")
-        return _NAMED[given](form, what)
+        try:
+            return _NAMED[given](form)
+        except ConfigError as error:
+            raise ConfigError(f"{what}: {error}") from error
     if isinstance(given, type):
-        raise ConfigError(f"{what}: the serde {given.__name__} is a class: give an object of it, {given.__name__}(...)")
+        raise ConfigError(f"{what}: the serde {given.__name__} is a class: pass an instance, {given.__name__}(...)")
     if callable(getattr(given, "encode", None)) and callable(getattr(given, "decode", None)):
         return given  # type: ignore[return-value]  # as much as can be told
     raise ConfigError(
-        f"{what}: {given!r} is no serde: give one of the names {', '.join(_NAMED)}, or an object with "
+        f"{what}: {given!r} is not a serde: use one of the names {', '.join(_NAMED)}, or an object with "
         "encode(value, topic) and decode(data, topic)"
     )
 
 
-def _serde_of_type(form: Any, what: str) -> Serde:
+def _name_for_type(form: Any, what: str) -> str:
     if isinstance(form, str):
-        hint = f": did you mean serde={form!r}?" if form in _NAMED else ": give the type itself, without quotes"
+        hint = f": did you mean serde={form!r}?" if form in _NAMED else ": pass the type itself, without quotes"
         raise ConfigError(f"{what}: the type is the text {form!r}{hint}")
     if form in (bytes, bytearray, memoryview):
-        return BytesSerde()
+        return "bytes"
     if form is str:
-        return TextSerde()
-    if is_protobuf(form):
-        return _protobuf(form, what)
-    return _json(form, what)
+        return "text"
+    return "protobuf" if is_protobuf(form) else "json"
 
 
-def _of_one_type(serde: Callable[[], Serde], allowed: type) -> Callable[[Any, str], Serde]:
-    """A serde that carries one type; a topic declared without a type has it, too."""
+def _for_one_type(serde: Serde, allowed: tuple[type, ...]) -> Callable[[Any], Serde]:
+    """A serde for one type, which is also that of a topic without a type."""
 
-    def make(form: Any, what: str) -> Serde:
-        if form not in (allowed, bytes, None):
-            raise ConfigError(f"{what}: {serde()!r} carries {name_of(allowed)}, not {name_of(form)}")
-        return serde()
+    def choose(form: Any) -> Serde:
+        if form not in (*allowed, bytes, None):
+            raise ConfigError(f"{serde!r} carries {name_of(allowed[0])}, not {name_of(form)}")
+        return serde
 
-    return make
-
-
-def _json(form: Any, what: str) -> Serde:
-    with _named(what):
-        return JsonSerde(_unless_bytes(form))
-
-
-def _msgpack(form: Any, what: str) -> Serde:
-    with _named(what):
-        return MsgpackSerde(_unless_bytes(form))
-
-
-def _avro(form: Any, what: str) -> Serde:
-    from penstock.serde.avro import AvroSerde
-
-    with _named(what):
-        return AvroSerde(form)
-
-
-def _protobuf(form: Any, what: str) -> Serde:
-    from penstock.serde.protobuf import ProtobufSerde
-
-    with _named(what):
-        return ProtobufSerde(form)
+    return choose
 
 
 def _unless_bytes(form: Any) -> Any:
-    """A topic whose type was not given has bytes; with a serde for values, that means any value."""
+    """A topic without a type carries bytes; with a serde for values, that means any value."""
     return None if form is bytes else form
 
 
-class _named:
-    """Puts the name of the topic before a ConfigError."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is ConfigError:
-            raise ConfigError(f"{self._what}: {error}") from error
-
-
-_NAMED: Final[Mapping[str, Callable[[Any, str], Serde]]] = {
-    "bytes": _of_one_type(BytesSerde, bytes),
-    "text": _of_one_type(TextSerde, str),
-    "plain": _of_one_type(PlainSerde, bytes),
-    "json": _json,
-    "msgpack": _msgpack,
-    "avro": _avro,
-    "protobuf": _protobuf,
+_NAMED: Final[Mapping[str, Callable[[Any], Serde]]] = {
+    "bytes": _for_one_type(BytesSerde(), (bytes, bytearray, memoryview)),
+    "text": _for_one_type(TextSerde(), (str,)),
+    "plain": _for_one_type(PlainSerde(), (bytes,)),
+    "json": lambda form: JsonSerde(_unless_bytes(form)),
+    "msgpack": lambda form: MsgpackSerde(_unless_bytes(form)),
+    "avro": AvroSerde,
+    "protobuf": ProtobufSerde,
 }

@@ -1,4 +1,4 @@
-"""JSON, typed: dataclasses, attrs classes, msgspec structs, pydantic models, TypedDicts, NamedTuples, plain values."""
+"""Typed JSON: dataclasses, attrs classes, msgspec structs, pydantic models, TypedDicts, NamedTuples, plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.serde.registry.framing import HEAD_BYTES, Framing, SubjectName, schema_id
+from penstock.serde.plain import check_numbers, encode_json
+from penstock.serde.registry.framing import Framing, SubjectName
 from penstock.serde.registry.schema import Schema, SchemaKind
 from penstock.serde.typed import Decode, Encode, TypedSerde, check_expressible
 from penstock.serde.types import is_anything, is_pydantic, name_of
@@ -16,15 +17,17 @@ from penstock.serde.types import is_anything, is_pydantic, name_of
 if TYPE_CHECKING:
     from penstock.serde.registry.client import SchemaRegistry
 
-_ENCODER: Final = msgspec.json.Encoder()
+
+_MAYBE_NO_NUMBER: Final = (b"null", b"NaN", b"Infinity")
+"""What pydantic may write for NaN and infinity."""
 
 
 class JsonSerde(TypedSerde):
-    """Values of a type as JSON; without a type, whatever JSON can express.
+    """Values of a type as JSON; without a type, any JSON value.
 
-    With a registry, the JSON Schema of the type is registered, and its id goes before each value. `subject` names the
-    registry's subject: "topic" (`orders-value`), "record" (the name of the type), "topic-record", or a function.
-    `register=False` takes only schemas that are registered already. `for_keys` says that these are keys.
+    With a registry, the JSON Schema of the type is registered, and its id precedes each value. `subject` names the
+    subject: "topic" (`orders-value`), "record" (the name of the type), "topic-record", or a function. With
+    `register=False`, the schema must be registered already. `for_keys` says that these are keys.
     """
 
     FORMAT = "JSON"
@@ -39,43 +42,19 @@ class JsonSerde(TypedSerde):
         register: bool = True,
         for_keys: bool = False,
     ) -> None:
-        encode, decode = _functions(type)
-        super().__init__(type, encode, decode, verify=verify)
-        options = {"registry": registry, "subject": subject, "register": register, "for_keys": for_keys}
+        options: dict[str, Any] = {"registry": registry, "subject": subject, "register": register, "for_keys": for_keys}
         self.made_with = ((type,), {"verify": verify, **options})
-        self._framing: Framing | None = None
+        framing = None
         if registry is not None:
             if is_anything(type):
-                raise ConfigError("JSON with a schema registry needs a type, whose schema can be registered")
-            record = json_schema(type).get("title") or name_of(type)
-            self._framing = Framing(
-                registry, self.schema, record, subject=subject, register=register, for_keys=for_keys
-            )
+                raise ConfigError("JSON with a schema registry needs a type, whose schema is registered")
+            framing = Framing(self.schema, json_schema(type).get("title") or name_of(type), **options)
+        encode, decode = _functions(type)
+        super().__init__(type, encode, decode, verify=verify, framing=framing)
 
     def schema(self) -> Schema:
         """The JSON Schema of the type."""
         return Schema(json.dumps(json_schema(self.type)), SchemaKind.JSON)
-
-    def encode(self, value: object, topic: str) -> bytes | None:
-        data = super().encode(value, topic)
-        return data if self._framing is None or data is None else self._framing.head(topic) + data
-
-    def decode(self, data: bytes | None, topic: str) -> Any:
-        if self._framing is None or data is None:
-            return super().decode(data, topic)
-        schema_id(data, topic)
-        return super().decode(data[HEAD_BYTES:], topic)
-
-    def decoder(self, topic: str) -> Decode:
-        if self._framing is None:
-            return super().decoder(topic)
-        bare = super().decoder(topic)
-
-        def decode(data: bytes) -> Any:
-            schema_id(data, topic)
-            return bare(data[HEAD_BYTES:])
-
-        return decode
 
 
 def json_schema(form: Any) -> dict[str, Any]:
@@ -93,22 +72,29 @@ def json_schema(form: Any) -> dict[str, Any]:
 
 def _functions(form: Any) -> tuple[Encode, Decode]:
     if is_anything(form):
-        return _ENCODER.encode, msgspec.json.Decoder().decode
+        return encode_json, msgspec.json.Decoder().decode
     if is_pydantic(form):
         return _pydantic_functions(form)
     check_expressible(form, "read from JSON")
-    return _ENCODER.encode, msgspec.json.Decoder(form).decode
+    return encode_json, msgspec.json.Decoder(form).decode
 
 
 def _pydantic_functions(form: Any) -> tuple[Encode, Decode]:
     import pydantic
 
     if not hasattr(pydantic, "TypeAdapter"):
-        raise ConfigError(f"pydantic {pydantic.VERSION} is too old: models of pydantic 2 can be sent")
+        raise ConfigError(f"pydantic {pydantic.VERSION} is too old: use pydantic 2")
     adapter = pydantic.TypeAdapter(form)
 
     def encode(value: Any) -> bytes:
-        # By alias and without computed fields: only so can the model read what it has written.
-        return adapter.dump_json(value, by_alias=True, round_trip=True)
+        # By alias and without computed fields, so that the model can read what it wrote.
+        data = adapter.dump_json(value, by_alias=True, round_trip=True)
+        if any(word in data for word in _MAYBE_NO_NUMBER):
+            try:
+                written = msgspec.json.decode(data)
+            except msgspec.DecodeError:  # ser_json_inf_nan="constants" writes invalid JSON
+                written = None
+            check_numbers(adapter.dump_python(value, by_alias=True, round_trip=True), written)
+        return data
 
     return encode, adapter.validate_json

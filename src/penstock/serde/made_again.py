@@ -1,4 +1,4 @@
-"""Serdes are what they were made with: so they are compared, and so they go to other processes, as decoders cannot."""
+"""Pickling and comparing serdes by their constructor arguments, because their decoders cannot be pickled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class MadeAgain:
-    """Pickled and compared as its class and the arguments of its constructor, which that leaves in `made_with`."""
+    """Pickled and compared by its class and its constructor arguments, which the constructor stores in `made_with`."""
 
     made_with: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
@@ -20,3 +20,6 @@ class MadeAgain:
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

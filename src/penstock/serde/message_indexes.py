@@ -1,6 +1,6 @@
-"""Which message of a `.proto` file a value is: Confluent's message indexes, and the names that they stand for.
+"""Confluent's message indexes, which say which message of a `.proto` file a value is.
 
-The indexes lead from the file to the message: [1, 0] is the first message inside the second one of the file.
+The indexes are the path from the file to the message: [1, 0] is the first message inside the second one of the file.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 _LONGEST_PATH: Final = 64
-"""More nesting than any file has: where bytes say so, they are junk."""
+"""Deeper nesting than any real file: such bytes are invalid."""
 _LONGEST_VARINT_BYTES: Final = 5
 _NOISE: Final = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'", re.DOTALL)
 _STEP: Final = re.compile(r"\bpackage\s+([\w.]+)\s*;|\bmessage\s+(\w+)\s*\{|([{}])")
 
 
 def indexes_of(descriptor: Any) -> tuple[int, ...]:
-    """The way from the file to a message, given its descriptor."""
+    """The path from the file to a message, given its descriptor."""
     path: list[int] = []
     while descriptor is not None:
         parent = descriptor.containing_type
@@ -28,30 +28,30 @@ def indexes_of(descriptor: Any) -> tuple[int, ...]:
 
 
 def encode_indexes(path: Sequence[int]) -> bytes:
-    """A count and the indexes, each a zigzag varint; the usual case, the first message, is a single zero."""
+    """Encode a count and the indexes, each as a zigzag varint; the usual case, the first message, is a single zero."""
     if tuple(path) == (0,):
         return b"\0"
     return b"".join(_encode_varint(number) for number in (len(path), *path))
 
 
 def decode_indexes(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
-    """The indexes at `start`, and where they end. ValueError where there are none."""
+    """The indexes at `start`, and where they end. Raises ValueError if they are invalid."""
     count, position = _decode_varint(data, start)
     if count == 0:
         return (0,), position
     if not 0 < count <= _LONGEST_PATH:
-        raise ValueError(f"{count} is no number of message indexes")
+        raise ValueError(f"{count} is not a valid number of message indexes")
     path = []
     for _ in range(count):
         index, position = _decode_varint(data, position)
         if index < 0:
-            raise ValueError(f"{index} is no message index")
+            raise ValueError(f"{index} is not a message index")
         path.append(index)
     return tuple(path), position
 
 
 def name_in_file(file: Any, path: Sequence[int]) -> str | None:
-    """The full name of the message at `path` in a FileDescriptorProto; None where there is no such message."""
+    """The full name of the message at `path` in a FileDescriptorProto; None if there is no such message."""
     names = [file.package] if file.package else []
     messages = file.message_type
     for index in path:
@@ -63,11 +63,11 @@ def name_in_file(file: Any, path: Sequence[int]) -> str | None:
 
 
 def name_in_text(text: str, path: Sequence[int]) -> str | None:
-    """The same in the text of a `.proto` file."""
+    """The same for the text of a `.proto` file."""
     package = ""
     names: dict[tuple[int, ...], str] = {}
     inside: list[tuple[int, ...] | None] = [()]
-    """For each brace that is open, the message it belongs to; None for enums, options and the like."""
+    """For each open brace, its message; None for enums, options and the like."""
     children: dict[tuple[int, ...], int] = {}
     for step in _STEP.finditer(_NOISE.sub(" ", text)):
         named_package, message, brace = step.groups()
@@ -90,7 +90,7 @@ def name_in_text(text: str, path: Sequence[int]) -> str | None:
 
 
 def _encode_varint(number: int) -> bytes:
-    number <<= 1  # zigzag of what is never negative
+    number <<= 1  # zigzag of a number that is never negative
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

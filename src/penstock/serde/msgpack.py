@@ -1,4 +1,4 @@
-"""MessagePack: JSON's values in fewer bytes, with bytes among them."""
+"""MessagePack: like JSON, smaller, and with bytes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class MsgpackSerde(TypedSerde):
-    """Values of a type as MessagePack; without a type, whatever MessagePack can express."""
+    """Values of a type as MessagePack; without a type, any MessagePack value."""
 
     FORMAT = "MessagePack"
 
     def __init__(self, type: Any = None, *, verify: bool = True) -> None:
         if is_pydantic(type):
-            raise ConfigError(f"{name_of(type)} is a pydantic model, and those are written as JSON only")
+            raise ConfigError(f"{name_of(type)} is a pydantic model, which can only be written as JSON")
         if is_anything(type):
             decode = msgspec.msgpack.Decoder().decode
         else:
             check_expressible(type, "read from MessagePack")
             decode = msgspec.msgpack.Decoder(type).decode
+        self.made_with = ((type,), {"verify": verify})
         super().__init__(type, _ENCODER.encode, decode, verify=verify)

@@ -1,4 +1,4 @@
-"""What can be told about a type that a user gave: its name, the classes of its values, who knows how to read it."""
+"""Inspecting the types that users pass: their name, their classes, and who can decode them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def is_anything(form: Any) -> bool:
 
 
 def name_of(form: Any) -> str:
-    """The type as a person writes it."""
+    """The type as a user writes it."""
     if is_anything(form):
         return "anything"
     return form.__qualname__ if isinstance(form, type) and not typing.get_args(form) else str(form)
 
 
 def classes_of(form: Any) -> tuple[type, ...] | None:
-    """The classes that values of the type are instances of; None where instances cannot be told by their class."""
+    """The classes of the type's values; None if values cannot be recognised by their class."""
     if hasattr(form, "__supertype__"):  # NewType
         return classes_of(form.__supertype__)
     origin = typing.get_origin(form)
@@ -40,9 +40,9 @@ def classes_of(form: Any) -> tuple[type, ...] | None:
 
 
 def is_pydantic(form: Any) -> bool:
-    """Whether a pydantic model is somewhere in the type's own terms (not in the fields of another class)."""
+    """Whether the type itself (not a field of another class) contains a pydantic model."""
     pydantic = sys.modules.get("pydantic")
-    if pydantic is None:  # without it, nobody can have made a model
+    if pydantic is None:  # without pydantic there are no models
         return False
     if isinstance(form, type) and not typing.get_args(form):
         return issubclass(form, pydantic.BaseModel) or hasattr(form, "__pydantic_validator__")

@@ -1,9 +1,11 @@
 """Pipelines on Spark Structured Streaming.
 
-What comes in are streams, by their URLs; what goes out are DataFrames, and what users make of them goes back into
-streams, SQL tables and folders. `Pipeline` is the whole of it; `session`, `read_stream`, `read_batch` and the format
-"penstock" serve those who write plain Spark. Importing it needs the extra `penstock[spark]` and no Java; a session
-needs Java 17 or newer.
+A `Pipeline` reads streams by URL as DataFrames and writes DataFrames to topics, SQL tables and folders. `session`,
+`read_stream`, `read_batch` and the format "penstock" are for programs in plain Spark. Importing this package needs the
+extra `penstock[spark]` but no Java; a session needs Java 17 or newer.
+
+The way of a record: `source` reads it, `values` decodes it, `run` runs the queries of the `pipeline`, `sink` delivers
+each batch once.
 """
 
 from __future__ import annotations
@@ -22,56 +24,46 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("penstock.spark", "spark") from error
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline import Pipeline, run_together
-    from penstock.spark.progress import QueryProgress
-    from penstock.spark.reading import read_batch, read_stream, read_table, register
-    from penstock.spark.restart import Restart
-    from penstock.spark.sessions import session
-    from penstock.spark.sink import Console, Folder, FunctionTarget, SqlTable, TopicTarget
-    from penstock.spark.state import stateful
-    from penstock.spark.triggers import RealTime
+    from penstock.spark.pipeline import Pipeline as Pipeline
+    from penstock.spark.reading import read_batch as read_batch
+    from penstock.spark.reading import read_stream as read_stream
+    from penstock.spark.reading import read_table as read_table
+    from penstock.spark.reading import register as register
+    from penstock.spark.run.pipeline_run import run_together as run_together
+    from penstock.spark.run.progress import QueryProgress as QueryProgress
+    from penstock.spark.run.restart import Restart as Restart
+    from penstock.spark.run.triggers import RealTime as RealTime
+    from penstock.spark.sessions.opening import session as session
+    from penstock.spark.sink.folders.folder import Folder as Folder
+    from penstock.spark.sink.functions import Console as Console
+    from penstock.spark.sink.functions import FunctionTarget as FunctionTarget
+    from penstock.spark.sink.sql.table import SqlTable as SqlTable
+    from penstock.spark.sink.topic import TopicTarget as TopicTarget
+    from penstock.spark.state.stateful_functions import stateful as stateful
 
 _HOMES = {
-    "Console": "sink",
-    "Folder": "sink",
-    "FunctionTarget": "sink",
+    "Console": "sink.functions",
+    "Folder": "sink.folders.folder",
+    "FunctionTarget": "sink.functions",
     "Pipeline": "pipeline",
-    "QueryProgress": "progress",
-    "RealTime": "triggers",
-    "Restart": "restart",
-    "SqlTable": "sink",
-    "TopicTarget": "sink",
+    "QueryProgress": "run.progress",
+    "RealTime": "run.triggers",
+    "Restart": "run.restart",
+    "SqlTable": "sink.sql.table",
+    "TopicTarget": "sink.topic",
     "read_batch": "reading",
     "read_stream": "reading",
     "read_table": "reading",
     "register": "reading",
-    "run_together": "pipeline",
-    "session": "sessions",
-    "stateful": "state",
+    "run_together": "run.pipeline_run",
+    "session": "sessions.opening",
+    "stateful": "state.stateful_functions",
 }
-
-__all__ = [
-    "Console",
-    "Folder",
-    "FunctionTarget",
-    "Pipeline",
-    "QueryProgress",
-    "RealTime",
-    "Restart",
-    "SqlTable",
-    "TopicTarget",
-    "read_batch",
-    "read_stream",
-    "read_table",
-    "register",
-    "run_together",
-    "session",
-    "stateful",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    """Tasks import a few modules of this room and none of the others: a name is loaded when it is first used."""
+    """Load a name on first use: tasks import a few modules of this package and none of the others."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,28 +1,33 @@
-"""Streams as DataFrames: `read_stream`, `read_batch` and `read_table`, for those who write plain Spark.
+"""Topics as DataFrames: `read_stream`, `read_batch` and `read_table`, for programs in plain Spark.
 
 Two engines read the same columns. "python" is Penstock's own source, the format "penstock": it reads any stream, and an
-embedded log on the same host straight from its files. "native" is Spark's own Kafka connector, for `kafka:` and `log:`
-URLs, when its jar is there (`penstock spark jars` fetches it); real-time mode needs it. "auto" takes the
-files for `log:`, which need no network and no second copy of the records; the connector for `kafka:` when it is there,
-as it reads over the network in the JVM; and the python engine for what only that one can do (a limit in bytes, going on
-at "latest" or at a time when records have expired, other streams). A query of the python engine takes longer to start,
-as Spark starts Python processes to plan it; `benchmarks/spark_source.py` compares the two.
+embedded log on the same host directly from its files. "native" is Spark's own Kafka connector, for `kafka:` and `log:`
+URLs; it needs a jar (`penstock spark jars` downloads it), and real-time mode needs it. "auto" uses the files for `log:`
+URLs, which need no network and no second copy of the records; the connector, if available, for `kafka:` URLs, as it
+reads in the JVM; and the python engine where only that one can do the job (a limit in bytes, continuing at "latest" or
+at a time after records expired, other streams). A query of the python engine takes longer to start, as Spark starts
+Python processes to plan it; `benchmarks/spark_source.py` compares the two.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.errors import ConfigError, ConnectorMissingError
-from penstock.spark.columns import RECORD
-from penstock.spark.run_settings import ENGINES, Engine
-from penstock.spark.sessions import has_connector
-from penstock.spark.source import PenstockDataSource
+from penstock.abc import Feature
+from penstock.errors import ConfigError, ConnectorMissingError, UnknownTopicError
+from penstock.spark.run.settings import ENGINES, Engine
+from penstock.spark.sessions.opening import has_connector
+from penstock.spark.sessions.worker_environment import set_source_environment
+from penstock.spark.source.admission import Alignment
+from penstock.spark.source.format import PenstockDataSource
 from penstock.spark.source.held_brokers import held_broker
 from penstock.spark.source.native import (
     as_records,
@@ -31,91 +36,104 @@ from penstock.spark.source.native import (
     loss_options,
     position_options,
 )
-from penstock.spark.source.options import Decoder, SourceOptions, client_texts, parse_options, pickled
-from penstock.spark.source.positions import Start, position_text
-from penstock.spark.source.topic_view import open_topic
-from penstock.spark.worker_environment import settle_source
-from penstock.streams.url import KafkaUrl, LogUrl, parse_url
+from penstock.spark.source.positions import Start, is_time, position_text
+from penstock.spark.source.read_options import RowDecoder, SourceOptions, client_texts, parse_options, pickled
+from penstock.spark.source.topic_view import TopicView, open_topics
+from penstock.spark.values.columns import RECORD
+from penstock.streams.topic_patterns import TopicChoice, TopicPattern, topics_of
+from penstock.streams.url import kafka_url, log_folder, without_password
 
 FORMAT = PenstockDataSource.name()
+_log = logging.getLogger("penstock.spark")
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "penstock" known to a session. Where Penstock is installed, Spark finds it by itself."""
+    """Register the format "penstock" with a session. Where Penstock is installed, Spark finds it without this call."""
     sources = spark._jsparkSession.sessionState().dataSourceManager()
-    if not sources.dataSourceExists(FORMAT):  # Spark warns of each that takes the place of another
+    if not sources.dataSourceExists(FORMAT):  # Spark warns when a registration replaces another
         spark.dataSource.register(PenstockDataSource)
-    settle_source(spark, sources.lookupDataSource(FORMAT))
+    set_source_environment(spark, sources.lookupDataSource(FORMAT))
 
 
 def read_stream(
     spark: SparkSession,
     url: str,
-    topic: str,
+    topic: TopicChoice,
     *,
     engine: Engine = "auto",
     start: Start = "earliest",
     max_records_per_batch: int | None = None,
     max_bytes_per_batch: int | None = None,
+    align_partitions: Alignment | None = None,
     on_expired: str = "fail",
-    decoder: Decoder | None = None,
+    decoder: RowDecoder | None = None,
     client: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """A topic as a streaming DataFrame of RECORD, or of the decoder's columns.
+    """Read a topic as a streaming DataFrame of RECORD, or of the decoder's columns.
+
+    `topic` may also be a list of names, or a pattern (`re.compile(...)` or a `TopicPattern`): the column `topic` tells
+    them apart. Topics that match a pattern and are created later are read from their beginning. A deleted topic ends
+    the query if it is the only one, or if records of it were not read and `on_expired` is "fail".
 
     `start` is where a query without a checkpoint begins: "earliest", "latest", a time, or a pointer for each partition.
-    A batch takes at most `max_records_per_batch` records, and about `max_bytes_per_batch` bytes, a fair part of each
-    partition; without either it takes all there is. `on_expired` says what happens when the next records are gone:
-    "fail", or go on at "earliest", "latest" or a time. `client` has options of `penstock.connect`.
+    A batch reads at most `max_records_per_batch` records and about `max_bytes_per_batch` bytes, from each partition in
+    proportion to its backlog; without a limit, it reads the whole backlog. With `align_partitions="timestamp"`, limited
+    batches cut all partitions at a common record timestamp; "auto", the default, does so if the backlog covers a long
+    time; "never" does not. `on_expired` decides what happens when the next records have expired: "fail", or continue at
+    "earliest", "latest" or a time. `client` has options of `penstock.connect`.
 
-    Raises ConfigError, UrlError, BrokerUnavailableError and UnknownTopicError at once; what goes wrong later ends the
-    query with an error of the same names.
+    Raises ConfigError, UrlError, BrokerUnavailableError and UnknownTopicError at once. Later problems end the query
+    with an error of the same name.
     """
     texts = {
         **_given("maxRecordsPerBatch", max_records_per_batch),
         **_given("maxBytesPerBatch", max_bytes_per_batch),
+        **_given("alignPartitions", align_partitions),
         "onExpired": on_expired,
         "startingPosition": position_text(start),
     }
-    place = _place(spark, url, topic, texts, decoder, client, streaming=True)
-    native_can = max_bytes_per_batch is None and on_expired in ("fail", "earliest")
-    if _engine(spark, place, engine, native_can=native_can) == "python":
+    source = _checked_input(spark, url, topic, texts, decoder, client, streaming=True)
+    native_can = max_bytes_per_batch is None and align_partitions != "timestamp" and on_expired in ("fail", "earliest")
+    if _engine(spark, source, engine, native_can=native_can) == "python":
         register(spark)
-        return _with_topic(spark.readStream.format(FORMAT).options(**place.without_topic()).load(), place)
+        return _with_topic(spark.readStream.format(FORMAT).options(**source.without_topic()).load(), source)
     if max_bytes_per_batch is not None:
-        raise ConfigError('the Kafka connector knows no limit in bytes: use max_records_per_batch, or engine="python"')
+        raise ConfigError('the Kafka connector has no limit in bytes: use max_records_per_batch, or engine="python"')
+    if align_partitions == "timestamp":
+        raise ConfigError('the Kafka connector cannot align partitions: omit align_partitions, or use engine="python"')
     options = {
-        **connector_options(place.bootstrap, topic, place.options.client),
-        **position_options(topic, place.options.start, "startingPosition", streaming=True),
+        **connector_options(source.bootstrap, source.options.selection, source.options.client),
+        **position_options(source.options.selection.names, source.options.start, "startingPosition", streaming=True),
         **loss_options(on_expired),
         **_given("maxOffsetsPerTrigger", max_records_per_batch),
     }
-    return _through_connector(spark.readStream.format("kafka").options(**options).load(), place.options)
+    return _through_connector(spark.readStream.format("kafka").options(**options).load(), source.options)
 
 
 def read_batch(
     spark: SparkSession,
     url: str,
-    topic: str,
+    topic: TopicChoice,
     *,
     engine: Engine = "auto",
     start: Start = "earliest",
     end: Start = "latest",
-    decoder: Decoder | None = None,
+    decoder: RowDecoder | None = None,
     client: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """The records of a topic between two positions, as they are when the query is planned. See `read_stream`."""
+    """Read the records between two positions, resolved when the query is planned. See `read_stream`."""
     texts = {"startingPosition": position_text(start), "endingPosition": position_text(end)}
-    place = _place(spark, url, topic, texts, decoder, client, streaming=False)
-    if _engine(spark, place, engine, native_can=_native_can_batch(place.options)) == "python":
+    source = _checked_input(spark, url, topic, texts, decoder, client, streaming=False)
+    if _engine(spark, source, engine, native_can=_native_can_batch(source.options)) == "python":
         register(spark)
-        return _with_topic(spark.read.format(FORMAT).options(**place.without_topic()).load(), place)
+        return _with_topic(spark.read.format(FORMAT).options(**source.without_topic()).load(), source)
+    names = source.options.selection.names
     options = {
-        **connector_options(place.bootstrap, topic, place.options.client),
-        **position_options(topic, place.options.start, "startingPosition", streaming=False),
-        **position_options(topic, place.options.end, "endingPosition", streaming=False),
+        **connector_options(source.bootstrap, source.options.selection, source.options.client),
+        **position_options(names, source.options.start, "startingPosition", streaming=False),
+        **position_options(names, source.options.end, "endingPosition", streaming=False),
     }
-    return _through_connector(spark.read.format("kafka").options(**options).load(), place.options)
+    return _through_connector(spark.read.format("kafka").options(**options).load(), source.options)
 
 
 def read_table(
@@ -123,84 +141,119 @@ def read_table(
     url: str,
     topic: str,
     *,
-    decoder: Decoder | None = None,
+    decoder: RowDecoder | None = None,
     client: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """A keyed topic as a table: the latest value of each key, without keys whose latest value is null.
+    """Read a keyed topic as a table: the latest value of each key, without keys whose latest value is null.
 
-    Joined to a stream it is as fresh as the start of each micro-batch's tasks, without a restart: Python workers keep
-    the table between batches, and read what is new. Records without a key are left out. Partitions that the topic gets
-    later are seen by queries that are started later.
+    A join with a stream sees the table as of the start of each micro-batch's tasks, without a restart: Python workers
+    keep the table between batches and read what is new. Records without a key are ignored. Only queries started after
+    the topic got a new partition read it.
     """
-    place = _place(spark, url, topic, {"mode": "table"}, decoder, client, streaming=False)
+    source = _checked_input(spark, url, topic, {"mode": "table"}, decoder, client, streaming=False)
     register(spark)
-    return spark.read.format(FORMAT).options(**place.texts).load()
+    return spark.read.format(FORMAT).options(**source.texts).load()
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where to read, checked: the stream answered, and the topic is there."""
+class _Input:
+    """Checked options: the stream answered, and the topic exists."""
 
     options: SourceOptions
     texts: dict[str, str]
     """The options of the format."""
     bootstrap: str
-    """The address for Kafka's clients, where it is Kafka or an embedded log."""
+    """The bootstrap address of Kafka or an embedded log; empty for other streams."""
 
     def without_topic(self) -> dict[str, str]:
-        """The options for tasks that do not send the same name with every record: Spark knows it."""
-        if self.options.decoder is not None:
+        """The options without the column `topic` if there is one: its text need not be sent with every record."""
+        if self.options.decoder is not None or not self.options.selection.is_single:
             return self.texts
         return {**self.texts, "columns": ",".join(name for name in RECORD.names if name != "topic")}
 
 
-def _place(
+def _checked_input(
     spark: SparkSession,
     url: str,
-    topic: str,
+    topic: TopicChoice,
     more: Mapping[str, str],
-    decoder: Decoder | None,
+    decoder: RowDecoder | None,
     client: Mapping[str, Any] | None,
     *,
     streaming: bool,
-) -> _Place:
-    texts = {"url": url, "topic": topic, **more, **client_texts(client or {})}
+) -> _Input:
+    texts = {"url": url, **_topic_texts(topic), **more, **client_texts(client or {}, url)}
     if decoder is not None:
         texts["decoder"] = pickled(decoder)
     if more.get("mode") != "table":
         texts["tasks"] = str(spark.sparkContext.defaultParallelism)
     options = parse_options(texts, streaming=streaming)
-    texts |= {"url": options.url, **client_texts(options.client)}
-    where = parse_url(options.url)
-    bootstrap = where.bootstrap if isinstance(where, KafkaUrl) else ""
-    if isinstance(where, LogUrl):
+    shown = without_password(options.url)
+    texts |= {"url": shown, **client_texts(options.client, options.url)}
+    if shown != options.url:
+        texts["secretUrl"] = options.url
+    bootstrap = ""
+    if (kafka := kafka_url(options.url)) is not None:
+        bootstrap = kafka.bootstrap
+    elif log_folder(options.url) is not None:
         bootstrap = held_broker(options.url, options.client).bootstrap
-    view = open_topic(options.url, options.topic, options.client)
+    view = open_topics(options.url, options.selection, options.client)
     try:
-        view.describe()
+        _check_view(view, options, shown)
     finally:
         view.close()
-    return _Place(options, texts, bootstrap)
+    return _Input(options, texts, bootstrap)
 
 
-def _engine(spark: SparkSession, place: _Place, asked: Engine, *, native_can: bool) -> Engine:
+def _topic_texts(choice: TopicChoice) -> dict[str, str]:
+    topics = topics_of(choice)
+    if isinstance(topics, TopicPattern):
+        return {"topicPattern": pattern_text(topics.pattern)}
+    names = [str(topic) for topic in topics]
+    return {"topic": names[0]} if len(names) == 1 else {"topics": json.dumps(names)}
+
+
+def pattern_text(pattern: re.Pattern[str]) -> str:
+    """A compiled pattern as text, with its flags."""
+    letters = "".join(letter for letter, flag in _FLAGS if pattern.flags & flag)
+    return f"(?{letters}){pattern.pattern}" if letters else pattern.pattern
+
+
+_FLAGS: Final = (("a", re.ASCII), ("i", re.IGNORECASE), ("m", re.MULTILINE), ("s", re.DOTALL), ("x", re.VERBOSE))
+
+
+def _check_view(view: TopicView, options: SourceOptions, shown: str) -> None:
+    there = {topic for topic, _ in view.describe().partitions}
+    missing = [name for name in options.selection.names if name not in there]
+    if missing:
+        raise UnknownTopicError(f"there is no topic {missing[0]!r}")
+    for name, text in (("start", options.start), ("end", options.end), ("on_expired", options.on_expired)):
+        if is_time(text) and Feature.TIMES not in view.features:
+            raise ConfigError(f"{name}={text!r} is not available on {shown}: it has no {Feature.TIMES}")
+    if options.alignment == "timestamp" and Feature.OFFSETS in view.features and Feature.TIMES not in view.features:
+        raise ConfigError(f"align_partitions='timestamp' is not available on {shown}: it has no {Feature.TIMES}")
+    if options.selection.pattern is not None:
+        _log.info("%s of %s: %s", options.selection, shown, ", ".join(sorted(there)) or "none yet")
+
+
+def _engine(spark: SparkSession, source: _Input, asked: Engine, *, native_can: bool) -> Engine:
     if asked not in ENGINES:
-        raise ConfigError(f"there is no engine {asked!r}; choose {', '.join(ENGINES)}")
+        raise ConfigError(f"engine={asked!r} is not allowed: use {', '.join(ENGINES)}")
     if asked == "native":
-        if not place.bootstrap:
-            raise ConfigError(f'{place.options.url} is not Kafka\'s: the Kafka connector cannot read it; use "python"')
+        if not source.bootstrap:
+            raise ConfigError(f'{without_password(source.options.url)} is not Kafka: use engine="python"')
         if not has_connector(spark):
             raise ConnectorMissingError(
-                "Spark's Kafka connector is not on the class path: run `penstock spark jars` once and make the session "
-                'with penstock.spark.session(), or use engine="python"'
+                "Spark's Kafka connector is not on the class path: run `penstock spark jars` once and create the "
+                'session with penstock.spark.session(), or use engine="python"'
             )
         return "native"
-    if asked == "python" or not native_can or not isinstance(parse_url(place.options.url), KafkaUrl):
+    if asked == "python" or not native_can or kafka_url(source.options.url) is None:
         return "python"
-    if not has_connector(spark):
+    if not has_connector(spark) or source.options.selection.pattern is not None:
         return "python"
     try:
-        connector_options(place.bootstrap, place.options.topic, place.options.client)
+        connector_options(source.bootstrap, source.options.selection, source.options.client)
     except ConfigError:
         return "python"
     return "native"
@@ -210,11 +263,11 @@ def _native_can_batch(options: SourceOptions) -> bool:
     return options.start.lower() != "latest" and options.end.lower() != "earliest"
 
 
-def _with_topic(frame: DataFrame, place: _Place) -> DataFrame:
-    """What tasks read `without_topic`, as RECORD."""
-    if place.options.decoder is not None:
+def _with_topic(frame: DataFrame, source: _Input) -> DataFrame:
+    """The rows that tasks read `without_topic`, as RECORD."""
+    if source.options.decoder is not None or not source.options.selection.is_single:
         return frame
-    return frame.select(*(F.lit(place.options.topic).alias(n) if n == "topic" else n for n in RECORD.names))
+    return frame.select(*(F.lit(source.options.topic).alias(n) if n == "topic" else n for n in RECORD.names))
 
 
 def _through_connector(frame: DataFrame, options: SourceOptions) -> DataFrame:

@@ -1,8 +1,7 @@
-"""Streams and tables are two sides of one thing: a table is where a stream of changes has led to so far, and its
-changes are a stream again.
+"""Streams as tables and back: a table is the result of a stream of changes, and its changes are a stream.
 
-    users = as_table(debezium(read_batch(...), User, key=["id"]), "id")      # the rows of a table, as of now
-    changed = changes(pipe.read("users"), "id")                              # each change, with what was there before
+users = as_table(debezium(read_batch(...), User, key=["id"]), "id")      # the rows of a table, as of now
+changed = changes(pipe.read("users"), "id")                              # each change, with the row before it
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from penstock.errors import ConfigError, SchemaMismatchError
-from penstock.spark.columns import ABOUT_A_RECORD
-from penstock.spark.forms.python_types import form_of_type
-from penstock.spark.state import stateful
-from penstock.spark.state_context import KeyContext
-from penstock.spark.watermarks import without_watermarks
+from penstock.spark.late.watermarks import without_watermarks
+from penstock.spark.state.context import KeyContext
+from penstock.spark.state.stateful_functions import stateful
+from penstock.spark.values.columns import ABOUT_A_RECORD, require_columns
+from penstock.spark.values.forms.python_types import form_of_type
 
 _ABOUT: Final = frozenset((*ABOUT_A_RECORD, *(f"record_{name}" for name in ABOUT_A_RECORD)))
-CREATED, UPDATED, DELETED, READ = "c", "u", "d", "r"
-"""What Debezium calls changes; `READ` is a row that was there when it began."""
+CREATED, UPDATED, DELETED = "c", "u", "d"
+"""Debezium's names for changes."""
 
 
 def as_table(frame: DataFrame, key: str | Sequence[str], *, by: str = "pointer") -> DataFrame:
-    """Where the changes in a batch frame have led to: the last row of each key, without those that were deleted.
+    """The table after all changes of a batch frame: the last row of each key, without deleted rows.
 
-    The last is the one with the greatest `by`: the pointer, since all records of a key are in one partition. Deleted
-    are rows whose column `deleted` is true, as `debezium` gives it, or, in a frame without it, rows that have nothing
-    but their key, as a record without a value.
+    The last row has the greatest `by`; the default is the pointer, as all records of a key are in one partition. A row
+    is deleted if its column `deleted` is true, as in the result of `debezium`; in a frame without that column, if all
+    columns but the key are null, as in a record without a value.
     """
     if frame.isStreaming:
         raise ConfigError(
-            "a stream has no last row: read the topic with read_batch or Pipeline.table, or take its `changes`"
+            "a stream has no last row: read the topic with read_batch or Pipeline.table, or use `changes`"
         )
     keys = [key] if isinstance(key, str) else list(key)
-    _require(frame, [*keys, by])
+    require_columns(frame.columns, [*keys, by])
     others = [name for name in frame.columns if name not in keys]
     last = frame.groupBy(*keys).agg(F.max_by(F.struct(*others), F.col(by)).alias("last")).select(*keys, "last.*")
     there = last.where(~_deleted(last, keys))
@@ -46,16 +45,16 @@ def as_table(frame: DataFrame, key: str | Sequence[str], *, by: str = "pointer")
 
 
 def changes(frame: DataFrame, key: str, *, fields: Sequence[str] | None = None) -> DataFrame:
-    """What each record of a stream changed in the table that it makes: columns key, `op`, `before` and `after`.
+    """The changes that the records of a stream make to their table: columns key, `op`, `before` and `after`.
 
-    `op` is "c", "u" or "d"; `before` and `after` are the `fields` of the row, null where there was or is none. By
-    default those are all columns but the key and what is known about the record. A record that leaves everything as it
-    was is no change, and neither is the deletion of what is not there. The last row of each key is kept as state.
-    Written under the key into a compacted topic, with `after` as its value, the changes are the table again.
+    `op` is "c", "u" or "d"; `before` and `after` are structs of the `fields`, null if there is no row. The default for
+    `fields` is all columns but the key and those about the record. A record that changes nothing, or deletes a missing
+    row, is omitted. The last row of each key is kept as state. Written to a compacted topic with this key and `after`
+    as the value, the changes are the table again.
     """
     chosen = [name for name in frame.columns if name != key and name not in _ABOUT] if fields is None else list(fields)
     chosen = [name for name in chosen if name != "deleted"] if fields is None else chosen
-    _require(frame, [key, *chosen])
+    require_columns(frame.columns, [key, *chosen])
     schema = without_watermarks(frame.schema)
     row = StructType([schema[name] for name in chosen])
     flagged = frame.withColumn("_deleted", _deleted(frame, [key])).withColumn("_row", F.struct(*chosen))
@@ -68,7 +67,7 @@ def changes(frame: DataFrame, key: str, *, fields: Sequence[str] | None = None) 
 
 
 class Changing:
-    """What one key goes through."""
+    """The stateful function that computes the changes of one key."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -90,22 +89,22 @@ class Changing:
 def debezium(
     frame: DataFrame, fields: StructType | type[Any], key: Sequence[str] = (), *, value: str = "value"
 ) -> DataFrame:
-    """Rows of a database, of the envelopes in which Debezium writes their changes as JSON, with or without its schemas.
+    """Rows of a database table from Debezium's change events in JSON, with or without embedded schemas.
 
-    Each change becomes the row as it is after it, or, when it was deleted, as far as it was known before; `key` names
-    columns that are filled from the record's key when the envelope does not have them. Beside the `fields` stand `op`,
-    `deleted`, `changed_at` (when the database was changed) and what is known about the record. Records without a value,
-    which follow deletions for the sake of compaction, are left out. A record that is no envelope stays, with `op` null:
-    send `where("op is null")` to where somebody looks at it.
+    Each change becomes the row after it; a deletion becomes the row before it, as far as the event contains it. `key`
+    names columns that are filled from the record's key if the event lacks them. The columns are the `fields`, `op`,
+    `deleted`, `changed_at` (when the database was changed) and those about the record. Tombstones, which follow
+    deletions for compaction, are omitted. A record that is not a change event has a null `op`: write
+    `where("op is null")` somewhere for inspection.
     """
     row = fields if isinstance(fields, StructType) else form_of_type(fields)[0].column
     if not isinstance(row, StructType):
         raise ConfigError(f"{fields!r} has no fields: describe the rows of the table")
-    _require(frame, [value])
+    require_columns(frame.columns, [value])
     about = [name for name in frame.columns if name in _ABOUT]
     reserved = sorted({"op", "deleted", "changed_at", *about} & set(row.names) - _ABOUT)
     if reserved:
-        raise SchemaMismatchError(f"the rows have columns of their own called {', '.join(reserved)}: rename them first")
+        raise SchemaMismatchError(f"the rows must not have columns named {', '.join(reserved)}: rename them first")
     inside = [StructField("before", row), StructField("after", row), StructField("op", StringType())]
     inside += [StructField("ts_ms", LongType()), StructField("source", StructType([StructField("ts_ms", LongType())]))]
     envelope = StructType([*inside, StructField("payload", StructType(inside))])
@@ -150,9 +149,3 @@ def _deleted(frame: DataFrame, keys: Sequence[str]) -> Column:
         if name not in keys and name not in _ABOUT:
             nothing = nothing & F.col(f"`{name}`").isNull()
     return nothing
-
-
-def _require(frame: DataFrame, names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in frame.columns]
-    if missing:
-        raise SchemaMismatchError(f"there is no column {', '.join(missing)}: the frame has {', '.join(frame.columns)}")

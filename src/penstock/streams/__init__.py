@@ -1,12 +1,13 @@
-"""Streams: systems that keep records in order and let them be read again, each reached by its protocol.
+"""Streams: systems that keep records in order and let them be read again.
 
-In comes a URL; `connect` finds out which protocol it means and gives back a Connection, with which records are sent
-and read. `kafka` speaks Kafka's protocol through librdkafka; `embedded` finds the broker of a data folder, or starts
-it, and hands it to `kafka`, so that both share one path.
+`connect` finds the backend for the scheme of a URL, and returns a Connection, which sends and reads records. `kafka`
+speaks Kafka's protocol through librdkafka; `embedded` finds or starts the broker of a data folder for `kafka`; `memory`
+keeps records in this process. Other packages add schemes by entry points.
 """
 
 from penstock.streams.connecting import connect
-from penstock.streams.kafka.connection import Connection
-from penstock.streams.kafka.reading import Reader
+from penstock.streams.connection import Connection
+from penstock.streams.reading import Reader
+from penstock.streams.topic_patterns import TopicPattern
 
-__all__ = ["Connection", "Reader", "connect"]
+__all__ = ["Connection", "Reader", "TopicPattern", "connect"]

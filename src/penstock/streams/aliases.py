@@ -1,15 +1,15 @@
-"""Aliases: names that lead readers to the topic that is current.
+"""Aliases: names that lead readers to the current topic.
 
-`penstock.aliases` maps a name to a topic. When the results of a pipeline were computed anew into `spend.v2`, the name
-`spend` is switched there, and whoever reads `spend` from then on reads the new results. Readers resolve a name when
-they begin: those that run go on with what they have until they are started again. Writers never resolve: what is
-written to `spend` goes to `spend`.
+The topic `penstock.aliases` maps names to topics. After a pipeline has recomputed its results into `spend.v2`, the name
+`spend` is switched there, and new readers of `spend` read the new results. Readers resolve a name when they start, and
+keep that topic until they are restarted. Writers never resolve names: records for `spend` go to the topic `spend`.
 
-An alias is followed one step. A name without one is itself.
+An alias is followed one step. A name without an alias is the topic itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import threading
@@ -19,46 +19,42 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from confluent_kafka import KafkaError
 
-from penstock.abc import Streams
-from penstock.errors import AliasChangedError, ConfigError, StreamError
-from penstock.streams.kafka.failures import reason_of
-from penstock.streams.noticeboard import Changes, Noticeboard, Notices
+from penstock.abc import Stream
+from penstock.errors import AliasChangedError, ConfigError, NotAllowedError
+from penstock.streams.key_value_topic import Changes, KeyValueTopic, Notices
 
 logger = logging.getLogger(__name__)
 
 ALIASES_TOPIC: Final = "penstock.aliases"
 _FRESH_S: Final = 1.0
-"""How long what was read serves others that begin: the handlers of an app, the inputs of a pipeline."""
+"""How long the aliases are cached, so that all handlers of an app, or inputs of a pipeline, read them once."""
 
 _lock = threading.Lock()
-_seen: weakref.WeakKeyDictionary[Streams, tuple[float | None, Notices]] = weakref.WeakKeyDictionary()
+_seen: weakref.WeakKeyDictionary[Stream, tuple[float | None, Notices]] = weakref.WeakKeyDictionary()
 
 
 class Alias(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a name leads."""
-
     topic: str
     pipeline: str | None = None
-    """What writes this topic, if a pipeline does."""
+    """The pipeline that writes this topic, if any."""
     version: str | None = None
     since: str = ""
 
 
-def current_topic(streams: Streams, name: str) -> str:
-    """The topic that readers of this name read now. What was looked up is believed for a second."""
+def current_topic(streams: Stream, name: str) -> str:
+    """The topic that readers of this name read now. Cached for a second."""
     text = _notices(streams).get(name)
     return name if text is None else _alias(name, text).topic
 
 
-def aliases(streams: Streams) -> dict[str, Alias]:
-    """All of them, by name, as they are now."""
+def aliases(streams: Stream) -> dict[str, Alias]:
+    """All aliases by name, not cached."""
     return {name: _alias(name, text) for name, text in noticeboard(streams).read().items() if is_alias(name)}
 
 
 def switch(
-    streams: Streams,
+    streams: Stream,
     name: str,
     topic: str,
     *,
@@ -66,12 +62,13 @@ def switch(
     pipeline: str | None = None,
     version: str | None = None,
 ) -> None:
-    """Lead the readers of a name to this topic; to itself, when that is the name.
+    """Switch a name to this topic; a topic of the same name removes the alias.
 
-    With `expected`, only if they are led to that one now: AliasChangedError when somebody else was quicker. Of two
-    that switch at once with what both have seen, one does. Raises UnknownTopicError when there is no such topic.
+    With `expected`, only if the name leads to that topic now: else AliasChangedError. Raises UnknownTopicError if the
+    new topic does not exist.
     """
-    streams.stream(topic).partitions()
+    with contextlib.closing(streams.open_topic(topic)) as opened:
+        opened.partitions()
 
     def decide(notices: Notices) -> Changes:
         return switched(notices, {name: topic}, {} if expected is None else {name: expected}, pipeline, version)
@@ -87,13 +84,13 @@ def switched(
     pipeline: str | None = None,
     version: str | None = None,
 ) -> dict[str, bytes | None]:
-    """What must change on the noticeboard so that each name leads to its topic. AliasChangedError as `switch`."""
+    """The changes that switch each name to its topic. Raises AliasChangedError as `switch` does."""
     for name, topic in expected.items():
         now = _alias(name, notices[name]).topic if name in notices else name
         if now != topic:
             raise AliasChangedError(
-                f"{name!r} leads to topic {now!r} now, not to {topic!r}: somebody has switched it. Look again before "
-                "you switch: penstock pipelines"
+                f"{name!r} leads to topic {now!r} now, not to {topic!r}: another process switched it. Check before "
+                "you switch again: penstock pipelines versions"
             )
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     return {
@@ -104,42 +101,35 @@ def switched(
     }
 
 
-def noticeboard(streams: Streams) -> Noticeboard:
-    """Where aliases stand, and what else is to change in one with them: keys that are no names of topics."""
-    return Noticeboard(streams, ALIASES_TOPIC)
+def noticeboard(streams: Stream) -> KeyValueTopic:
+    """The topic with the aliases, and with other keys that change in one transaction with them."""
+    return KeyValueTopic(streams, ALIASES_TOPIC)
 
 
 def is_alias(key: str) -> bool:
-    """Whether a notice is an alias: its key might be the name of a topic."""
+    """Whether the key is that of an alias: a valid topic name."""
     return key.isascii() and all(character.isalnum() or character in "._-" for character in key)
 
 
-def forget(streams: Streams) -> None:
-    """Look again next time."""
+def forget(streams: Stream) -> None:
+    """Drop the cached aliases."""
     with _lock:
         _seen.pop(streams, None)
 
 
-def _notices(streams: Streams) -> Notices:
+def _notices(streams: Stream) -> Notices:
     with _lock:
         read_s, notices = _seen.get(streams, (None, {}))
         if read_s is not None and time.monotonic() - read_s < _FRESH_S:
             return notices
     try:
         notices = noticeboard(streams).read()
-    except StreamError as error:
-        if not _is_forbidden(error):
-            raise
-        logger.warning("names are read as topics, as aliases may not be looked up: %s", error)
+    except NotAllowedError as error:
+        logger.warning("aliases are ignored, because reading them is not allowed: %s", error)
         notices = {}
     with _lock:
         _seen[streams] = (time.monotonic(), notices)
     return notices
-
-
-def _is_forbidden(error: StreamError) -> bool:
-    reason = None if error.__cause__ is None else reason_of(error.__cause__)
-    return reason is not None and reason.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 def _alias(name: str, text: bytes) -> Alias:
@@ -147,6 +137,6 @@ def _alias(name: str, text: bytes) -> Alias:
         return msgspec.json.decode(text, type=Alias)
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"the alias of {name!r} in topic {ALIASES_TOPIC!r} cannot be read ({error}): switch it anew, "
+            f"the alias of {name!r} in topic {ALIASES_TOPIC!r} cannot be read ({error}): switch it again, "
             "or remove it with a record of this key without a value"
         ) from error

@@ -1,4 +1,4 @@
-"""Forks: how a connection or a producer notices that it has come into another process than the one that made it."""
+"""Forks: how a connection or a producer notices that it is used in a forked process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Forks:
-    """How often this process was forked off from another. Quicker to look at for every `send` than the process id."""
+    """Counts the forks that led to this process. `send` reads this, because asking for the process id is slower."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,17 +1,17 @@
-"""How a connection behaves: every option with its default and what it trades."""
+"""The options of `connect`, with their defaults and trade-offs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from penstock.errors import ConfigError
 
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-_FROM_THE_URL: Final = "comes from the URL: write it there"
-_COMMITS: Final = "is Penstock's own: it commits what was handled, and nothing else"
-_STARTS: Final = "is Penstock's own: say where to begin with start="
+_FROM_THE_URL: Final = "comes from the URL: set it there"
+_COMMITS: Final = "is set by Penstock, which commits only what was handled"
+_STARTS: Final = "is set by Penstock: choose with start="
 OWN: Final = {
     "bootstrap.servers": _FROM_THE_URL,
     "metadata.broker.list": _FROM_THE_URL,
@@ -19,16 +19,16 @@ OWN: Final = {
     "auto.commit.enable": _COMMITS,
     "enable.auto.offset.store": _COMMITS,
     "auto.offset.reset": _STARTS,
-    "enable.partition.eof": "is Penstock's own: it must hear of the end of a partition",
-    "group.id": "is Penstock's own: say group=",
-    "transactional.id": "is Penstock's own: say transactional_id=",
-    "plugin.library.paths": "cannot be used: librdkafka's plugins would come between it and Penstock",
+    "enable.partition.eof": "is set by Penstock, which needs these events",
+    "group.id": "is set by Penstock: choose with group=",
+    "transactional.id": "is set by Penstock: choose with transactional_id=",
+    "plugin.library.paths": "is not supported: plugins could change what Penstock relies on",
 }
-"""Settings of librdkafka that nobody else may set, and why."""
+"""Settings of librdkafka that users may not set, and why."""
 
 
 class ConnectOptions(TypedDict, total=False):
-    """The options of `connect`, by their names. Each is explained at `Options`."""
+    """The options of `connect`. `Options` explains them."""
 
     client_id: str
     acks: Literal["all", 0, 1]
@@ -42,58 +42,65 @@ class ConnectOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `connect` takes beside the URL."""
+    """The options of `connect`."""
 
     client_id: str = "penstock"
-    """The name under which the broker knows this client."""
+    """The name of this client in the broker's logs and metrics."""
 
     acks: Literal["all", 0, 1] = "all"
-    """What `send` waits for: "all", the record survives a power cut and is never stored twice; 1, it survives a killed
-    broker; 0, nothing is known about it."""
+    """What an acknowledgement means: "all", the record survives a power cut and is stored once; 1, it survives a killed
+    broker; 0, the record was sent."""
 
     compression: str = "none"
-    """none, gzip, snappy, lz4 or zstd: less to store and to carry, for more work at both ends."""
+    """none, gzip, snappy, lz4 or zstd: trades CPU time at both ends for disk space and bandwidth."""
 
     linger_ms: float = 5.0
-    """How long a record may wait for others to fill its batch. Nothing lingers while somebody waits for a receipt."""
+    """How long a record may wait for others to fill its batch. Waiting for a receipt ends it."""
 
     delivery_timeout_s: float = 120.0
-    """How long a record is tried before its receipt says that it failed."""
+    """How long delivery of a record is retried before its receipt fails."""
 
     connect_timeout_s: float = 30.0
-    """How long `connect` waits for a broker: to answer, or to start and recover its folder."""
+    """How long `connect` waits for a broker to answer, or to start and recover its folder."""
 
     exit_when_idle_s: float = 10.0
-    """For log: URLs: a broker that is started for this connection ends after so long without any client."""
+    """For log: URLs: a broker started for this connection stops after this time without clients."""
 
     librdkafka: Mapping[str, str | int | float | bool] = field(default_factory=dict, repr=False)
-    """Settings of librdkafka by its own names, such as "security.protocol"; they win over everything above, and over
-    those that the URL, or a file of settings, has for it."""
+    """Settings of librdkafka by its own names, such as "security.protocol". They override all options above, and the
+    settings of the URL and its file."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.client_id, str):
+            raise ConfigError(f"client_id={self.client_id!r} must be text")
+        if not isinstance(self.librdkafka, Mapping):
+            raise ConfigError(f"librdkafka={self.librdkafka!r} is not a mapping of settings: pass {{'name': value}}")
         if self.acks not in ("all", 0, 1) or isinstance(self.acks, bool):
-            raise ConfigError(f'acks {self.acks!r} is not allowed: use "all", 1 or 0')
+            raise ConfigError(f'acks={self.acks!r} must be "all", 1 or 0')
         if self.compression not in COMPRESSIONS:
-            raise ConfigError(f"compression {self.compression!r} is not one of {', '.join(COMPRESSIONS)}")
+            raise ConfigError(f"compression={self.compression!r} must be one of {', '.join(COMPRESSIONS)}")
         for name, least in (
             ("linger_ms", 0),
             ("delivery_timeout_s", 0),
             ("connect_timeout_s", 0),
             ("exit_when_idle_s", 0.1),
         ):
-            if not getattr(self, name) >= least:
-                raise ConfigError(f"{name} {getattr(self, name)!r} is less than {least}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{name}={value!r} must be a number")
+            if not value >= least:
+                raise ConfigError(f"{name}={value!r} must be >= {least}")
         if self.delivery_timeout_s * 1000 <= self.linger_ms:
-            raise ConfigError("delivery_timeout_s is no longer than linger_ms: no record would ever be sent")
+            raise ConfigError("delivery_timeout_s must be longer than linger_ms: no record would ever be sent")
         for name in self.librdkafka:
             if name in OWN:
                 raise ConfigError(f"the librdkafka setting {name} {OWN[name]}")
 
 
-def options_of(given: ConnectOptions) -> Options:
-    """The options that were given, and the defaults of the others. ConfigError for a name that is none."""
+def options_of(given: Mapping[str, Any]) -> Options:
+    """The given options, with defaults for the others. Raises ConfigError for an unknown name."""
     known = list(ConnectOptions.__annotations__)
     for name in given:
         if name not in known:
             raise ConfigError(f"connect has no option {name!r}; it has {', '.join(known)}")
-    return Options(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return Options(**{name: value for name, value in given.items() if value is not None})

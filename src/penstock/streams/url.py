@@ -1,4 +1,4 @@
-"""URLs: which stream is meant, and where it is."""
+"""URLs of our own streams, and URLs without their passwords."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Final
 from urllib.parse import unquote
 
 from penstock.errors import UrlError
+from penstock.streams.schemes import scheme_of
 
-SUPPORTED: Final = "log:FOLDER (such as log:./data), kafka://HOST:PORT[,HOST:PORT] and memory:NAME"
 KAFKA_PORT: Final = 9092
+KAFKA_SCHEMES: Final = ("log", "kafka")
+"""The schemes of streams that speak Kafka's protocol."""
+LOG_CHECKPOINTS: Final = "checkpoints.sqlite"
+"""The file in the data folder of an embedded log with the checkpoints of its consumers."""
 CONFIG: Final = "config"
 """The parameter of a kafka: URL that names a file of settings."""
-_SCHEME: Final = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s\"'<>{}]+")
 _SECRET: Final = re.compile(r"password|passphrase|secret|token|credential|jaas|\.pem$", re.IGNORECASE)
-"""Names of parameters that are not shown."""
+"""Names of parameters that must not be shown."""
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\s:@/?#\[\]]+))(?::(?P<port>\d{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host and its port."""
-
     name: str
     port: int
 
@@ -41,17 +42,15 @@ class LogUrl:
 
 @dataclass(frozen=True, slots=True)
 class KafkaUrl:
-    """`kafka://HOST:PORT,...?SETTING=VALUE&...`: brokers that are running already. Any of them tells about the others.
+    """`kafka://HOST:PORT,...?SETTING=VALUE&...`: some of the brokers, and settings of librdkafka.
 
-    Behind the question mark stand settings of librdkafka, by its names. `%` and two digits is a byte, as in any URL:
-    `%26` is the `&`, and `%25` the `%`, of a password.
+    As in any URL, `%26` stands for the `&`, and `%25` for the `%`, of a password.
     """
 
     hosts: tuple[Host, ...]
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Settings of librdkafka."""
     config: str | None = None
-    """The file with more of them; empty: none, also if the environment names one."""
+    """A file with more settings; "" means no file, even if the environment names one."""
 
     @property
     def bootstrap(self) -> str:
@@ -60,54 +59,52 @@ class KafkaUrl:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUrl:
-    """`memory:NAME`: the memory of this process that goes by this name. The name may be empty."""
+    """`memory:NAME`: records in this process. The name may be empty."""
 
     name: str
 
 
 def parse_url(url: str) -> LogUrl | KafkaUrl | MemoryUrl:
-    """What the URL means; UrlError says what is wrong with it, and what can be written."""
-    match = _SCHEME.fullmatch(url.strip())
-    scheme = match["scheme"].lower() if match else ""
-    rest = match["rest"] if match else ""
+    """Parse a URL of one of our own schemes. Raises UrlError that says what is wrong with it."""
+    scheme = scheme_of(url)
+    rest = url.strip().partition(":")[2] if scheme else ""
     if scheme == "log":
         return LogUrl(_folder(url, rest))
     if scheme == "kafka":
         hosts, _, parameters = rest.partition("?")
         settings = _settings(url, parameters)
-        return KafkaUrl(
-            _hosts(url, hosts),
-            tuple((name, settings[name]) for name in settings if name != CONFIG),
-            settings.get(CONFIG),
-        )
+        config = settings.pop(CONFIG, None)
+        return KafkaUrl(_hosts(url, hosts), tuple(settings.items()), config)
     if scheme == "memory":
-        return MemoryUrl(_name(url, rest))
-    if not url.strip():
-        raise UrlError(f"the URL is empty; supported now: {SUPPORTED}")
-    raise UrlError(f"{without_password(url)!r} is no URL of a stream{_guess(url.strip())}; supported now: {SUPPORTED}")
+        if rest.startswith("/"):
+            raise UrlError(f"{url!r} has slashes before the name: write memory:{rest.strip('/')}")
+        return MemoryUrl(rest)
+    raise UrlError(f"{without_password(str(url))!r} is not a log:, kafka: or memory: URL")
 
 
-def _guess(url: str) -> str:
-    """What somebody may have meant who left the scheme away."""
-    if url.startswith((".", "/", "~")):
-        return f", did you mean log:{url}"
-    if re.fullmatch(r"[\w.-]+:\d{1,5}", url):
-        return f", did you mean kafka://{url}"
-    return ""
+def log_folder(url: str) -> Path | None:
+    """The data folder of a `log:` URL; None for any other URL."""
+    where = parse_url(url) if scheme_of(url) == "log" else None
+    return where.folder if isinstance(where, LogUrl) else None
+
+
+def kafka_url(url: str) -> KafkaUrl | None:
+    """A parsed `kafka:` URL; None for any other URL."""
+    where = parse_url(url) if scheme_of(url) == "kafka" else None
+    return where if isinstance(where, KafkaUrl) else None
+
+
+def is_memory(url: str) -> bool:
+    """Whether the stream is in memory, where no other process can see it."""
+    return scheme_of(url) == "memory"
 
 
 def _folder(url: str, rest: str) -> Path:
     if not rest:
         raise UrlError(f"{url!r} names no folder: write log:./data")
     if rest.startswith("//") and not rest.startswith("///"):
-        raise UrlError(f"{url!r} has a host where the folder belongs: write log:{rest[2:] or './data'}")
+        raise UrlError(f"{url!r} has a host instead of a folder: write log:{rest[2:] or './data'}")
     return Path(rest).expanduser().absolute()
-
-
-def _name(url: str, rest: str) -> str:
-    if rest.startswith("/"):
-        raise UrlError(f"{url!r} has slashes where the name belongs: write memory:{rest.strip('/')}")
-    return rest
 
 
 def _hosts(url: str, rest: str) -> tuple[Host, ...]:
@@ -117,11 +114,11 @@ def _hosts(url: str, rest: str) -> tuple[Host, ...]:
     hosts = rest.removeprefix("//").removesuffix("/")
     if "@" in hosts:
         raise UrlError(
-            "a kafka:// URL carries no user and password before its hosts: write sasl.username=... and "
-            "sasl.password=... into a file, beside security.protocol=SASL_SSL, and name it: kafka://HOST:PORT?config=FILE"
+            "a kafka:// URL cannot have a user and password before its hosts: write sasl.username=... and "
+            "sasl.password=... to a file, with security.protocol=SASL_SSL, and name it: kafka://HOST:PORT?config=FILE"
         )
     if "/" in hosts:
-        raise UrlError(f"{shown!r} has more than hosts in it: name the topic where you send and read, not in the URL")
+        raise UrlError(f"{shown!r} has a path: name the topic where you send and read, not in the URL")
     return tuple(_host(url, part) for part in hosts.split(","))
 
 
@@ -141,7 +138,7 @@ def _settings(url: str, parameters: str) -> dict[str, str]:
         if not name or not equals:
             raise UrlError(
                 f"{without_password(url)!r} has a parameter that is not NAME=VALUE: write settings of librdkafka as "
-                "?security.protocol=SASL_SSL&sasl.mechanism=PLAIN, and %26 for an & inside of a value"
+                "?security.protocol=SASL_SSL&sasl.mechanism=PLAIN, and %26 for an & in a value"
             )
         if name in found:
             raise UrlError(f"{without_password(url)!r} has {name} twice")
@@ -150,8 +147,7 @@ def _settings(url: str, parameters: str) -> dict[str, str]:
 
 
 def without_password(url: str) -> str:
-    """A URL, of a stream or of any other place, fit to be shown: postgresql://me:secret@host/db is
-    postgresql://me@host/db, and parameters that are a secret by their names are left out."""
+    """Any URL without its secrets, for messages: without the password, and without parameters named like secrets."""
     if _URL.fullmatch(url) is None and not url.lstrip().lower().startswith("kafka:"):
         return url
     place, _, parameters = url.partition("?")

@@ -1,9 +1,8 @@
-"""Settings of librdkafka that come with a kafka: URL: those in it, and those in a file.
+"""Settings of librdkafka from a kafka: URL and its file.
 
-The file is the one that the URL names, `?config=FILE`, or else the one that PENSTOCK_KAFKA_CONFIG names, so that
-passwords stay out of programs, of the shell's history and of the list of processes. What the URL itself says wins over
-the file, and the options of `connect` win over both. All that connects does so by what is put together here: programs,
-commands, the console and pipelines.
+The URL names the file with `?config=FILE`, or else PENSTOCK_KAFKA_CONFIG does, so that passwords stay out of programs,
+the shell's history and the process list. The URL overrides the file, and the options of `connect` override both.
+Programs, commands, the console and pipelines all connect this way.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final, cast
 
 from penstock.errors import ConfigError
 from penstock.streams.options import OWN, ConnectOptions, Options
-from penstock.streams.url import CONFIG, KafkaUrl, parse_url
+from penstock.streams.url import CONFIG, KafkaUrl, kafka_url
 
 CONFIG_VARIABLE: Final = "PENSTOCK_KAFKA_CONFIG"
 _COMMENTS: Final = ("#", "!")
@@ -30,15 +29,15 @@ _OF_JAVA: Final = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.type": "ssl.keystore.location for PKCS#12, ssl.certificate.location and ssl.key.location for PEM",
 }
-"""Names of Kafka's Java client that stand in many a file, and what librdkafka has in their place."""
+"""Settings of Kafka's Java client that are common in files, and librdkafka's equivalents."""
 
 
 def settings_with(where: KafkaUrl) -> dict[str, str]:
-    """What the URL, and the file that goes with it, say. ConfigError names the setting, or the file, that is wrong."""
+    """The settings of the URL and its file. Raises ConfigError that names the wrong setting or file."""
     found: dict[str, str] = {}
     if where.config is not None:
         if where.config:
-            found = _read(where.config, f"{CONFIG}= of the URL")
+            found = _read(where.config, f"{CONFIG}= in the URL")
     elif os.environ.get(CONFIG_VARIABLE):
         found = _read(os.environ[CONFIG_VARIABLE], CONFIG_VARIABLE)
     for name, value in where.settings:
@@ -48,18 +47,18 @@ def settings_with(where: KafkaUrl) -> dict[str, str]:
 
 
 def with_settings(where: KafkaUrl, options: Options) -> Options:
-    """The options of a connection, with the settings that come with its URL."""
+    """The options of a connection, with the settings of its URL."""
     settings = settings_with(where)
     return dataclasses.replace(options, librdkafka={**settings, **options.librdkafka}) if settings else options
 
 
 def resolved(url: str, client: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The same stream for processes that may run elsewhere, without this one's files and environment.
+    """The URL and options for processes on other machines, without this one's files and environment.
 
-    A kafka: URL comes back without its settings, which have moved into the options of `connect`; others as they are.
+    The settings of a kafka: URL move into the options of `connect`. Other URLs are returned unchanged.
     """
-    where = parse_url(url)
-    if not isinstance(where, KafkaUrl):
+    where = kafka_url(url)
+    if where is None:
         return url, dict(client)
     settings = settings_with(where)
     if not settings and where.config is None:
@@ -71,18 +70,18 @@ def resolved(url: str, client: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def client_with(url: str, client: ConnectOptions | None) -> ConnectOptions:
-    """The options of `connect`, with the settings that come with a URL."""
+    """The options of `connect`, with the settings of the URL."""
     found: Any = resolved(url, client or {})[1]
     return cast(ConnectOptions, found)
 
 
 def _read(path: str, whose: str) -> dict[str, str]:
-    """NAME=VALUE a line. What begins with # or ! is a comment, as in the files of Java's properties."""
+    """Read lines of NAME=VALUE. Lines that start with # or ! are comments, as in Java's properties files."""
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigError(f"the settings in {path}, by {whose}, cannot be read: {reason}") from error
+        raise ConfigError(f"the settings file {path}, named by {whose}, cannot be read: {reason}") from error
     found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -92,15 +91,15 @@ def _read(path: str, whose: str) -> dict[str, str]:
         if not name or not equals:
             raise ConfigError(f"line {number} of {path} is not NAME=VALUE, such as security.protocol=SASL_SSL")
         if name in found:
-            raise ConfigError(f"line {number} of {path} has {name} a second time")
+            raise ConfigError(f"line {number} of {path} repeats {name}")
         _check(name, f"line {number} of {path}")
         found[name] = value
     return found
 
 
 def _check(name: str, place: str) -> None:
-    """What librdkafka itself does not know, it refuses by name; this is what it would misunderstand."""
+    """Refuse settings that librdkafka would misunderstand. It refuses unknown ones itself."""
     if name in OWN:
         raise ConfigError(f"{place}: the setting {name} {OWN[name]}")
     if name in _OF_JAVA:
-        raise ConfigError(f"{place}: {name} is of Kafka's Java client; librdkafka has {_OF_JAVA[name]}")
+        raise ConfigError(f"{place}: {name} is a setting of Kafka's Java client; with librdkafka, use {_OF_JAVA[name]}")

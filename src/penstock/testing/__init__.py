@@ -1,35 +1,92 @@
-"""For tests, ours and yours: parts that behave, and that break, as they are told to.
+"""For tests, ours and yours: parts that behave, and fail, as a script says.
 
-What comes in is a script of faults, or of the time that passes; what goes out is a part that can be given to the code
-under test in place of the real one: `VirtualClock` for time, `MemoryStreams` for a stream, `FaultyDisk`, `FaultyStream`
-and `FaultyStore` for what fails now and then, `CrashingStore` and `CrashingStream` for what dies at a named step.
-`conformance` has the suites that every backend passes.
+Give them to the code under test in place of the real ones: `VirtualClock` for time, `MemoryStream` for a stream,
+`FaultyDisk`, `FaultyTopicStream` and `FaultyStore` for what fails now and then, `CrashingStore` and
+`CrashingTopicStream` for what dies at a named step, `TcpProxy` for a network that delays, cuts or hangs. `run_to_end`
+runs an app in a test and returns the outcome of each record; pytest finds the fixture `penstock_stream`. `conformance`
+has the suites that every backend passes.
 """
 
 from __future__ import annotations
 
-from penstock.streams.memory import MemoryStreams
-from penstock.testing.clock import VirtualClock
-from penstock.testing.crashing import CrashingLetters, CrashingStore, CrashingStream, CrashingStreams, CrashPoint
-from penstock.testing.faults import FaultyDisk, Operation
-from penstock.testing.faulty import Fate, FaultyLetters, FaultyStore, FaultyStream, FaultyStreams, StreamFaults
-from penstock.testing.script import Faults
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.streams.memory import MemoryStream
+    from penstock.testing.apps import RunResult, run_to_end
+    from penstock.testing.clock import VirtualClock
+    from penstock.testing.crashing import (
+        CrashingLetters,
+        CrashingStore,
+        CrashingStream,
+        CrashingTopicStream,
+        CrashPoint,
+    )
+    from penstock.testing.faults import FaultyDisk, Operation
+    from penstock.testing.faulty import (
+        Fate,
+        Faults,
+        FaultyLetters,
+        FaultyStore,
+        FaultyStream,
+        FaultyTopicStream,
+        StreamFaults,
+    )
+    from penstock.testing.tcp_proxy import TcpProxy
+
+_ROOMS = {
+    "penstock.streams.memory": ("MemoryStream",),
+    "penstock.testing.apps": ("RunResult", "run_to_end"),
+    "penstock.testing.clock": ("VirtualClock",),
+    "penstock.testing.crashing": (
+        "CrashingLetters",
+        "CrashingStore",
+        "CrashingTopicStream",
+        "CrashingStream",
+        "CrashPoint",
+    ),
+    "penstock.testing.faults": ("FaultyDisk", "Operation"),
+    "penstock.testing.faulty": (
+        "Fate",
+        "Faults",
+        "FaultyLetters",
+        "FaultyStore",
+        "FaultyTopicStream",
+        "FaultyStream",
+        "StreamFaults",
+    ),
+    "penstock.testing.tcp_proxy": ("TcpProxy",),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "CrashPoint",
     "CrashingLetters",
     "CrashingStore",
+    "CrashingTopicStream",
     "CrashingStream",
-    "CrashingStreams",
     "Fate",
     "Faults",
     "FaultyDisk",
     "FaultyLetters",
     "FaultyStore",
+    "FaultyTopicStream",
     "FaultyStream",
-    "FaultyStreams",
-    "MemoryStreams",
+    "MemoryStream",
     "Operation",
+    "RunResult",
     "StreamFaults",
+    "TcpProxy",
     "VirtualClock",
+    "run_to_end",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import a part when it is first used: pytest loads this package's plugin in every run."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

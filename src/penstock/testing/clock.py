@@ -1,13 +1,13 @@
-"""A clock that a test turns by hand.
+"""A clock that a test advances by hand.
 
     clock = VirtualClock()
     worker = threading.Thread(target=clock.sleep, args=(60,))
     worker.start()
     clock.wait_for_sleepers(1)           # the worker sleeps now
-    clock.advance(60)                    # and now it does not any more
+    clock.advance(60)                    # and now it is awake
 
-Nothing passes by itself: who sleeps, or waits with `penstock.model.clock.wait_on`, does so until somebody calls
-`advance`, however long that takes.
+Time never passes by itself: a thread that sleeps, or waits with `penstock.model.clock.wait_on`, does so until
+`advance` is called.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Final
 
 _NS: Final = 1_000_000_000
 _ROUNDING_S: Final = 1e-6
-"""Less than this is left of a time limit by the rounding of numbers only. It passes by itself, as nobody advances by so
-little, and who loops until its time limit has come would loop for ever."""
+"""A shorter time limit is left over by rounding. It passes by itself, as no test advances by so little, and a loop
+that waits for its time limit would never end."""
 _LEAVING_S: Final = 10.0
-"""How long, in real time, `advance` waits for a thread that it has woken to get going."""
+"""How long, in real time, `advance` waits for a woken thread to run."""
 
 
 @dataclass(order=True, slots=True)
 class _Sleeper:
-    """Somebody to be woken at a time. Those of one time are woken in the order in which they fell asleep."""
+    """A thread to be woken at a time. Those of one time are woken in the order in which they fell asleep."""
 
     due_ns: int
     number: int
     condition: threading.Condition | None = field(compare=False)
-    """What it waits on, if it waits for something else, too."""
+    """The condition it waits on, if any."""
     woken: threading.Event = field(default_factory=threading.Event, compare=False)
     gone: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
 class VirtualClock:
-    """`abc.Clock` whose time passes when it is told to. Any thread may sleep, and any may advance it."""
+    """`abc.Clock` whose time passes by `advance`. Thread-safe."""
 
     def __init__(self, wall_ms: int = 1_800_000_000_000, monotonic_s: float = 1_000.0) -> None:
         self._began_ms = wall_ms
@@ -65,7 +65,7 @@ class VirtualClock:
             return len(self._sleepers)
 
     def sleep(self, duration_s: float) -> None:
-        """Return once the time has been advanced by so much."""
+        """Return once the time has been advanced by this much."""
         if self._is_no_time(duration_s):
             return
         sleeper = self._enter(duration_s, None)
@@ -88,10 +88,10 @@ class VirtualClock:
             self._leave(sleeper)
 
     def advance(self, duration_s: float) -> None:
-        """Let so much time pass.
+        """Let this much time pass.
 
-        Who is due is woken in the order of the times, at its time: the clock goes on when it has left its sleep. It is
-        not waited for what it does then; use `wait_for_sleepers` to see it asleep again.
+        Sleepers are woken in the order of their times, each at its time: the clock continues when the thread has left
+        its sleep. It does not wait for what the thread does then; use `wait_for_sleepers` to see it asleep again.
         """
         if duration_s < 0:
             raise ValueError(f"time does not go back: {duration_s} s")
@@ -101,10 +101,8 @@ class VirtualClock:
                 self._wake(sleeper)
 
     def wait_for_sleepers(self, count: int, timeout_s: float = 10.0) -> None:
-        """Return once at least so many threads sleep, or wait with a time limit. TimeoutError after real seconds.
-
-        A thread that was notified by somebody else counts until it has moved.
-        """
+        """Return once at least this many threads sleep, or wait with a time limit. TimeoutError after real seconds. A
+        thread that was notified otherwise counts until it has run."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while (asleep := len(self._sleepers)) < count:
@@ -138,10 +136,8 @@ class VirtualClock:
                 heapq.heapify(self._sleepers)
 
     def _next_due(self, until_ns: int) -> _Sleeper | None:
-        """Who is to be woken next, with the clock set to its time; or None, with the clock set to `until_ns`.
-
-        Both at once, so that who falls asleep meanwhile is either woken or sleeps from then on.
-        """
+        """The next sleeper to wake, with the clock set to its time; or None, with the clock set to `until_ns`. Both
+        atomically, so that a thread that falls asleep meanwhile is either woken or sleeps from then on."""
         with self._changed:
             if not self._sleepers or self._sleepers[0].due_ns > until_ns:
                 self._go_to(until_ns)

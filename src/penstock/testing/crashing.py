@@ -2,13 +2,13 @@
 
     store = CrashingStore(SqliteStore(path), at="save", nth=3, after=True)    # dies when the third save has counted
 
-To be used in a child process. The code under test needs no hook for it: it is given the wrapper in place of the part.
+For use in a child process. The code under test needs no hook: it gets the wrapper in place of the part.
 
-    point = CrashPoint(None)                                                  # dies nowhere, but counts
+    point = CrashPoint(None)                                                  # never dies, but counts
     store, stream = InterceptedStore(store, point), InterceptedStream(stream, point)
     ...                                                                       # point.steps is {"claim": 1, "save": 7}
 
-So a harness finds out which steps a run has, and how many, and then has a run die at each of them.
+So a harness finds out the steps of a run, and then lets a run die at each of them.
 """
 
 from __future__ import annotations
@@ -20,32 +20,35 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
-from penstock.abc import CheckpointStore, DeadLetters, Stream, Streams
-from penstock.testing.intercepted_letters import InterceptedLetters
-from penstock.testing.intercepted_store import InterceptedStore
-from penstock.testing.intercepted_stream import InterceptedStream, InterceptedStreams
+from penstock.abc import CheckpointStore, DeadLetters, Stream, TopicStream
+from penstock.testing.interception import (
+    InterceptedLetters,
+    InterceptedStore,
+    InterceptedStream,
+    InterceptedTopicStream,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OPERATIONS: Final = InterceptedStore.OPERATIONS | InterceptedStream.OPERATIONS | InterceptedLetters.OPERATIONS
+OPERATIONS: Final = InterceptedStore.OPERATIONS | InterceptedTopicStream.OPERATIONS | InterceptedLetters.OPERATIONS
 
 
 def die() -> None:
-    """End this process as a power cut of it would: nothing is flushed, closed or said."""
+    """End this process as a power cut would: nothing is flushed or closed."""
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("a process lived on after it was killed")
+    raise AssertionError("a process survived its own SIGKILL")
 
 
 class CrashPoint:
-    """Kills the process at the `nth` call of the operation named `at`: before it takes effect, or `after` it did and
-    nobody has heard of it. None: it only counts. Wrappers that share one count together."""
+    """Kills the process at the `nth` call of the operation `at`: before it takes effect, or `after` it did but before
+    the caller knows. None: it only counts. Wrappers that share one count together."""
 
     def __init__(self, at: str | None, nth: int = 1, after: bool = False) -> None:
         if at is not None and at not in OPERATIONS:
-            raise ValueError(f"{at!r} is no step; there are {', '.join(sorted(OPERATIONS))}")
+            raise ValueError(f"{at!r} is not a step; steps are {', '.join(sorted(OPERATIONS))}")
         if nth < 1:
-            raise ValueError(f"there is no call number {nth}: the first is 1")
+            raise ValueError(f"nth {nth} must be an integer >= 1")
         self.at = at
         self.nth = nth
         self.after = after
@@ -72,18 +75,18 @@ class CrashingStore(InterceptedStore):
         super().__init__(store, CrashPoint(at, nth, after))
 
 
-class CrashingStream(InterceptedStream):
-    """A stream. Steps: the methods of `abc.Stream`, poll and commit of its feeds, and acknowledge for each receipt."""
+class CrashingTopicStream(InterceptedTopicStream):
+    """Steps: the methods of `abc.TopicStream`, poll and commit of its feeds, and acknowledge for each receipt."""
 
-    def __init__(self, stream: Stream, at: str, nth: int = 1, after: bool = False) -> None:
+    def __init__(self, stream: TopicStream, at: str, nth: int = 1, after: bool = False) -> None:
         super().__init__(stream, CrashPoint(at, nth, after))
 
 
-class CrashingStreams(InterceptedStreams):
-    """A system of streams: the steps of all its streams count together."""
+class CrashingStream(InterceptedStream):
+    """A stream whose topics count their steps together."""
 
-    def __init__(self, streams: Streams, at: str, nth: int = 1, after: bool = False) -> None:
-        super().__init__(streams, CrashPoint(at, nth, after))
+    def __init__(self, stream: Stream, at: str, nth: int = 1, after: bool = False) -> None:
+        super().__init__(stream, CrashPoint(at, nth, after))
 
 
 class CrashingLetters(InterceptedLetters):

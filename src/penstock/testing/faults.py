@@ -7,7 +7,7 @@
     disk.fail("sync", times=1)           # the next fdatasync says EIO, the one after it is fine again
     disk.fail("read", code=errno.EIO, times=None)    # until `heal`
 
-Everything that is not told to fail reaches the real files, so a test can look at them, or open them again.
+Every call without a scripted fault reaches the real files, so a test can look at them, or open them again.
 """
 
 from __future__ import annotations
@@ -16,47 +16,39 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from penstock.log.disk import Disk
+from penstock.testing.faulty import Countdown
 
 Operation = Literal["open", "write", "read", "truncate", "sync", "sync_folder"]
 
 
-@dataclass(slots=True)
-class _Fault:
-    code: int
-    passes: int
-    times: int | None
-
-
 class FaultyDisk(Disk):
-    """See the module's docstring. Without a script it is an ordinary disk that counts what is asked of it."""
+    """See the module's docstring. Without a script it is an ordinary disk that counts calls."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
-        """How often each operation was asked for, whether it failed or not."""
+        """How often each operation was called, including failures."""
         self.largest_write_bytes: int | None = None
-        """How much one call writes at most, as when it is interrupted: the caller must ask again for the rest."""
+        """The most that one call writes, as when it is interrupted: the caller must write the rest."""
         self._free_bytes: int | None = None
-        self._faults: dict[str, _Fault] = {}
+        self._faults: dict[str, tuple[int, Countdown]] = {}
 
     def fail(self, operation: Operation, *, code: int = errno.EIO, passes: int = 0, times: int | None = 1) -> None:
-        """Let `passes` calls through, then fail `times` of them with the error number; None for all until `heal`."""
-        self._faults[operation] = _Fault(code, passes, times)
+        """Let `passes` calls through, then fail `times` of them with the error number; None: all, until `heal`."""
+        self._faults[operation] = code, Countdown(passes, times)
 
     def fill(self, free_bytes: int = 0) -> None:
-        """Only so many more bytes fit. A write that needs more writes what fits, and then says ENOSPC."""
+        """Only this many more bytes fit. A larger write writes what fits, and then raises ENOSPC."""
         self._free_bytes = free_bytes
 
     def free(self) -> None:
-        """There is space again."""
         self._free_bytes = None
 
     def heal(self) -> None:
-        """No faults any more; a full disk stays full until `free`."""
+        """End all faults; a full disk stays full until `free`."""
         self._faults.clear()
 
     def open(self, path: Path, *, create: bool = False) -> int:
@@ -94,17 +86,9 @@ class FaultyDisk(Disk):
 
     def _maybe_fail(self, operation: Operation) -> None:
         self.calls[operation] += 1
-        fault = self._faults.get(operation)
-        if fault is None:
-            return
-        if fault.passes:
-            fault.passes -= 1
-            return
-        if fault.times is not None:
-            fault.times -= 1
-            if not fault.times:
-                del self._faults[operation]
-        raise _error(fault.code)
+        code, countdown = self._faults.get(operation, (0, Countdown(0, 0)))
+        if countdown.is_due():
+            raise _error(code)
 
 
 def _error(code: int) -> OSError:

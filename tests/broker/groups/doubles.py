@@ -14,18 +14,19 @@ from typing import Any, ParamSpec, TypeVar
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.contracts import StoredBatch, Timer, internal_partition
-from penstock.broker.groups import (
+from penstock.broker.groups.coordinator import GroupCoordinator
+from penstock.broker.groups.messages import (
     CommitRequest,
-    GroupCoordinator,
-    GroupSettings,
     JoinAnswer,
     JoinRequest,
     MemberProtocol,
     OffsetToCommit,
     SyncAnswer,
     SyncRequest,
-    TopicPartition,
 )
+from penstock.broker.groups.offsets import TopicPartition
+from penstock.broker.groups.settings import GroupSettings
+from penstock.broker.stored_fields import FieldReader
 
 START_MS = 1_700_000_000_000
 SESSION_MS = 10_000
@@ -109,6 +110,8 @@ class MemoryTopic:
         self.random = random.Random(seed)
         self.refuses: BaseException | None = None
         self.appends = 0
+        self.last_epoch = -1
+        """The producer epoch of the last append."""
         self.fails_at: int | None = None
         """The number of the append at which the power is cut, counted from 1."""
         self.fails_behind = False
@@ -136,7 +139,6 @@ class MemoryTopic:
         *,
         producer_id: int = -1,
         producer_epoch: int = -1,
-        transactional: bool = False,
     ) -> None:
         assert records
         gate = self._gate
@@ -145,9 +147,10 @@ class MemoryTopic:
         if self.refuses is not None:
             raise self.refuses
         self.appends += 1
+        self.last_epoch = producer_epoch
         strikes = self.appends == self.fails_at
         if not strikes or self.fails_behind:
-            self._log(partition, producer_id, producer_epoch, transactional, None, records)
+            self._log(partition, producer_id, None, records)
         if strikes:
             self.is_off = True
             await self._silence()
@@ -162,7 +165,7 @@ class MemoryTopic:
 
     def mark(self, partition: int, producer_id: int, commit: bool) -> None:
         """What the broker writes at the end of a transaction."""
-        self._log(partition, producer_id, 0, True, "commit" if commit else "abort", ())
+        self._log(partition, producer_id, "commit" if commit else "abort", ())
 
     def replay(self) -> Iterator[StoredBatch]:
         return iter(list(self.batches))
@@ -174,18 +177,12 @@ class MemoryTopic:
         self,
         partition: int,
         producer_id: int,
-        producer_epoch: int,
-        transactional: bool,
         control: str | None,
         records: Sequence[tuple[bytes, bytes | None]],
     ) -> None:
         assert 0 <= partition < self.partition_count
         offset = sum(len(batch.records) or 1 for batch in self.batches if batch.partition == partition)
-        self.batches.append(
-            StoredBatch(
-                partition, offset, START_MS, producer_id, producer_epoch, transactional, control, tuple(records)
-            )
-        )
+        self.batches.append(StoredBatch(partition, offset, producer_id, producer_id >= 0, control, tuple(records)))
 
     async def _silence(self) -> None:
         await asyncio.get_running_loop().create_future()
@@ -286,6 +283,9 @@ class World:
             self.topic.mark(partition, producer_id, commit)
             self.groups.complete_transaction(producer_id, commit=commit, partition=partition)
 
+    def partition_of(self, group: str) -> int:
+        return internal_partition(group, self.topic.partition_count)
+
     def state(self, group: str = "g") -> str | None:
         described = self.groups.describe(group)
         return None if described is None else described.state.value
@@ -347,6 +347,17 @@ def assignment(*partitions: TopicPartition) -> bytes:
         for topic, indexes in by_topic.items()
     )
     return struct.pack(">hi", 0, len(by_topic)) + encoded + struct.pack(">i", -1)
+
+
+def assigned_partitions(data: bytes) -> tuple[TopicPartition, ...]:
+    """The partitions of what `assignment` has made."""
+    partitions: list[TopicPartition] = []
+    reader = FieldReader(data or struct.pack(">hi", 0, 0))
+    reader.int16()
+    for _ in range(reader.array_length()):
+        topic = reader.string()
+        partitions += [(topic, reader.int32()) for _ in range(reader.array_length())]
+    return tuple(partitions)
 
 
 def _string(text: str) -> bytes:

@@ -16,12 +16,14 @@ from kio.schema.errors import ErrorCode
 
 from penstock.broker.contracts import StoredBatch, Timer
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import GroupCoordinator, GroupSettings, JoinAnswer, LeavingMember, SyncRequest
-from penstock.broker.groups.consumer_protocol import assigned_partitions
+from penstock.broker.groups.coordinator import GroupCoordinator
+from penstock.broker.groups.messages import JoinAnswer, LeavingMember, SyncRequest
+from penstock.broker.groups.settings import GroupSettings
 from penstock.errors import StorageError
 from tests.broker.groups.doubles import (
     MemoryTopic,
     VirtualClock,
+    assigned_partitions,
     assignment,
     commit_request,
     join_request,
@@ -67,16 +69,9 @@ class OneLife:
         *,
         producer_id: int = -1,
         producer_epoch: int = -1,
-        transactional: bool = False,
     ) -> None:
         if not self.is_over:
-            await self._topic.append(
-                partition,
-                records,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                transactional=transactional,
-            )
+            await self._topic.append(partition, records, producer_id=producer_id, producer_epoch=producer_epoch)
         if self.is_over:
             await asyncio.get_running_loop().create_future()
 
@@ -158,9 +153,7 @@ class Simulation:
     def note_assignment(self, generation: int, member_id: str, answered: bytes) -> None:
         known = self.owned[generation].setdefault(member_id, answered)
         assert known == answered, f"seed {self.seed}: two assignments for {member_id} in generation {generation}"
-        claimed = [
-            partition for each in self.owned[generation].values() for partition in assigned_partitions(each) or ()
-        ]
+        claimed = [partition for each in self.owned[generation].values() for partition in assigned_partitions(each)]
         assert len(claimed) == len(set(claimed)), f"seed {self.seed}: a partition twice in generation {generation}"
 
     def check_offsets(self) -> None:
@@ -173,7 +166,7 @@ class Simulation:
     def check_generation(self) -> None:
         described = self.groups.describe(self.group)
         if described is not None:
-            members = {member.member_id for member in described.members}
+            members = {member.member_id for member in described.members.values()}
             assert described.leader_id in members or not members, f"seed {self.seed}: nobody leads"
 
 
@@ -246,7 +239,7 @@ class Consumer:
         if synced.error is not ErrorCode.none:
             raise ProtocolError(synced.error)
         self.simulation.note_assignment(self.generation, self.instance_id or self.member_id, synced.assignment)
-        self.partitions = assigned_partitions(synced.assignment) or ()
+        self.partitions = assigned_partitions(synced.assignment)
         self.is_stable = True
         return True
 

@@ -10,7 +10,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import CommitRequest, FetchedOffset, MemberProtocol, OffsetToCommit
+from penstock.broker.groups.messages import CommitRequest, FetchedOffset, MemberProtocol, OffsetToCommit
 from penstock.errors import InvalidProducerEpochError, StorageError
 from tests.broker.groups.doubles import SESSION_MS, START_MS, World, commit_request, in_a_loop, settle
 
@@ -229,7 +229,7 @@ async def test_all_partitions_of_a_commit_are_in_one_batch() -> None:
     await world.groups.commit(CommitRequest(group_id="g", offsets=offsets))
     (batch,) = world.topic.batches
     assert len(batch.records) == 100
-    assert batch.partition == world.groups.partition_of("g")
+    assert batch.partition == world.partition_of("g")
 
 
 @in_a_loop

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.groups.consumer_protocol import assigned_partitions, subscribed_topics
-from tests.broker.groups.doubles import assignment, subscription
+from penstock.broker.groups.group import subscribed_topics
+from tests.broker.groups.doubles import subscription
 
 # ConsumerProtocolSubscription version 3 of the topics "a" and "é", as kafka-clients 4.3.1 writes it: user data, owned
 # partitions, generation and rack follow what version 0 has.
@@ -24,24 +24,15 @@ def test_a_later_version_of_a_subscription_begins_like_the_first() -> None:
     assert subscribed_topics(bytes.fromhex(SUBSCRIPTION_V3)) == frozenset({"a", "é"})
 
 
-def test_the_partitions_of_an_assignment_are_read() -> None:
-    assert assigned_partitions(assignment(("a", 0), ("a", 3), ("b", 1))) == (("a", 0), ("a", 3), ("b", 1))
-    assert assigned_partitions(b"") == ()
-
-
-def test_what_is_neither_is_not_understood() -> None:
+def test_what_is_not_a_subscription_is_not_understood() -> None:
     whole = subscription("topic")
     for length in range(len(whole) - 4):
         assert subscribed_topics(whole[:length]) is None
-    whole = assignment(("topic", 1))
-    for length in range(1, len(whole) - 4):
-        assert assigned_partitions(whole[:length]) is None
     assert subscribed_topics(b"\x00\x00\x7f\xff\xff\xff") is None
     assert subscribed_topics(b"\x00\x00\xff\xff\xff\xff") is None
-    assert assigned_partitions(b"\x00\x00\xff\xff\xff\xff") is None
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_crash_the_readers(data: bytes) -> None:
-    for found in (subscribed_topics(data), assigned_partitions(data)):
-        assert found is None or isinstance(found, frozenset | tuple)
+def test_no_bytes_crash_the_reader(data: bytes) -> None:
+    found = subscribed_topics(data)
+    assert found is None or isinstance(found, frozenset)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.groups import GroupSettings, JoinRequest
+from penstock.broker.groups.messages import JoinRequest
+from penstock.broker.groups.settings import GroupSettings
 from tests.broker.groups.doubles import SESSION_MS, World, in_a_loop, join_request, protocols, settle
 
 
@@ -18,7 +19,7 @@ async def test_a_new_member_is_sent_away_with_an_id_first() -> None:
     answer = await world.groups.join(join_request("g", ""))
     assert (answer.error, answer.member_id) == (ErrorCode.member_id_required, "c-id1")
     assert world.state() == "Empty"
-    assert world.groups.describe("g").members == ()  # type: ignore[union-attr]
+    assert world.groups.describe("g").members == {}  # type: ignore[union-attr]
 
 
 @in_a_loop
@@ -242,7 +243,7 @@ async def test_the_same_member_joining_twice_has_its_first_request_answered() ->
     world = World()
     first = await world.member()
     waiting = await world.begin_join()
-    member_id = [m.member_id for m in world.groups.describe("g").members][-1]  # type: ignore[union-attr]
+    member_id = [m.member_id for m in world.groups.describe("g").members.values()][-1]  # type: ignore[union-attr]
     repeated = world.join(member_id=member_id)
     await settle()
     assert (await waiting).error is ErrorCode.rebalance_in_progress

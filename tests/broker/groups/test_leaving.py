@@ -9,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import LeavingMember
+from penstock.broker.groups.messages import LeavingMember
 from penstock.errors import StorageError
 from tests.broker.groups.doubles import SESSION_MS, World, in_a_loop, settle
 
@@ -80,7 +80,7 @@ async def test_a_member_that_leaves_while_it_waits_has_its_requests_answered() -
     world = World()
     first = await world.member()
     waiting = await world.begin_join()
-    member_id = [m.member_id for m in world.groups.describe("g").members][-1]  # type: ignore[union-attr]
+    member_id = [m.member_id for m in world.groups.describe("g").members.values()][-1]  # type: ignore[union-attr]
     await world.groups.leave("g", [LeavingMember(member_id)])
     assert (await waiting).error is ErrorCode.unknown_member_id
     second = await world.begin_join()

@@ -235,7 +235,7 @@ async def test_offsets_are_deleted() -> None:
     broker = BrokerDouble()
     await broker.member()
     for topic in ("t", "u"):
-        (member,) = broker.groups.describe("g").members  # type: ignore[union-attr]
+        (member,) = broker.groups.describe("g").members.values()  # type: ignore[union-attr]
         await broker.world.commit("g", 1, topic=topic, member_id=member.member_id, generation=1)
     rows = [{"name": name, "partitions": [{"partition_index": 0}]} for name in ("t", "u", "missing")]
     answer = await broker.ask(OFFSET_DELETE, 0, {"group_id": "g", "topics": rows})

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.groups.fields import DamagedRecordError
 from penstock.broker.groups.records import (
     CommittedOffset,
     GroupKey,
@@ -26,6 +25,7 @@ from penstock.broker.groups.records import (
     read_key,
     read_offset_value,
 )
+from penstock.broker.stored_fields import DamagedRecordError
 from tests import real_parts
 
 OFFSET_KEYS = {

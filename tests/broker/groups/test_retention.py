@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.groups import CommitRequest, GroupSettings, LeavingMember, OffsetToCommit
+from penstock.broker.groups.messages import CommitRequest, LeavingMember, OffsetToCommit
+from penstock.broker.groups.settings import GroupSettings
 from penstock.errors import StorageError
 from tests.broker.groups.doubles import World, commit_request, in_a_loop, join_request, protocols, settle
 
@@ -291,16 +292,6 @@ async def test_the_offsets_of_a_deleted_topic_are_forgotten_in_every_group() -> 
         assert [world.committed(group) for group in "abcd"] == [None] * 4
         assert world.committed("b", topic="u") == 3
         world.restart()
-
-
-@in_a_loop
-async def test_offsets_of_topics_that_were_deleted_before_a_crash_are_forgotten_after_it() -> None:
-    world = World()
-    await world.commit("g", 1, topic="here")
-    await world.commit("g", 2, topic="gone")
-    world.restart()
-    await world.groups.forget_missing_topics(lambda topic: topic == "here")
-    assert (world.committed("g", topic="here"), world.committed("g", topic="gone")) == (1, None)
 
 
 @in_a_loop

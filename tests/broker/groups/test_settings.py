@@ -1,27 +1,31 @@
-"""Settings that cannot work are refused when they are made."""
+"""Settings that cannot work are refused by name."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.broker.groups import GroupSettings
+from penstock.broker.groups.settings import GroupSettings
+from penstock.broker.settings import BrokerSettings
 from penstock.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"min_session_timeout_ms": 0}, "min_session_timeout_ms"),
-        ({"min_session_timeout_ms": 10, "max_session_timeout_ms": 9}, "max_session_timeout_ms"),
-        ({"initial_rebalance_delay_ms": -1}, "initial_rebalance_delay_ms"),
-        ({"max_size": 0}, "max_size"),
-        ({"offset_metadata_max_length": 8_192}, "offset_metadata_max_length"),
-        ({"offsets_retention_minutes": 1.5}, "offsets_retention_minutes"),
+        ({"group.min.session.timeout.ms": "0"}, "group.min.session.timeout.ms"),
+        (
+            {"group.min.session.timeout.ms": "10", "group.max.session.timeout.ms": "9"},
+            "group.max.session.timeout.ms",
+        ),
+        ({"group.initial.rebalance.delay.ms": "-1"}, "group.initial.rebalance.delay.ms"),
+        ({"group.max.size": "0"}, "group.max.size"),
+        ({"offset.metadata.max.bytes": "8192"}, "offset.metadata.max.bytes"),
+        ({"offsets.retention.minutes": "1.5"}, "offsets.retention.minutes"),
     ],
 )
-def test_what_is_not_allowed_is_named(settings: dict[str, int], named: str) -> None:
+def test_what_is_not_allowed_is_named(settings: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        GroupSettings(**settings)
+        BrokerSettings.parse(settings)
 
 
 def test_a_lone_consumer_does_not_wait_by_default() -> None:

@@ -8,8 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import JoinAnswer, LeavingMember, OffsetToCommit
-from penstock.broker.groups.messages import CommitRequest
+from penstock.broker.groups.messages import CommitRequest, JoinAnswer, LeavingMember, OffsetToCommit
 from penstock.errors import StorageError
 from tests.broker.groups.doubles import REBALANCE_MS, SESSION_MS, World, in_a_loop, protocols, settle
 

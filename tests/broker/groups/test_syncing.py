@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import SyncRequest
+from penstock.broker.groups.messages import SyncRequest
 from penstock.broker.groups.records import GroupKey, read_group_value, read_key
 from penstock.errors import StorageError
 from tests.broker.groups.doubles import REBALANCE_MS, SESSION_MS, World, in_a_loop, settle
@@ -119,7 +119,7 @@ async def test_an_assignment_that_comes_after_the_next_rebalance_began_is_droppe
     assert world.state() == "PreparingRebalance"
     again = await world.join(member_id=leader.member_id)
     assert (await newcomer).generation == again.generation == 2
-    assert all(member.assignment == b"" for member in world.groups.describe("g").members)  # type: ignore[union-attr]
+    assert all(member.assignment == b"" for member in world.groups.describe("g").members.values())  # type: ignore[union-attr]
 
 
 @in_a_loop

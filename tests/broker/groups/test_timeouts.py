@@ -8,7 +8,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import GroupSettings, JoinAnswer, SyncAnswer
+from penstock.broker.groups.messages import JoinAnswer, SyncAnswer
+from penstock.broker.groups.settings import GroupSettings
 from tests.broker.groups.doubles import REBALANCE_MS, SESSION_MS, World, in_a_loop, settle
 
 
@@ -99,7 +100,7 @@ async def test_a_member_that_never_syncs_is_removed_after_the_rebalance_timeout(
     assert world.state() == "Stable"
     await world.clock.advance(SESSION_MS // 2)
     assert world.state() == "PreparingRebalance"
-    assert [m.member_id for m in world.groups.describe("g").members] == [leader.member_id]  # type: ignore[union-attr]
+    assert [m.member_id for m in world.groups.describe("g").members.values()] == [leader.member_id]  # type: ignore[union-attr]
 
 
 @in_a_loop
@@ -185,7 +186,7 @@ async def test_a_member_that_waited_longer_than_its_session_has_it_anew_when_all
     world.groups.heartbeat("g", joined.member_id, 3)
     assert len(world.groups.describe("g").members) == 2  # type: ignore[union-attr]
     await world.clock.advance(1)
-    assert [m.member_id for m in world.groups.describe("g").members] == [follower.member_id]  # type: ignore[union-attr]
+    assert [m.member_id for m in world.groups.describe("g").members.values()] == [follower.member_id]  # type: ignore[union-attr]
 
 
 async def silent_follower_in_a_sync(world: World) -> tuple[JoinAnswer, JoinAnswer, asyncio.Task[SyncAnswer]]:
@@ -211,7 +212,7 @@ async def test_a_member_that_waited_longer_than_its_session_has_it_anew_when_it_
     world.groups.heartbeat("g", leader.member_id, 2)
     assert world.state() == "Stable"
     await world.clock.advance(1)
-    assert [m.member_id for m in world.groups.describe("g").members] == [leader.member_id]  # type: ignore[union-attr]
+    assert [m.member_id for m in world.groups.describe("g").members.values()] == [leader.member_id]  # type: ignore[union-attr]
 
 
 @in_a_loop
@@ -223,7 +224,7 @@ async def test_a_member_whose_connection_breaks_after_a_long_wait_has_its_sessio
     await world.clock.advance(SESSION_MS - 1)
     world.groups.heartbeat("g", leader.member_id, 2)
     await world.clock.advance(1)
-    assert [m.member_id for m in world.groups.describe("g").members] == [leader.member_id]  # type: ignore[union-attr]
+    assert [m.member_id for m in world.groups.describe("g").members.values()] == [leader.member_id]  # type: ignore[union-attr]
 
 
 @in_a_loop

@@ -9,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import FetchedOffset
+from penstock.broker.groups.messages import FetchedOffset
 from penstock.errors import InvalidProducerEpochError
 from tests.broker.groups.doubles import World, commit_request, in_a_loop, settle
 
@@ -45,7 +45,7 @@ async def test_the_records_of_a_transaction_are_marked_as_such() -> None:
     world = World()
     await world.groups.commit_in_transaction(PRODUCER, 3, commit_request("g", 9))
     (batch,) = world.topic.batches
-    assert (batch.transactional, batch.producer_id, batch.producer_epoch) == (True, PRODUCER, 3)
+    assert (batch.transactional, batch.producer_id, world.topic.last_epoch) == (True, PRODUCER, 3)
 
 
 @in_a_loop
@@ -110,17 +110,17 @@ async def test_one_transaction_can_hold_the_offsets_of_several_groups() -> None:
     groups = [f"group-{number}" for number in range(8)]
     for group in groups:
         await commit_pending(world, 5, group=group)
-    partitions = {world.groups.partition_of(group) for group in groups}
+    partitions = {world.partition_of(group) for group in groups}
     assert len(partitions) > 1
     first = min(partitions)
     world.topic.mark(first, PRODUCER, True)
     world.groups.complete_transaction(PRODUCER, commit=True, partition=first)
     for group in groups:
-        expected = 5 if world.groups.partition_of(group) == first else None
+        expected = 5 if world.partition_of(group) == first else None
         assert world.committed(group) == expected
     world.restart()
     for group in groups:
-        expected = 5 if world.groups.partition_of(group) == first else None
+        expected = 5 if world.partition_of(group) == first else None
         assert world.committed(group) == expected
     world.groups.complete_transaction(PRODUCER, commit=True)
     assert {world.committed(group) for group in groups} == {5}
@@ -136,7 +136,7 @@ async def test_the_end_of_a_transaction_waits_its_turn_behind_a_commit_that_is_b
     committing = asyncio.ensure_future(commit_pending(world, 9))
     await settle()
     world.groups.complete_transaction(
-        PRODUCER, commit=True, partition=None if partition is None else world.groups.partition_of("g")
+        PRODUCER, commit=True, partition=None if partition is None else world.partition_of("g")
     )
     assert world.committed("g") is None
     await world.topic.release()

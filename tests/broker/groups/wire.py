@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ import pytest
 from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.groups import GroupCoordinator
-from penstock.broker.handlers.groups import HANDLERS
-from penstock.broker.request import Request
+from penstock.broker.groups.coordinator import GroupCoordinator
+from penstock.broker.handlers import APIS
+from penstock.broker.request import Request, finished
 from penstock.broker.wire.schema import encode_response
 from tests.broker.groups.doubles import SESSION_MS, World, assignment, subscription
 from tests.broker.handlers.entities import read_response, request_entity, response_entity
@@ -75,9 +74,8 @@ class BrokerDouble:
     async def ask(self, api_key: int, version: int, fields: Mapping[str, Any]) -> Any:
         """A request through bytes, and its answer through bytes."""
         body = request_entity(api_key, version, fields)
-        answer = HANDLERS[api_key](cast("Any", self), Request(api_key, version, 1, "client", "10.1.2.3", body))
-        if inspect.isawaitable(answer):
-            answer = await answer
+        answer = APIS[api_key][0](cast("Any", self), Request(api_key, version, 1, "client", "10.1.2.3", body))
+        answer = await finished(answer)
         response_entity(api_key, version, answer)  # strict about names that no version has
         encoded = encode_response(api_key, version, 1, answer)
         flexible = api_key != 18 and read_header_is_flexible(api_key, version)

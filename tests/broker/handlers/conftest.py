@@ -13,8 +13,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., StandIn]]:
     """Starts a broker with the given settings: `start({"num.partitions": "3"})`."""
     started: list[StandIn] = []
 
-    def start_one(settings: dict[str, str] | None = None) -> StandIn:
-        started.append(StandIn(tmp_path / f"data{len(started)}", settings or {}))
+    def start_one(settings: dict[str, str] | None = None, folder: Path | None = None) -> StandIn:
+        started.append(StandIn(folder or tmp_path / f"data{len(started)}", settings or {}))
         return started[-1]
 
     yield start_one

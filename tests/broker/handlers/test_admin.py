@@ -132,7 +132,7 @@ def test_a_request_for_far_too_many_partitions_is_refused_as_a_whole(broker: Sta
         ({"retention.ms": "-7"}, "retention.ms='-7' is not allowed"),
         ({"retention.msec": "7"}, "did you mean retention.ms"),
         ({"retention.ms": None}, "retention.ms is null"),
-        ({"unclean.leader.election.enable": "true"}, "use Apache Kafka for replication"),
+        ({"remote.storage.enable": "true"}, "use Apache Kafka for tiered storage"),
     ],
 )
 def test_bad_settings_are_refused_with_what_to_do(broker: StandIn, values: dict[str, str | None], text: str) -> None:

@@ -9,13 +9,14 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.settings import BROKER_SETTINGS
-from penstock.log.config import TOPIC_SETTINGS
+from penstock.log.configs.topic_config import TOPIC_SETTINGS
 from tests.broker.handlers.stand_in import NODE_ID, VERSIONS, StandIn, codes
 
 DESCRIBE, ALTER, INCREMENTAL, LIST = 32, 33, 44, 74
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 VISIBLE = {name for name, setting in TOPIC_SETTINGS.items() if not setting.hidden}
+DYNAMIC = {name for name, setting in BROKER_SETTINGS.items() if setting.dynamic}
 
 
 def resource(kind: int, name: str, *keys: str) -> dict[str, Any]:
@@ -74,11 +75,12 @@ def test_the_broker_describes_itself(start: Callable[..., StandIn]) -> None:
     asked = [resource(BROKER, str(NODE_ID)), resource(BROKER, "")]
     result, shared = broker.ask(DESCRIBE, resources=asked, include_synonyms=True).results
     rows = {row.name: row for row in result.configs}
-    assert set(rows) == {*BROKER_SETTINGS, "broker.id", "log.dirs", "node.id"}
+    assert set(rows) == {*BROKER_SETTINGS, "broker.id", "log.dirs"}
     assert (rows["num.partitions"].value, rows["num.partitions"].config_source) == ("3", 4)
     assert (rows["log.retention.ms"].value, rows["log.retention.hours"].value) == (None, "168")
     assert (rows["node.id"].value, rows["log.dirs"].value) == (str(NODE_ID), str(broker.data_folder))
-    assert all(row.read_only for row in result.configs)
+    assert rows["advertised.listeners"].value == "PLAINTEXT://127.0.0.1:9092"
+    assert {row.name for row in result.configs if not row.read_only} == DYNAMIC
     assert (shared.error_code, shared.configs) == (ErrorCode.none, ())
 
 
@@ -92,7 +94,7 @@ def test_the_broker_describes_itself(start: Callable[..., StandIn]) -> None:
         (BROKER, "x", "invalid_request"),
         (8, str(NODE_ID), "invalid_request"),
         (16, "subscription", "invalid_request"),
-        (32, "group", "invalid_request"),
+        (GROUP, "", "invalid_request"),
         (99, "x", "invalid_request"),
     ],
 )
@@ -208,13 +210,118 @@ def test_altering_as_a_whole_refuses_null_and_settings_named_twice(broker: Stand
     assert overrides(broker) == {"retention.bytes": "5"}
 
 
-def test_the_brokers_settings_stay_as_they_were_at_its_start(broker: StandIn) -> None:
+def alter_broker(broker: StandIn, *changes: tuple[str, int, str | None], name: str = "", **fields: Any) -> Any:
+    change = {**topic_change(name, *changes), "resource_type": BROKER}
+    (response,) = broker.ask(INCREMENTAL, resources=[change], **fields).responses
+    return response
+
+
+def described_broker(broker: StandIn, name: str) -> dict[str, tuple[str, int]]:
+    """What is set while the broker runs: its value, and where it comes from."""
+    (result,) = broker.ask(DESCRIBE, resources=[resource(BROKER, name)]).results
+    return {row.name: (row.value, row.config_source) for row in result.configs if row.config_source in (2, 3)}
+
+
+@pytest.mark.parametrize("name", ["", str(NODE_ID)])
+@pytest.mark.parametrize("setting", ["num.partitions", "log.retention.hours", "node.id", "queued.max.requests"])
+def test_a_setting_that_is_read_when_the_broker_starts_stays_as_it_is(broker: StandIn, setting: str, name: str) -> None:
     for api_key in (ALTER, INCREMENTAL):
-        configs = [{"name": "num.partitions", "value": "3"}]
-        resources = [{"resource_type": BROKER, "resource_name": str(NODE_ID), "configs": configs}]
+        resources = [{"resource_type": BROKER, "resource_name": name, "configs": [{"name": setting, "value": "3"}]}]
         (response,) = broker.ask(api_key, resources=resources).responses
         assert response.error_code is ErrorCode.invalid_request
+        assert f"{setting} cannot be changed while the broker runs" in response.error_message
         assert "penstock serve --config" in response.error_message
+
+
+def test_settings_of_the_broker_change_while_it_runs_and_the_broker_counts_more_than_the_cluster(
+    start: Callable[..., StandIn],
+) -> None:
+    broker = start({"log.retention.hours": "1", "max.connections": "5"})
+    broker.create("a")
+    broker.create("b", retention_ms="9")
+    own = str(NODE_ID)
+
+    def retention() -> list[int]:
+        return [log.config.retention_ms for log in broker.topics.partitions()]
+
+    assert retention() == [3_600_000, 9]
+    assert alter_broker(broker, ("log.retention.ms", SET, "8"), ("max.connections", SET, "7")).error_code == 0
+    assert retention() == [8, 9]
+    assert broker.limits.max_connections == 7
+    assert alter_broker(broker, ("log.retention.ms", SET, "6"), name=own).error_code == 0
+    assert retention() == [6, 9]
+    assert described_broker(broker, "") == {"log.retention.ms": ("8", 3), "max.connections": ("7", 3)}
+    assert described_broker(broker, own) == {"log.retention.ms": ("6", 2), "max.connections": ("7", 3)}
+    (result,) = broker.ask(DESCRIBE, resources=[resource(TOPIC, "a", "retention.ms")], include_synonyms=True).results
+    assert [(each.name, each.value, each.source) for each in result.configs[0].synonyms] == [
+        ("log.retention.ms", "6", 2),
+        ("log.retention.ms", "8", 3),
+        ("log.retention.hours", "1", 4),
+        ("log.retention.hours", "168", 5),
+    ]
+    assert alter_broker(broker, ("log.retention.ms", DELETE, None), name=own).error_code == 0
+    assert retention() == [8, 9]
+    reset = [{"resource_type": BROKER, "resource_name": "", "configs": []}]
+    assert codes(broker.ask(ALTER, resources=reset).responses) == [ErrorCode.none]
+    assert retention() == [3_600_000, 9]
+    assert broker.limits.max_connections == 5
+
+
+def test_settings_that_were_changed_while_the_broker_ran_are_there_after_a_restart(
+    start: Callable[..., StandIn],
+) -> None:
+    broker = start({})
+    broker.create("a")
+    alter_broker(broker, ("log.retention.ms", SET, "8"), ("min.insync.replicas", SET, "2"))
+    alter_broker(broker, ("log.cleanup.policy", APPEND, "compact"), name=str(NODE_ID))
+    broker.close()
+    again = start({}, folder=broker.data_folder)
+    assert described_broker(again, str(NODE_ID)) == {
+        "log.cleanup.policy": ("delete,compact", 2),
+        "log.retention.ms": ("8", 3),
+        "min.insync.replicas": ("2", 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ([("log.retention.ms", SET, "soon")], "invalid_request"),
+        ([("message.max.bytes", SET, "-1")], "invalid_request"),
+        ([("max.connections", SET, "0")], "invalid_request"),
+        ([("no.such.setting", SET, "1")], "invalid_request"),
+        ([("listeners", SET, "PLAINTEXT://127.0.0.1:1")], "invalid_request"),
+        ([("max.connections.per.ip", SET, "5")], "invalid_request"),
+        ([("log.retention.ms", SET, None)], "invalid_request"),
+        ([("log.retention.ms", APPEND, "1")], "invalid_config"),
+        ([("log.cleaner.min.compaction.lag.ms", SET, "9000")], "invalid_request"),
+    ],
+)
+def test_a_bad_change_of_the_broker_is_refused_with_kafkas_code_and_changes_nothing(
+    broker: StandIn, changes: list[tuple[str, int, str | None]], code: str
+) -> None:
+    broker.create("a", max_compaction_lag_ms="10")
+    for name in ("", str(NODE_ID)):
+        response = alter_broker(broker, ("num.io.threads", SET, "9"), *changes, name=name)
+        assert response.error_code is ErrorCode[code]
+        assert response.error_message
+        assert described_broker(broker, name) == {}
+    assert alter_broker(broker, ("log.retention.ms", SET, "1"), validate_only=True).error_code == 0
+    assert described_broker(broker, "") == {}
+
+
+def test_a_group_shows_kafkas_settings_and_refuses_to_change_them(broker: StandIn) -> None:
+    (result,) = broker.ask(DESCRIBE, resources=[resource(GROUP, "g")], include_documentation=True).results
+    rows = {row.name: row for row in result.configs}
+    assert (result.error_code, len(rows)) == (ErrorCode.none, 17)
+    session = rows["consumer.session.timeout.ms"]
+    assert (session.value, session.config_source, session.read_only) == ("45000", 5, True)
+    assert "each consumer brings its own session.timeout.ms" in session.documentation
+    for name, said in (("consumer.session.timeout.ms", "cannot be set"), ("nonsense", "no group setting is called")):
+        change = {**topic_change("g", (name, SET, "50000")), "resource_type": GROUP}
+        (response,) = broker.ask(INCREMENTAL, resources=[change]).responses
+        assert response.error_code is ErrorCode.invalid_config
+        assert said in response.error_message
 
 
 def test_the_brokers_own_topics_stay_compacted_and_writable_but_can_be_tuned(broker: StandIn) -> None:
@@ -225,7 +332,6 @@ def test_the_brokers_own_topics_stay_compacted_and_writable_but_can_be_tuned(bro
         ("cleanup.policy", SET, "delete"),
         ("cleanup.policy", APPEND, "delete"),
         ("cleanup.policy", DELETE, None),
-        ("min.insync.replicas", SET, "2"),
     ):
         response = alter(broker, change, name=name)
         assert response.error_code is ErrorCode.invalid_config

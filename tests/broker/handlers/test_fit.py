@@ -115,6 +115,7 @@ REQUESTS: dict[int, list[dict[str, Any]]] = {
             "deletions": [{"name": "v", "mechanism": 1}],
         }
     ],
+    57: [{"feature_updates": []}, {"feature_updates": [{"feature": "x", "max_version_level": 1}]}],
     60: [{"include_cluster_authorized_operations": True, "endpoint_type": kind} for kind in (1, 2, 9)],
     61: [{"topics": [{"name": name, "partition_indexes": [0, 9]} for name in NAMES]}],
     74: [{"resource_types": []}, {"resource_types": [99]}],

@@ -140,6 +140,7 @@ def test_an_answer_that_was_kept_is_dropped_when_the_topics_change(broker: Stand
     first_id = broker.topics.id_of("a")
     broker.topics.delete("a")
     assert broker.ask(METADATA, topics=None).topics == ()
+    broker.topics.deletion_finished("a")
     broker.create("a")
     (topic,) = broker.ask(METADATA, topics=None).topics
     assert topic.topic_id == broker.topics.id_of("a") != first_id
@@ -246,3 +247,13 @@ def test_topics_that_do_not_exist_are_described_as_such_and_never_created(broker
         "no good": ErrorCode.invalid_topic_exception,
     }
     assert broker.topics.names() == ["a"]
+
+
+def test_a_topic_is_created_once_the_one_that_had_its_name_is_forgotten(broker: StandIn) -> None:
+    """Its groups would be read from the old place. Clients ask again for what has no leader yet."""
+    broker.former.add("a")
+    (topic,) = broker.ask(METADATA, topics=[{"name": "a"}]).topics
+    assert topic.error_code is ErrorCode.leader_not_available
+    assert broker.groups.forgotten == ["a"]
+    (topic,) = broker.ask(METADATA, topics=[{"name": "a"}]).topics
+    assert topic.error_code is ErrorCode.none

@@ -116,3 +116,13 @@ def test_there_are_no_scram_users(broker: StandIn) -> None:
         "b": ErrorCode.resource_not_found,
     }
     assert all(result.error_message for result in results)
+
+
+@pytest.mark.parametrize("version", versions(57))
+def test_there_are_no_features_to_update(broker: StandIn, version: int) -> None:
+    """Apache Kafka, too, refuses all updates if one names a feature that it does not know."""
+    update = {"feature": "metadata.version", "max_version_level": 30}
+    answer = broker.ask(57, version, feature_updates=[update])
+    assert answer.error_code is ErrorCode.invalid_update_version
+    assert answer.error_message.startswith("metadata.version: this broker has no features")
+    assert broker.ask(57, version, feature_updates=[]).error_code is ErrorCode.none

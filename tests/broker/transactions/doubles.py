@@ -17,17 +17,11 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.contracts import StoredBatch, Timer
-from penstock.broker.transactions import (
-    Initialised,
-    ProducerIdentity,
-    TopicPartition,
-    TransactionCoordinator,
-    TransactionSettings,
-    TransactionState,
-)
+from penstock.broker.contracts import Marker, StoredBatch, Timer
+from penstock.broker.transactions.coordinator import Initialised, TransactionCoordinator
+from penstock.broker.transactions.settings import TransactionSettings
 from penstock.broker.transactions.state_log import decode_key, decode_value
-from penstock.broker.transactions.states import Transaction
+from penstock.broker.transactions.states import ProducerIdentity, TopicPartition, Transaction, TransactionState
 from penstock.log.producers import ProducerStates
 
 START_MS = 1_700_000_000_000
@@ -179,12 +173,11 @@ class StateTopic:
         *,
         producer_id: int = -1,
         producer_epoch: int = -1,
-        transactional: bool = False,
     ) -> None:
         if self.refuses is not None:
             raise self.refuses
         log = self._world.state_log
-        batch = StoredBatch(partition, len(log), self._world.clock.wall_ms(), -1, -1, False, None, tuple(records))
+        batch = StoredBatch(partition, len(log), -1, False, None, tuple(records))
         await self._world.durable(lambda: log.append(batch))
 
     def replay(self) -> Iterator[StoredBatch]:
@@ -207,7 +200,7 @@ class Ledger:
             self.producers[where].record(producer_id, epoch, -1, 0, offset, START_MS, True)
         else:
             self.producers[where].end_transaction(
-                producer_id, epoch, offset, commit=kind == "commit", coordinator_epoch=0, timestamp_ms=START_MS
+                producer_id, epoch, offset, coordinator_epoch=0, timestamp_ms=START_MS
             )
 
     def _append(self, where: TopicPartition, kind: str, producer_id: int, epoch: int, text: str = "") -> None:
@@ -218,25 +211,17 @@ class Ledger:
     def exists(self, topic: str, partition: int) -> bool:
         return (topic, partition) in self._world.partitions
 
-    async def write_markers(
-        self,
-        partitions: Iterable[TopicPartition],
-        *,
-        producer_id: int,
-        producer_epoch: int,
-        commit: bool,
-        coordinator_epoch: int,
-    ) -> None:
+    async def write_markers(self, partitions: Iterable[TopicPartition], marker: Marker) -> None:
         wanted = list(partitions)
         self._world.random.shuffle(wanted)
-        kind = "commit" if commit else "abort"
+        kind = "commit" if marker.commit else "abort"
         for where in wanted:
             if where in self.refuses:
                 raise self.refuses[where]
             if where in self._world.partitions:
-                self.producers[where].check_marker(producer_id, producer_epoch, coordinator_epoch)
+                self.producers[where].check_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch)
                 await self._world.durable(
-                    lambda where=where: self._append(where, kind, producer_id, producer_epoch)  # type: ignore[misc]
+                    lambda where=where: self._append(where, kind, marker.producer_id, marker.producer_epoch)  # type: ignore[misc]
                 )
 
     async def write_data(self, where: TopicPartition, producer_id: int, epoch: int, text: str) -> None:
@@ -275,7 +260,7 @@ class Life:
         self.offsets_marked: list[tuple[int, bool, int]] = []
         self.coordinator = TransactionCoordinator(
             self.topic,
-            self.ledger,
+            self.ledger.write_markers,
             self.producer_ids,
             world.clock,
             offsets_partition_count=OFFSETS_PARTITIONS,
@@ -283,7 +268,7 @@ class Life:
             settings=settings,
         )
 
-    def _offsets_marked(self, producer_id: int, *, commit: bool, partition: int) -> None:
+    def _offsets_marked(self, producer_id: int, commit: bool, partition: int) -> None:
         self.offsets_marked.append((producer_id, commit, partition))
 
     async def init(self, transactional_id: str, timeout_ms: int = 60_000) -> ProducerIdentity:

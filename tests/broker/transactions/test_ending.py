@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.contracts import internal_partition
-from penstock.broker.transactions import Marker, ProducerIdentity, TransactionState
+from penstock.broker.contracts import Marker, internal_partition
+from penstock.broker.transactions.states import ProducerIdentity, TransactionState
 from penstock.errors import StorageError
 from tests.broker.transactions.doubles import OFFSETS_PARTITIONS, Life, World, live, settle
 
@@ -78,7 +78,7 @@ def test_offsets_are_part_of_the_transaction_by_their_partition() -> None:
         me = await life.init("t")
         assert await life.coordinator.add_offsets("t", me, "billing") is ErrorCode.none
         partition = internal_partition("billing", OFFSETS_PARTITIONS)
-        assert life.coordinator.is_ongoing(me.producer_id, me.epoch, "__consumer_offsets", partition)
+        assert life.coordinator.slots.is_ongoing(me.producer_id, me.epoch, "__consumer_offsets", partition)
         assert await life.coordinator.end("t", me, commit=True) is ErrorCode.none
         assert life.kinds("__consumer_offsets", partition) == ["commit"]
         assert life.offsets_marked == [(me.producer_id, True, partition)]
@@ -301,16 +301,16 @@ def test_a_partition_may_be_written_to_only_within_the_transaction_it_was_added_
     async def story(life: Life) -> None:
         coordinator = life.coordinator
         me = await life.init("t")
-        assert not coordinator.is_ongoing(me.producer_id, me.epoch, *ORDERS)
+        assert not coordinator.slots.is_ongoing(me.producer_id, me.epoch, *ORDERS)
         await coordinator.add_partitions("t", me, [ORDERS])
-        assert coordinator.is_ongoing(me.producer_id, me.epoch, *ORDERS)
+        assert coordinator.slots.is_ongoing(me.producer_id, me.epoch, *ORDERS)
         assert coordinator.verify("t", me, *ORDERS) is ErrorCode.none
-        assert not coordinator.is_ongoing(me.producer_id, me.epoch, *BILLS)
+        assert not coordinator.slots.is_ongoing(me.producer_id, me.epoch, *BILLS)
         assert coordinator.verify("t", me, *BILLS) is ErrorCode.transaction_abortable
-        assert not coordinator.is_ongoing(me.producer_id, me.epoch + 1, *ORDERS)
-        assert not coordinator.is_ongoing(me.producer_id + 1, me.epoch, *ORDERS)
+        assert not coordinator.slots.is_ongoing(me.producer_id, me.epoch + 1, *ORDERS)
+        assert not coordinator.slots.is_ongoing(me.producer_id + 1, me.epoch, *ORDERS)
         await coordinator.end("t", me, commit=True)
-        assert not coordinator.is_ongoing(me.producer_id, me.epoch, *ORDERS)
+        assert not coordinator.slots.is_ongoing(me.producer_id, me.epoch, *ORDERS)
         assert coordinator.verify("t", me, *ORDERS) is ErrorCode.transaction_abortable
 
     live(story)
@@ -321,7 +321,7 @@ def test_nothing_may_be_written_once_the_end_is_decided() -> None:
         me = await life.begin("t", ORDERS)
         life.ledger.refuses[ORDERS] = StorageError("disk full")
         await life.coordinator.end("t", me, commit=True)
-        assert not life.coordinator.is_ongoing(me.producer_id, me.epoch, *ORDERS)
+        assert not life.coordinator.slots.is_ongoing(me.producer_id, me.epoch, *ORDERS)
         assert life.coordinator.verify("t", me, *ORDERS) is ErrorCode.concurrent_transactions
         assert life.coordinator.verify_produce("t", me, *ORDERS, 12) is ErrorCode.not_enough_replicas
 

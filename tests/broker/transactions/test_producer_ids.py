@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.transactions import FileProducerIds
+from penstock.broker.transactions.producer_ids import FileProducerIds
 from penstock.errors import StorageError
 from penstock.log.disk import Disk
+from penstock.log.statefile import write_state
 
 
 class FailingDisk(Disk):
@@ -39,23 +40,33 @@ class FailingDisk(Disk):
         super().sync_folder(folder)
 
 
-def blocks(path: Path, count: int, disk: Disk | None = None) -> list[range]:
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a new data folder."""
+    path = tmp_path / "producer-ids"
+    FileProducerIds(path).create()
+    return path
+
+
+def blocks(path: Path, count: int, disk: Disk | None = None, highest_known: int = -1) -> list[range]:
     async def take() -> list[range]:
-        source = FileProducerIds(path, disk)
+        source = FileProducerIds(path, disk, highest_known=lambda: highest_known, wall_ms=lambda: NOW_MS)
         return [await source.next_block() for _ in range(count)]
 
     return asyncio.run(take())
 
 
-def test_blocks_follow_each_other_also_after_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "producer-ids"
+def test_blocks_follow_each_other_also_after_a_restart(path: Path) -> None:
     assert blocks(path, 2) == [range(1000), range(1000, 2000)]
     assert blocks(path, 2) == [range(2000, 3000), range(3000, 4000)]
 
 
-def test_blocks_reserved_at_the_same_time_differ(tmp_path: Path) -> None:
+def test_blocks_reserved_at_the_same_time_differ(path: Path) -> None:
     async def take() -> list[range]:
-        source = FileProducerIds(tmp_path / "producer-ids", block_size=10)
+        source = FileProducerIds(path, block_size=10)
         return await asyncio.gather(*(source.next_block() for _ in range(20)))
 
     firsts = [block.start for block in asyncio.run(take())]
@@ -63,8 +74,7 @@ def test_blocks_reserved_at_the_same_time_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fail_at", range(1, 7))
-def test_a_disk_that_fails_at_any_call_never_leads_to_an_id_being_given_twice(tmp_path: Path, fail_at: int) -> None:
-    path = tmp_path / "producer-ids"
+def test_a_disk_that_fails_at_any_call_never_leads_to_an_id_being_given_twice(path: Path, fail_at: int) -> None:
     given: list[int] = []
     complaints: list[str] = []
     disk = FailingDisk(fail_at)
@@ -78,15 +88,13 @@ def test_a_disk_that_fails_at_any_call_never_leads_to_an_id_being_given_twice(tm
     assert blocks(path, 1)[0].start > max(given)
 
 
-def test_an_unfinished_new_file_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "producer-ids"
+def test_an_unfinished_new_file_is_passed_over(tmp_path: Path, path: Path) -> None:
     blocks(path, 1)
     (tmp_path / "producer-ids.new").write_bytes(b"half")
     assert blocks(path, 1) == [range(1000, 2000)]
 
 
-def test_no_flipped_bit_leads_to_an_id_being_given_twice(tmp_path: Path) -> None:
-    path = tmp_path / "producer-ids"
+def test_no_flipped_bit_leads_to_an_id_being_given_twice(path: Path) -> None:
     blocks(path, 3)
     intact = path.read_bytes()
     for position in range(8 * len(intact)):
@@ -96,8 +104,44 @@ def test_no_flipped_bit_leads_to_an_id_being_given_twice(tmp_path: Path) -> None
         assert blocks(path, 1) == [range(3000, 4000)]
 
 
-def test_a_file_that_cannot_be_repaired_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "producer-ids"
-    path.write_bytes(os.urandom(40))
-    with pytest.raises(StorageError, match="restore the file from a copy"):
-        blocks(path, 1)
+@pytest.mark.parametrize("known", [-1, 0, 4_711, NOW_MS + 5])
+@pytest.mark.parametrize("lost", ["missing", "damaged", "no number"])
+def test_without_the_file_ids_go_on_above_all_that_anybody_remembers(
+    path: Path, lost: str, known: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks(path, 1)
+    if lost == "missing":
+        path.unlink()
+    elif lost == "damaged":
+        path.write_bytes(os.urandom(40))
+    else:
+        write_state(path, b"twelve", Disk())
+    first = max(known + 1, NOW_MS)
+    assert blocks(path, 2, highest_known=known) == [range(first, first + 1000), range(first + 1000, first + 2000)]
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{path} is ")
+    assert f"ids from {first} on" in warning
+    assert blocks(path, 1, highest_known=first + 1999) == [range(first + 2000, first + 3000)]
+    assert len(caplog.messages) == 1
+
+
+def test_a_file_restored_from_an_old_copy_does_not_bring_old_ids_back(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = path.read_bytes()
+    blocks(path, 5)
+    path.write_bytes(copy)
+    assert blocks(path, 1, highest_known=4_001) == [range(NOW_MS, NOW_MS + 1000)]
+    (warning,) = caplog.messages
+    assert "says that ids from 0 on are free, but producer id 4001 is in use" in warning
+
+
+def test_a_file_that_is_replaced_while_the_broker_runs_does_not_bring_old_ids_back(path: Path) -> None:
+    async def take() -> list[int]:
+        source = FileProducerIds(path, wall_ms=lambda: NOW_MS)
+        first = [*await source.next_block(), *await source.next_block()]
+        FileProducerIds(path).create()
+        return [*first, *await source.next_block()]
+
+    given = asyncio.run(take())
+    assert len(set(given)) == len(given)

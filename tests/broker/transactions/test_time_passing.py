@@ -6,7 +6,8 @@ import asyncio
 
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.transactions import ProducerIdentity, TransactionSettings, TransactionState
+from penstock.broker.transactions.settings import TransactionSettings
+from penstock.broker.transactions.states import ProducerIdentity, TransactionState
 from penstock.errors import StorageError
 from tests.broker.transactions.doubles import Life, World, live
 
@@ -107,7 +108,7 @@ def test_a_transactional_id_is_forgotten_a_week_after_its_last_use() -> None:
         await life.init("fresh")
         await life.clock.advance(DAY_S + 3600)
         assert [each.transactional_id for each in life.coordinator.descriptions()] == ["fresh"]
-        assert not life.coordinator.is_ongoing(me.producer_id, me.epoch, *ORDERS)
+        assert not life.coordinator.slots.is_ongoing(me.producer_id, me.epoch, *ORDERS)
         assert await life.coordinator.add_partitions("used", me, [ORDERS]) is ErrorCode.invalid_producer_id_mapping
 
     async def after(life: Life) -> None:

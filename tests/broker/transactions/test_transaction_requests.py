@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from types import SimpleNamespace
@@ -14,9 +13,9 @@ from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.contracts import internal_partition
-from penstock.broker.handlers.transactions import HANDLERS
-from penstock.broker.request import Request
-from penstock.broker.transactions import ProducerIdentity, TransactionState
+from penstock.broker.handlers.transactions import APIS
+from penstock.broker.request import Request, finished
+from penstock.broker.transactions.states import ProducerIdentity, TransactionState
 from penstock.broker.wire.encoder import encoder
 from penstock.errors import StorageError
 from tests.broker.handlers import entities
@@ -33,13 +32,11 @@ Ask = Callable[[int, int, Mapping[str, Any]], Awaitable[Any]]
 
 def asking(life: Life) -> Ask:
     """Sends requests through bytes to the handlers, and their answers through bytes back."""
-    broker = cast("Broker", SimpleNamespace(transactions=life.coordinator))
+    broker = cast("Broker", SimpleNamespace(transactions=life.coordinator, topics=life.ledger))
 
     async def ask(api_key: int, version: int, fields: Mapping[str, Any]) -> Any:
         body = entities.request_entity(api_key, version, fields)
-        answer = HANDLERS[api_key](broker, Request(api_key, version, 1, "test", "127.0.0.1", body))
-        if inspect.isawaitable(answer):
-            answer = await answer
+        answer = await finished(APIS[api_key][0](broker, Request(api_key, version, 1, "test", "127.0.0.1", body)))
         written = bytearray()
         encoder(load_response_schema(api_key, version))(written, answer)
         return entities.read_response(api_key, version, bytes(written))
@@ -119,7 +116,7 @@ def test_partitions_are_added_all_together(version: int) -> None:
         me = await life.init("t")
         added = await ask(24, version, add(me, ("orders", [0, 1]), ("bills", [1])))
         assert codes_of_added(added) == dict.fromkeys([*[("orders", n) for n in (0, 1)], ("bills", 1)], ErrorCode.none)
-        assert life.coordinator.is_ongoing(me.producer_id, me.epoch, "bills", 1)
+        assert life.coordinator.slots.is_ongoing(me.producer_id, me.epoch, "bills", 1)
 
     run(story)
 

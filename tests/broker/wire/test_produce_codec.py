@@ -22,7 +22,7 @@ from penstock.broker.wire.produce import (
     read_produce,
     write_produce,
 )
-from penstock.log.batch import NewRecord, build_batch
+from penstock.log.batches.batch import NewRecord, build_batch
 
 TOPIC_ID = uuid.UUID(int=0xFEED)
 BATCH = bytes(build_batch([NewRecord(1_000, b"key", b"value")]))

@@ -30,15 +30,17 @@ public final class AdminTasks {
         Map<String, Object> seen = new TreeMap<>();
         try (Admin admin = client.admin()) {
             topics(admin, topic, seen);
+            // Of late: the topic is compacted, and a segment of old records would be rolled and compacted meanwhile.
+            long before = System.currentTimeMillis() - 10_000;
             try (KafkaProducer<String, String> producer = client.producer(Map.of())) {
-                for (long time = 1000; time <= 3000; time += 1000) {
+                for (long time = before + 1000; time <= before + 3000; time += 1000) {
                     producer.send(new ProducerRecord<>(topic, 0, time, "key", "value")).get();
                 }
             }
             seen.put("earliest", offset(admin, place, OffsetSpec.earliest()));
             seen.put("latest", offset(admin, place, OffsetSpec.latest()));
             seen.put("maxTimestamp", offset(admin, place, OffsetSpec.maxTimestamp()));
-            seen.put("atTime", offset(admin, place, OffsetSpec.forTimestamp(1500)));
+            seen.put("atTime", offset(admin, place, OffsetSpec.forTimestamp(before + 1500)));
             seen.put("lowWatermark",
                 admin.deleteRecords(Map.of(place, RecordsToDelete.beforeOffset(1))).lowWatermarks().get(place).get().lowWatermark());
             groups(client, admin, topic, group, seen);

@@ -23,7 +23,6 @@ from playwright.sync_api import (
 )
 
 from penstock.streams import connect
-from penstock.streams.kafka.groups import GroupAdministration
 from tests import real_parts
 from tests.console.web.console_process import ConsoleProcess
 from tests.console.web.worked_log import worked
@@ -56,9 +55,7 @@ def filled_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stream.send("evil", json.dumps({"text": EVIL, EVIL: [EVIL]}), "{{ 7 * 7 }} ${7 * 7}")
             stream.send("evil", bytes(range(256)) * 4, b"\xff\xfe")
             stream.flush(30)
-            GroupAdministration(stream.administration).move(
-                "billing", {("orders", partition): 10 for partition in range(3)}
-            )
+            stream.group_admin().move("billing", {("orders", partition): 10 for partition in range(3)})
         yield url
 
 

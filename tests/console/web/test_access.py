@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.console.web.access import FREE_ATTEMPTS, LONGEST_WAIT_S, SESSION_S, Access, TooManyAttempts, is_loopback
+from penstock.console.web.access import FREE_ATTEMPTS, LONGEST_WAIT_S, SESSION_S, Access, TooManyAttempts
 from penstock.errors import ConfigError, SignInError
+from penstock.model.addresses import is_loopback
 
 PASSWORD, TOKEN = "correct horse", "0123456789abcdef0123456789"
 

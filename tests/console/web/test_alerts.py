@@ -7,9 +7,9 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from penstock.console.web.pages.alert_rules import KIND_WORDS, field_of, threshold_text
+from penstock.console.web.pages.alerts import KIND_WORDS, field_of, threshold_text
 from penstock.errors import ConfigError
-from penstock.observe.alerts import Kind, Rule
+from penstock.observe.alerts import Rule, RuleKind
 from tests.console.web.worked_log import Worked
 
 
@@ -25,7 +25,7 @@ def test_a_rule_is_refused_at_its_field_then_made_muted_and_removed(page: Page, 
     dialog.get_by_label("Threshold").fill("0")
     dialog.get_by_role("button", name="Save").click()
     expect(dialog.locator(".q-field--error")).to_have_count(1)
-    expect(dialog.locator(".q-field--error")).to_contain_text("always true")
+    expect(dialog.locator(".q-field--error")).to_contain_text("always holds")
     dialog.get_by_label("Threshold").fill("120")
     dialog.get_by_role("button", name="Save").click()
     row = page.locator("tr", has_text="by-hand")
@@ -51,13 +51,13 @@ def test_a_rule_is_refused_at_its_field_then_made_muted_and_removed(page: Page, 
     ],
 )
 def test_whatever_a_rule_refuses_is_said_at_the_field_it_is_about(wrong: dict[str, object], field: str) -> None:
-    given: dict[str, object] = {"name": "match", "kind": Kind.LAG, "threshold": 1.0, **wrong}
+    given: dict[str, object] = {"name": "match", "kind": RuleKind.LAG, "threshold": 1.0, **wrong}
     with pytest.raises(ConfigError) as refused:
         Rule(**given)  # type: ignore[arg-type]
     assert field_of(str(refused.value).removeprefix(f"rule {given['name']}: ")) == field
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_every_kind_of_rule_is_told_in_words(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(RuleKind))
+def test_every_kind_of_rule_is_told_in_words(kind: RuleKind) -> None:
     assert kind in KIND_WORDS
     assert "{" not in threshold_text(Rule(name="x", kind=kind, threshold=90.0))

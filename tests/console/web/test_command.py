@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
-from penstock.cli import console as console_command
+from penstock.cli.commands import console as console_command
 from penstock.errors import MissingExtraError
 from tests.cli.running import Command
 from tests.console.web.console_process import ConsoleProcess
@@ -52,7 +52,7 @@ def test_with_a_password_nothing_is_seen_before_signing_in(page: Page, filled_lo
         page.get_by_label("Password").fill("correct horse")
         page.get_by_role("button", name="Sign in").click()
         expect(page).to_have_url(f"{console.address}/topics/orders?tab=config")
-        expect(page.get_by_text("Read-only")).to_be_visible()
+        expect(page.get_by_text("Read-only", exact=True)).to_be_visible()
         expect(page.get_by_role("button", name="Produce")).to_have_count(0)
         other_tab = page.context.new_page()
         other_tab.goto(f"{console.address}/topics")
@@ -78,7 +78,7 @@ def test_it_does_not_listen_for_everybody_without_a_login() -> None:
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(("content", "told"), [("", "nothing in its first line"), ("short", "8 characters")])
+@pytest.mark.parametrize(("content", "told"), [("", "has an empty first line"), ("short", "8 characters")])
 def test_a_password_that_is_none_is_refused(content: str, told: str, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text(content)

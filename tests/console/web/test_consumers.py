@@ -45,4 +45,4 @@ def test_a_record_without_history_is_said_to_be_unread_in_progress_or_finished(p
 
 def test_a_group_that_keeps_no_checkpoints_is_said_to_be_none_of_the_library(page: Page, worked: Worked) -> None:
     page.goto(f"{worked.address}/consumers/report")
-    expect(page.get_by_text("it is none of the library's")).to_be_visible()
+    expect(page.get_by_text("it is not one of this library")).to_be_visible()

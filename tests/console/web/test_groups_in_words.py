@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.console.web.pages.group_reset import position_text
+from penstock.console.web.pages.group import position_text
 from penstock.console.web.pages.group_words import forecast, incoming_per_s, loss_tone, spark
 from penstock.observe.facts import GroupFacts, PartitionFacts, ReaderFacts, Snapshot, TopicFacts
 
@@ -29,7 +29,7 @@ GROUP = GroupFacts("g", "stable", 1, (READER,), rate_per_s=120.0)
             "Reads 120/s, 100/s come in: it will have caught up in 50 s.",
             "plain",
         ),
-        (GROUP, None, "How fast it reads is not known yet: that takes two looks.", "plain"),
+        (GROUP, None, "Its read rate is not known yet: that takes two looks.", "plain"),
         (replace(GROUP, readers=(replace(READER, committed=1_100),)), 5.0, "It has read everything.", "good"),
         (
             replace(GROUP, members=0, readers=(replace(READER, time_to_loss_s=600.0),)),
@@ -41,7 +41,7 @@ GROUP = GroupFacts("g", "stable", 1, (READER,), rate_per_s=120.0)
         (
             replace(GROUP, readers=(replace(READER, committed=0, start=100, lost=100),)),
             None,
-            "How fast it reads is not known yet: that takes two looks. 100 records expired before it read them.",
+            "Its read rate is not known yet: that takes two looks. 100 records expired before it read them.",
             "bad",
         ),
     ],

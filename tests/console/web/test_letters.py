@@ -8,8 +8,8 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from penstock.consuming.dead_letters import open_dead_letters
-from penstock.model import LetterFilter, LetterState
+from penstock.dead_letters import open_dead_letters
+from penstock.model import DeadLetterFilter, LetterState
 from tests.console.web.worked_log import CAKES, Worked
 
 pytestmark = pytest.mark.xdist_group("chromium")
@@ -27,7 +27,7 @@ def in_bin(worked: Worked, *states: LetterState) -> int:
 def count(place: str, *states: LetterState) -> int:
     letters = open_dead_letters(place)
     try:
-        return letters.count(LetterFilter(states=frozenset(states)))
+        return letters.count(DeadLetterFilter(states=frozenset(states)))
     finally:
         letters.close()
 
@@ -129,4 +129,4 @@ def test_all_letters_that_match_are_discarded_while_the_page_tells_how_far_it_ca
 
 def test_a_place_that_the_console_was_not_told_of_is_not_opened(page: Page, worked: Worked) -> None:
     page.goto(f"{worked.address}/letters/{quote('file:/etc/hostname', safe='')}")
-    expect(page.get_by_text("is no place of dead letters that this console knows")).to_be_visible()
+    expect(page.get_by_text("is not a dead-letter store that this console knows")).to_be_visible()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.console.web.pages.letters import place_name, spec_of
-from penstock.console.web.pages.side_by_side import LONGEST_LINES, Pair, only_near_differences, side_by_side
+from penstock.console.web.pages.dead_letters.comparison import LONGEST_LINES, Pair, only_near_differences, side_by_side
+from penstock.console.web.pages.dead_letters.places import place_name, spec_of
 from penstock.observe.facts import LetterFacts
 
 

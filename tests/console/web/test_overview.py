@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from penstock.console.web.pages import glance
+from penstock.console.web.pages import overview as glance
 from penstock.observe.facts import GroupFacts, LetterFacts, PartitionFacts, ReaderFacts, Snapshot, TopicFacts
 from tests.console.web.console_process import ConsoleProcess
 
@@ -43,7 +43,7 @@ def test_the_figures_leave_out_what_is_internal_and_what_nobody_knows() -> None:
 
 def test_a_password_in_the_name_of_a_place_is_shown_to_nobody() -> None:
     spec = "postgresql://app:secret@db.example/letters"
-    [row] = glance.letter_places(Snapshot(1, letters={spec: LetterFacts(spec, 3)}))
+    [row] = glance.dead_letter_rows(Snapshot(1, letters={spec: LetterFacts(spec, 3)}))
     assert "secret" not in str(row)
     assert "db.example" in row["spec"]
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from penstock.console.jobs import Job
-from penstock.console.lens import row_of as message_row
-from penstock.console.showing import Showing
+from penstock.console.messages.showing import Showing
+from penstock.console.messages.view_settings import row_of as message_row
 from penstock.console.views import Person
-from penstock.console.web.chosen import LONGEST, address
 from penstock.console.web.files import as_file
-from penstock.console.web.pages.letter_redrive import told
+from penstock.console.web.pages.dead_letters.comparison import LONGEST_LINES, is_cut
+from penstock.console.web.pages.dead_letters.redrive import told
+from penstock.console.web.pages.message_drawer import draft_of, headers_in
 from penstock.console.web.pages.messages import CELL_LENGTH, row_of
-from penstock.console.web.pages.produce_dialog import draft_of, headers_in
-from penstock.console.web.pages.side_by_side import LONGEST_LINES, is_cut
+from penstock.console.web.parts import LONGEST, address
 from penstock.console.web.tables import legible
 from penstock.console.web.texts import sentence
-from penstock.consuming.dead_letters import RedriveReport
+from penstock.dead_letters import RedriveReport
 from penstock.model import Record
 
 TURNED = "\u202erotartsinimda"
@@ -88,7 +88,7 @@ def test_how_a_job_stands_is_told_with_how_long_it_will_take() -> None:
     job = Job("orders.dlq", Person("ann", "10.0.0.7"), 0, rate_per_s=2.0)
     assert told(job) == "Redrive by ann (10.0.0.7): 0 redriven"
     job.total, job.report = 100, RedriveReport(redriven=38, gone=2)
-    assert told(job) == "Redrive by ann (10.0.0.7): 38 of 100 redriven, 2 dealt with by others, about 30 s left"
+    assert told(job) == "Redrive by ann (10.0.0.7): 38 of 100 redriven, 2 settled by others, about 30 s left"
     discarding = Job("orders.dlq", Person("ann", "10.0.0.7"), 0, kind="discard")
     discarding.total, discarding.discarded = 7, 7
     discarding.end(1, None)

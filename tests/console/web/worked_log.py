@@ -16,10 +16,9 @@ import pytest
 
 import penstock as ps
 from penstock.checkpoints.opening import open_store
-from penstock.model import Change, Checkpoint, CheckpointKey, Happening, Status
+from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Status
 from penstock.model.checkpoint import Failing
 from penstock.streams import connect
-from penstock.streams.kafka.groups import GroupAdministration
 from tests.console.letters_of_tests import put_letters
 from tests.console.web.console_process import ConsoleProcess
 
@@ -67,8 +66,8 @@ def worked(filled_log: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             order = {"number": number, "item": "cake" if number % 5 == 0 else "tea", "note": EVIL}
             stream.send("tea", json.dumps(order), f"c-{number % 7}")
         stream.flush(30)
-        GroupAdministration(stream.administration).move("report", {("tea", 0): 5, ("tea", 1): 5})
-        GroupAdministration(stream.administration).move(EVIL_GROUP, {("tea", 0): 1})
+        stream.group_admin().move("report", {("tea", 0): 5, ("tea", 1): 5})
+        stream.group_admin().move(EVIL_GROUP, {("tea", 0): 1})
     app = ps.App(filled_log, group="house", checkpoints=checkpoints)
     for group, letters in (("house", "tea.dlq"), ("bin", bin_letters)):
         retry = ps.Retry(2, first_delay_s=0)
@@ -98,7 +97,7 @@ def _leave_stuck(url: str) -> None:
     error = f"ConnectionError: no answer {EVIL}"
     failing = Failing(12, 3, error, STUCK_AT_MS, STUCK_AT_MS + 9_000)
     tried = [
-        Happening(12, 13, Status.FAILED, attempt, error, at_ms, at_ms + 40, "host-1", "bill")
+        HistoryEntry(12, 13, Status.FAILED, attempt, error, at_ms, at_ms + 40, "host-1", "bill")
         for attempt, at_ms in enumerate(range(STUCK_AT_MS, STUCK_AT_MS + 9_000, 3_000), start=1)
     ]
     checkpoint = Checkpoint(12, 40, ((13, 30),), (failing,), 2, processed=43, delivered=29, saved_ms=STUCK_AT_MS)
@@ -118,8 +117,8 @@ def _leave_pipeline(folder: Path) -> None:
     folder.joinpath("pipeline.json").write_text(json.dumps({"format": 1, "pipeline": "usage"}))
     query = {
         "query": "spend", "state": "failed", "batch_id": 41, "rows_read": 12_345, "rows_written": 12_000,
-        "rows_late": 17, "restarts": 2, "lag": 350, "batch_s": 0.3, "rows_per_s": 512.0, "state_rows": 4_000,
-        "watermark": "2023-11-14T22:13:20.000Z", "error": f"QueryError: {EVIL}", "sources": [],
+        "rows_late": 17, "rows_refused": 29, "restarts": 2, "lag": 350, "batch_s": 0.3, "rows_per_s": 512.0,
+        "state_rows": 4_000, "watermark": "2023-11-14T22:13:20.000Z", "error": f"QueryError: {EVIL}", "sources": [],
         "at": STUCK_AT_MS / 1000,
     }  # fmt: skip
     folder.joinpath("progress.json").write_text(json.dumps({"pipeline": "usage", "queries": [query]}))

@@ -13,14 +13,23 @@ from typing import Any
 import pytest
 
 from penstock.errors import ClosedError, ConfigError, NotifyError
-from penstock.observe.alerts import Alerting, AlertState, Kind, LogSettings, NotifierState, Phase, Rule, WebhookSettings
+from penstock.observe.alerts import (
+    Alerting,
+    AlertState,
+    LogSettings,
+    NotifierState,
+    Phase,
+    Rule,
+    RuleKind,
+    WebhookSettings,
+)
 from penstock.observe.facts import Snapshot
 from penstock.testing import VirtualClock
 from tests.clients.waiting import eventually
 from tests.observe.alerts.seeing import BEGAN_MS, at, group
 from tests.observe.alerts.sinks import Hook, hook
 
-BEHIND = Rule(name="behind", kind=Kind.LAG, threshold=5, quiet_s=0, notify=("hook",))
+BEHIND = Rule(name="behind", kind=RuleKind.LAG, threshold=5, quiet_s=0, notify=("hook",))
 SLOW, FAST = group(end=10), group(end=0)
 
 
@@ -191,7 +200,7 @@ def test_a_webhook_that_hangs_holds_up_neither_the_watcher_nor_other_notifiers(
     alerting: Alerting, webhook: Hook, tmp_path: Path
 ) -> None:
     alerting.add_notifier(LogSettings(name="file", file=str(tmp_path / "alerts.log")))
-    alerting.add_rule(Rule(name="behind", kind=Kind.LAG, threshold=5, notify=("hook", "file")), replace=True)
+    alerting.add_rule(Rule(name="behind", kind=RuleKind.LAG, threshold=5, notify=("hook", "file")), replace=True)
     webhook.gate.clear()
     alerting.heard(at(0, SLOW))
     webhook.next()
@@ -254,7 +263,7 @@ def test_removing_a_rule_that_fires_tells_that_it_is_over(alerting: Alerting, we
 
 def test_rules_that_another_process_writes_are_taken_up(alerting: Alerting, begin: Begin) -> None:
     other = begin(notify=False)
-    other.add_rule(Rule(name="other", kind=Kind.LAG, threshold=1, notify=()))
+    other.add_rule(Rule(name="other", kind=RuleKind.LAG, threshold=1, notify=()))
     alerting.heard(at(0, SLOW))
     assert {state.rule for state in alerting.states()} == {"behind", "other"}
     assert [rule.name for rule in alerting.rules()] == ["behind", "other"]
@@ -266,11 +275,11 @@ def test_a_file_that_somebody_breaks_is_told_of_and_the_rules_before_it_hold_on(
     good = (tmp_path / "alerts.json").read_text()
     (tmp_path / "alerts.json").write_text('{"rules": [')
     assert heard(alerting, at(0, SLOW)).is_firing
-    assert "the rules that were read before hold on" in (alerting.problem or "")
+    assert "the rules that were read before stay in force" in (alerting.problem or "")
     with pytest.raises(ConfigError):
         begin()
     with pytest.raises(ConfigError):
-        alerting.add_rule(Rule(name="other", kind=Kind.LAG, threshold=1))
+        alerting.add_rule(Rule(name="other", kind=RuleKind.LAG, threshold=1))
     (tmp_path / "alerts.json").write_text(good + " ")
     alerting.heard(at(5, SLOW))
     assert alerting.problem is None
@@ -280,7 +289,7 @@ def test_one_process_tells_and_another_takes_over_when_it_is_gone(
     alerting: Alerting, begin: Begin, webhook: Hook
 ) -> None:
     second = begin()
-    assert "only shows them" in (second.problem or "")
+    assert "only shows the alerts" in (second.problem or "")
     assert str(os.getpid()) in (second.problem or "")
     alerting.heard(at(0, SLOW))
     wait_until_told(alerting, Phase.FIRING)
@@ -359,7 +368,7 @@ def test_everything_may_be_called_at_once_by_anybody(alerting: Alerting, webhook
 
     def change(number: int) -> None:
         for count in range(5):
-            alerting.add_rule(Rule(name=f"{number}-{count}", kind=Kind.LAG, threshold=5, notify=("hook", "log")))
+            alerting.add_rule(Rule(name=f"{number}-{count}", kind=RuleKind.LAG, threshold=5, notify=("hook", "log")))
             alerting.mute(f"{number}-{count}", BEGAN_MS + 1_000_000)
             alerting.remove_rule(f"{number}-{count}")
 

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, NotifyError
-from penstock.observe.alerts import EmailSettings, Judge, Kind, LogSettings, Phase, Rule, WebhookSettings
-from penstock.observe.alerts.ledger import Ledger
-from penstock.observe.alerts.mail import EmailNotifier
+from penstock.observe.alerts import EmailSettings, Evaluator, LogSettings, Phase, Rule, RuleKind, WebhookSettings
 from penstock.observe.alerts.messages import Message, trial_message
-from penstock.observe.alerts.notifying import make_notifier
+from penstock.observe.alerts.notification_log import NotificationLog
+from penstock.observe.alerts.notifying import EmailNotifier, make_notifier
 from penstock.observe.alerts.webhook import WebhookNotifier
 from tests.observe.alerts.certificates import Certificate, make_certificate
 from tests.observe.alerts.seeing import at, group
@@ -26,9 +25,9 @@ from tests.observe.alerts.sinks import Hook, hook, mail_server
 
 def message(name: str = "billing") -> Message:
     """That a group is far behind."""
-    judge = Judge([Rule(name="behind", kind=Kind.LAG, threshold=1)])
-    judge.judge(at(0, group(name, end=10, lag_s=90)))
-    items = Ledger().due(judge.alerts, LogSettings(name="log"), at(0).at_ms, lambda *_: False)
+    evaluator = Evaluator([Rule(name="behind", kind=RuleKind.LAG, threshold=1)])
+    evaluator.evaluate(at(0, group(name, end=10, lag_s=90)))
+    items = NotificationLog().due(evaluator.alerts, LogSettings(name="log"), at(0).at_ms, lambda *_: False)
     return Message("log:./data", at(0).at_ms, items)
 
 
@@ -159,9 +158,9 @@ def test_the_url_of_a_webhook_may_be_kept_in_the_environment(webhook: Hook, monk
     ("settings", "said"),
     [
         ({"url": "http://example.com/hook"}, "use https"),
-        ({"url": "ftp://example.com"}, "no URL such as"),
+        ({"url": "ftp://example.com"}, "not a URL such as"),
         ({"url": "https://user:pass@example.com/"}, "secret_env"),
-        ({"url": "https://example.com:99999/"}, "no URL"),
+        ({"url": "https://example.com:99999/"}, "not a URL"),
         ({}, "one of url and url_env"),
         ({"url": "https://a.example", "url_env": "X"}, "one of url and url_env"),
         ({"url": "https://a.example", "secret_env": "X", "secret_file": "y"}, "not both"),
@@ -233,7 +232,7 @@ def test_a_refused_login_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAIL_PASSWORD", "wrong")
     with mail_server() as server:
         server.refuses_login = True
-        with pytest.raises(NotifyError, match="does not take the user ada"):
+        with pytest.raises(NotifyError, match="rejected the user ada"):
             EmailNotifier(email(server.port, user="ada", password_env="MAIL_PASSWORD")).send(message())
 
 
@@ -259,12 +258,12 @@ def test_a_mail_server_that_is_not_there_or_says_nothing_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"host": "mail.example.com", "user": "ada", "password_env": "X"}, "in the clear"),
+        ({"host": "mail.example.com", "user": "ada", "password_env": "X"}, "in clear text"),
         ({"user": "ada"}, "go together"),
         ({"password_file": "x"}, "go together"),
         ({"to": ()}, "must not be empty"),
-        ({"to": ("ada",)}, "no address"),
-        ({"sender": "a@b\nBcc: c@d"}, "no address"),
+        ({"to": ("ada",)}, "not an address"),
+        ({"sender": "a@b\nBcc: c@d"}, "not an address"),
         ({"port": 0}, "port 0"),
     ],
 )
@@ -280,15 +279,15 @@ def test_a_test_message_says_that_nothing_is_wrong() -> None:
 
 
 def test_a_message_of_many_alerts_says_how_many_more_there_are() -> None:
-    judge = Judge([Rule(name="behind", kind=Kind.LAG, threshold=1, quiet_s=0)])
-    judge.judge(at(0, *(group(f"group-{number:03}", end=10) for number in range(150))))
-    items = Ledger().due(judge.alerts, LogSettings(name="log"), at(0).at_ms, lambda *_: False)
+    evaluator = Evaluator([Rule(name="behind", kind=RuleKind.LAG, threshold=1, quiet_s=0)])
+    evaluator.evaluate(at(0, *(group(f"group-{number:03}", end=10) for number in range(150))))
+    items = NotificationLog().due(evaluator.alerts, LogSettings(name="log"), at(0).at_ms, lambda *_: False)
     many = Message("", at(0).at_ms, items)
     assert len(items) == 100
     assert many.text().splitlines()[-1] == "and 80 alerts more"
-    judge.judge(at(60))
-    ledger = Ledger()
+    evaluator.evaluate(at(60))
+    ledger = NotificationLog()
     ledger.arrived("log", items, at(0).at_ms)
-    resolved = ledger.due(judge.alerts, LogSettings(name="log"), at(60).at_ms, lambda *_: False)
+    resolved = ledger.due(evaluator.alerts, LogSettings(name="log"), at(60).at_ms, lambda *_: False)
     assert {item.phase for item in resolved} == {Phase.RESOLVED}
     assert "after 1 min. It was: group group-000 is 10 records, 0 s behind" in resolved[0].line

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.sessions import session
+from penstock.spark.sessions.opening import session
 
 GATE_MARK: Final = b"gate "
 PER_BATCH: Final = 100

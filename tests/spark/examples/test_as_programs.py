@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.cli import programs
-from penstock.cli.run import run_file
+from penstock.cli.programs import run_file
 from penstock.spark.pipeline import Pipeline, defined_pipelines
-from penstock.spark.run_settings import RunSettings
+from penstock.spark.run.settings import RunSettings
 
 ROOT: Final = Path(__file__).parents[3]
 NAME: Final = "examples/pipelines/click_enrichment.py"
@@ -53,7 +53,7 @@ def test_a_program_that_ran_its_pipelines_and_threw_them_away_has_done_its_work(
         gc.collect()
 
     connection.send("words", b"hello")
-    connection.flush(timeout=60)
+    connection.flush(timeout_s=60)
     monkeypatch.setattr(programs, "run_program", program)
     run_file(Path("program.py"), [], RunSettings(once=True), close=False)
     assert "thrown-away" not in {pipeline.name for pipeline in defined_pipelines()}

@@ -45,7 +45,7 @@ def test_clicks_carry_the_profile_of_their_time_though_nothing_was_restarted(
     more = [example.Click(1_000 + number, user, "home") for number, user in enumerate(changed)]
     for click in more:
         connection.send(example.clicks, click)
-    connection.flush(timeout=60)
+    connection.flush(timeout_s=60)
     with example.build(log_url) as pipeline:
         pipeline.run(once=True)
     assert enriched(connection) == expected | {click.number: by_hand(click, changed) for click in more}

@@ -55,7 +55,7 @@ def test_each_day_has_the_ten_shares_that_moved_most(
         assert row["symbol"] not in day, "a share has one change a day"
         day[row["symbol"]] = row["percent"]
     assert found == by_hand
-    assert len(connection.administration.partitions_of("moves")) == 1
+    assert len(connection.admin().partitions_of("moves")) == 1
 
     movers: dict[datetime.datetime, list[tuple[int, str, float]]] = {}
     for row in rows_of(connection, "movers"):

@@ -19,11 +19,11 @@ import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from pyspark.sql import SparkSession
 
-import penstock.cli.reprocess
-import penstock.cli.run
+import penstock.cli.commands.reprocess
+import penstock.cli.programs
 from penstock.cli.main import app
 from penstock.spark.pipeline import defined_pipelines
-from penstock.spark.run_settings import RunSettings, running_with
+from penstock.spark.run.settings import RunSettings, running_with
 from tests import real_parts
 from tests.docs.blocks import Block, Page, pages
 from tests.docs.page_run import PageFailed, PageRun
@@ -98,13 +98,15 @@ def test_what_a_page_shows_works(
 ) -> None:
     if "connector" in page.servers:
         real_parts.spark_connector()
+    if any(block.is_run and "kcat" in block.text for block in page.blocks):
+        real_parts.kcat()
     folder = tmp_path / "reader"
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    for command in (penstock.cli.run, penstock.cli.reprocess):
+    for command in (penstock.cli.programs, penstock.cli.commands.reprocess):
         monkeypatch.setattr(command, "stop_session", lambda: None)
     try:
         with servers_of(page, tmp_path / "servers") as replace:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from pyspark.sql import SparkSession
 
-from penstock.cli.init import init
+from penstock.cli.commands.init import init
 from tests.docs.stopping import stop_brokers
 
 MODULES = ("app", "pipeline", "tests.test_pipeline")

@@ -61,7 +61,7 @@ def test_what_cannot_be_joined_is_refused(spark: SparkSession, tmp_path: Path) -
     users = spark.createDataFrame([("ann", 1, 5)], "user string, id int, pointer long")
     with pytest.raises(SchemaMismatchError, match="both stream and table have id"):
         enrich(clicks, users, "user")
-    with pytest.raises(SchemaMismatchError, match="the table has no column name"):
+    with pytest.raises(SchemaMismatchError, match="no column 'name'; the table has"):
         enrich(clicks, users, {"user": "name"})
     with pytest.raises(ConfigError, match="the table is a stream"):
         enrich(clicks, clicks, "user")

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, SchemaMismatchError
-from penstock.spark.late import OnTimeGate
+from penstock.spark.late.gate import OnTimeGate
 from penstock.spark.patterns import join_within
 from tests.seeds import seed_of
 from tests.spark.time.batches import Batches, Collected, at
@@ -76,7 +76,7 @@ def test_what_would_be_kept_for_ever_or_has_two_names_is_refused(spark: SparkSes
     how: dict[str, Any] = {"left_time": "searched", "right_time": "clicked", "within": "10 seconds"}
     with pytest.raises(ConfigError, match="right stream has no watermark on 'clicked'"):
         join_within(left, clicks.stream(), "user", **how)
-    with pytest.raises(SchemaMismatchError, match="left side has no column session"):
+    with pytest.raises(SchemaMismatchError, match="no column 'session' to join on; the left side has"):
         join_within(left, right, "session", **how)
     with pytest.raises(SchemaMismatchError, match="both sides have search, searched"):
         join_within(left, left, "user", "searched", "searched", "1 second")

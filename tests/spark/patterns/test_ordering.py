@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.errors import SchemaMismatchError
-from penstock.spark.late import OnTimeGate
+from penstock.spark.late.gate import OnTimeGate
 from penstock.spark.patterns import in_order
 from tests.seeds import seed_of
 from tests.spark.time.batches import Batches, Collected, at, seconds
@@ -50,7 +50,7 @@ def test_rows_without_a_time_wait_for_nothing_and_a_wait_must_be_said(spark: Spa
     feed = Batches(spark, tmp_path / "in", "id int, key string, at timestamp, pointer long")
     feed.put([{"id": 1, "key": "a", "at": None}, {"id": 2, "key": "a", "at": at(5), "pointer": 9}])
     feed.put([{"id": 3, "key": "a", "at": at(5), "pointer": 4}, {"id": 4, "key": "a", "at": at(50)}])
-    with pytest.raises(SchemaMismatchError, match="say with grace="):
+    with pytest.raises(SchemaMismatchError, match="set grace="):
         in_order(feed.stream(), "key", "at")
     with pytest.raises(SchemaMismatchError, match="no column 'key' of type timestamp"):
         in_order(feed.stream(), "key", "key")

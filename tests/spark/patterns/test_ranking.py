@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError, SchemaMismatchError
-from penstock.spark.late import OnTimeGate
+from penstock.spark.late.gate import OnTimeGate
 from penstock.spark.patterns import top_n
 from penstock.spark.windows import tumbling
 from tests.seeds import seed_of
@@ -76,7 +76,7 @@ def test_ranks_of_a_batch_frame_are_exact_and_nulls_never_first(spark: SparkSess
     assert [tuple(row) for row in first] == [("d", 1, "b", 3), ("d", 2, "a", 1), ("e", 1, "a", 2)]
     last = top_n(frame, 1, "n", per="day", ascending=True).orderBy("day").collect()
     assert [row.who for row in last] == ["a", "a"]
-    with pytest.raises(SchemaMismatchError, match="no column window"):
+    with pytest.raises(SchemaMismatchError, match="no column 'window'"):
         top_n(frame, 2, "n")
     with pytest.raises(ConfigError, match="n=0"):
         top_n(frame, 0, "n", per="day")

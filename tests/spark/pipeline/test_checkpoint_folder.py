@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CheckpointMismatchError, ConfigError, PipelineRunningError
-from penstock.spark.checkpoint_folder import CheckpointFolder, Fingerprint, check_name, default_checkpoints
-from penstock.spark.folders import StateFolder
+from penstock.spark.run.checkpoint_folder import CheckpointFolder, Fingerprint, check_name, default_checkpoints
+from penstock.spark.run.state_folder import StateFolder
 
 COUNTS = Fingerprint(sources=("topic orders",), stateful=("Aggregate:aaaa",), mode="append")
 
@@ -59,8 +60,8 @@ def test_a_folder_of_a_newer_penstock_is_refused(tmp_path: Path) -> None:
 def test_two_runs_at_once_are_refused_and_the_process_is_named(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from penstock.spark.checkpoint_folder import CheckpointFolder\n"
-        "from penstock.spark.folders import StateFolder\n"
+        "from penstock.spark.run.checkpoint_folder import CheckpointFolder\n"
+        "from penstock.spark.run.state_folder import StateFolder\n"
         "folder = CheckpointFolder('usage', StateFolder(sys.argv[1]))\n"
         "folder.open()\n"
         "print('open', flush=True)\n"
@@ -100,6 +101,35 @@ def test_a_change_that_state_cannot_survive_is_refused_with_what_to_do(
         folder.check_query("spend", now)
     assert "--reprocess" in str(refused.value)
     folder.check_query("spend", COUNTS)
+    folder.close()
+
+
+def summing(aggregate: str, spark: str = "4.3.0") -> Fingerprint:
+    operator = {"operator": ["Aggregate"], "grouping key": ["customer"], "aggregate": [aggregate]}
+    return dataclasses.replace(COUNTS, operators=(operator,), spark=spark)
+
+
+def test_a_checkpoint_from_before_operators_were_written_down_is_taken_up_and_from_then_on_watched(
+    tmp_path: Path,
+) -> None:
+    folder = folder_of("usage", tmp_path)
+    folder.open()
+    before = {"sources": COUNTS.sources, "stateful": COUNTS.stateful, "mode": COUNTS.mode}
+    (tmp_path / "spend").mkdir()
+    (tmp_path / "spend" / "query.json").write_text(json.dumps(before))
+    folder.check_query("spend", summing("sum(amount)"))
+    with pytest.raises(CheckpointMismatchError, match=r"in Aggregate, aggregate sum\(amount\) became max\(amount\)"):
+        folder.check_query("spend", summing("max(amount)"))
+    folder.close()
+
+
+def test_another_version_of_spark_may_write_operators_in_other_words(tmp_path: Path) -> None:
+    folder = folder_of("usage", tmp_path)
+    folder.open()
+    folder.check_query("spend", summing("sum(amount)"))
+    folder.check_query("spend", summing("sum(amount, false)", "4.4.0"))
+    with pytest.raises(CheckpointMismatchError, match="became"):
+        folder.check_query("spend", summing("sum(amount)", "4.4.0"))
     folder.close()
 
 

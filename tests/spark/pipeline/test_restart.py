@@ -13,7 +13,7 @@ from penstock.errors import (
     StoreUnavailableError,
     UnknownTopicError,
 )
-from penstock.spark.restart import Restart, may_pass
+from penstock.spark.run.restart import Restart, is_transient
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from penstock.spark.restart import Restart, may_pass
     ],
 )
 def test_what_is_away_may_come_back(error: Exception) -> None:
-    assert may_pass(error)
+    assert is_transient(error)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_what_is_away_may_come_back(error: Exception) -> None:
     ],
 )
 def test_what_somebody_must_mend_is_not_tried_again(error: Exception) -> None:
-    assert not may_pass(error)
+    assert not is_transient(error)
 
 
 @pytest.mark.parametrize("attempts", [-1, 1.5, True, "3"])

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.spark.reading import read_stream
-from penstock.spark.realtime import start_real_time
-from penstock.spark.sessions import has_connector
+from penstock.spark.realtime.mode import start_real_time
+from penstock.spark.sessions.opening import has_connector
 
 Starting = Callable[..., StreamingQuery]
 Reading = Callable[..., DataFrame]

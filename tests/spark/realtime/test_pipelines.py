@@ -41,9 +41,9 @@ def test_a_typed_topic_is_judged_record_by_record_and_what_is_broken_waits_in_th
     connection.send(PAYMENTS, Payment("ann", 50.0))
     connection.send("payments", b"{broken", key=b"ann")
     connection.send(PAYMENTS, Payment("bob", 150.0))
-    with connection.read("large", follow=True, limit=1, timeout=120) as reader:
+    with connection.read("large", follow=True, limit=1, timeout_s=120) as reader:
         assert [json.loads(record.value or b"") for record in reader] == [{"card": "bob", "amount": 150.0}]
-    with connection.read("payments.dlq", follow=True, limit=1, timeout=120) as reader:
+    with connection.read("payments.dlq", follow=True, limit=1, timeout_s=120) as reader:
         assert [record.value for record in reader] == [b"{broken"]
     pipe.stop()
     assert pipe.undecodable() == {"payments": 1}

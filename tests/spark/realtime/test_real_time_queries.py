@@ -159,5 +159,5 @@ def test_state_that_was_kept_in_batches_is_refused(
     counts = amounts(read("payments")).groupBy("card").count()
     writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
     writer.option("checkpointLocation", str(tmp_path / "checkpoints" / "counts")).start().awaitTermination()
-    with pytest.raises(CheckpointMismatchError, match="give the query another name"):
+    with pytest.raises(CheckpointMismatchError, match="rename the query"):
         start(counts, "counts", name="counts")

@@ -11,13 +11,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.consuming.dead_letters import open_dead_letters
+from penstock.dead_letters import open_dead_letters
 from penstock.errors import ConfigError
-from penstock.model import LetterFilter
-from penstock.spark.decoding import Decoder
+from penstock.model import DeadLetterFilter
 from penstock.spark.reading import read_batch, read_stream
-from penstock.spark.realtime_planning import planned
-from penstock.spark.realtime_reading import decoded_in_jvm, undecodable, why_not_in_jvm
+from penstock.spark.realtime.planning import planned
+from penstock.spark.realtime.typed_reading import decoded_in_jvm, undecodable, why_not_in_jvm
+from penstock.spark.values.decoding import Decoder
 
 pytestmark = pytest.mark.usefixtures("real_time")
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_in_the_dead_letters_once_each(
         query = buried.writeStream.format("noop").option("checkpointLocation", str(tmp_path / str(run)))
         query.trigger(availableNow=True).start().awaitTermination()
     letters = open_dead_letters("readings.dlq", connection)
-    put = letters.browse(LetterFilter())
+    put = letters.browse(DeadLetterFilter())
     assert sorted(letter.record.value or b"" for letter in put) == sorted(BAD)
     assert {letter.group for letter in put} == {"tests"}
     letters.close()

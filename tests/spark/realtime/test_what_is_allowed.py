@@ -14,11 +14,11 @@ import penstock
 from penstock import Connection
 from penstock.errors import ConfigError
 from penstock.model import Guarantee
-from penstock.spark import realtime
+from penstock.spark import TopicTarget
 from penstock.spark.reading import read_stream
-from penstock.spark.realtime_planning import planned
-from penstock.spark.sink import TopicTarget
-from penstock.spark.triggers import RealTime
+from penstock.spark.realtime import mode as realtime
+from penstock.spark.realtime.planning import planned
+from penstock.spark.run.triggers import RealTime
 from tests.spark.realtime.conftest import Reading
 
 Making = Callable[[Reading, SparkSession], DataFrame]
@@ -71,7 +71,7 @@ REFUSED: Final[dict[str, tuple[Making, str]]] = {
     ),
     "join that is not broadcast": (
         lambda read, spark: text(read).join(prices(spark).hint("merge"), "name"),
-        "write broadcast(other)",
+        "use broadcast(other)",
     ),
     "join without equality": (
         lambda read, spark: text(read).join(F.broadcast(prices(spark)), F.expr("price < pointer")),
@@ -94,14 +94,14 @@ REFUSED: Final[dict[str, tuple[Making, str]]] = {
         ),
         "session window",
     ),
-    "repartitionByRange": (lambda read, spark: text(read).repartitionByRange(2, "name"), "in the order of a column"),
+    "repartitionByRange": (lambda read, spark: text(read).repartitionByRange(2, "name"), "range partitioning"),
     "limit": (lambda read, spark: text(read).limit(3), "Limits are not supported"),
     "one frame twice": (lambda read, spark: (once := text(read)).union(once), "read the topic twice"),
     "aggregation before a union": (
         lambda read, spark: text(read).groupBy("name").count().union(text(read, "returns").groupBy("name").count()),
         "before a union",
     ),
-    "another source": (lambda read, spark: spark.readStream.format("rate").load(), "the source rate cannot"),
+    "another source": (lambda read, spark: spark.readStream.format("rate").load(), "the source rate is not supported"),
 }
 
 
@@ -173,7 +173,7 @@ def test_a_batch_that_is_too_short_is_refused_with_what_it_means(
     read: Reading, log_url: str, real_time: SparkSession
 ) -> None:
     target = TopicTarget(log_url, "results", guarantee=Guarantee.AT_LEAST_ONCE)
-    with pytest.raises(ConfigError, match="how often progress is kept"):
+    with pytest.raises(ConfigError, match="interval of checkpoints"):
         realtime.plan(text(read).select("text"), target, RealTime("10 milliseconds"), "query 'q'")
 
 

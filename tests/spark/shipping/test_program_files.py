@@ -11,9 +11,9 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.spark import program_files
-from penstock.spark.executors import NEEDED, complaint_about
-from penstock.spark.packaging import archive_settings, main_file
+from penstock.spark.run import failures
+from penstock.spark.sessions import packaging, program_files
+from penstock.spark.sessions.packaging import NEEDED, archive_settings, complaint_about, main_file
 
 
 def _write(root: Path, files: dict[str, str]) -> Path:
@@ -112,6 +112,13 @@ def test_the_command_itself_is_no_program(monkeypatch: pytest.MonkeyPatch) -> No
     assert main_file() is None
 
 
+def test_executors_are_sent_all_of_penstock_and_its_lines_are_not_those_of_the_program() -> None:
+    sent = dict(packaging._files(None))
+    assert {"penstock/__init__.py", "penstock/serde/topic.py", "pyspark_penstock/__init__.py"} <= sent.keys()
+    assert not failures._is_users(str(sent["penstock/serde/topic.py"]))
+    assert program_files._is_installed(sent["penstock/serde/topic.py"])
+
+
 def test_executors_that_lack_packages_are_named_with_what_to_do() -> None:
     whole = ("one", "/usr/bin/python3", "3.11.2", ())
     lacking = ("two", "/usr/bin/python3", "3.11.2", ("confluent_kafka", "pyarrow"))
@@ -130,7 +137,7 @@ def test_what_is_asked_for_is_what_penstock_imports() -> None:
             sys.executable,
             "-c",
             "import sys, penstock, penstock.log.arrow, penstock.spark.source, penstock.spark.sink;"
-            "import penstock.spark.decoding;"
+            "import penstock.spark.values.decoding;"
             "print(*sorted({name.split('.')[0] for name in sys.modules}))",
         ],
         capture_output=True,
@@ -141,18 +148,18 @@ def test_what_is_asked_for_is_what_penstock_imports() -> None:
     known = {*sys.stdlib_module_names, *NEEDED, "penstock", "pyspark", "py4j", "typing_extensions", "__main__"}
     sent_along = {"prometheus_client"}
     strange = {name for name in set(told) - known - sent_along if not name.startswith("_") and name != "cython_runtime"}
-    assert not strange, f"add to penstock.spark.executors.NEEDED what is needed of: {sorted(strange)}"
+    assert not strange, f"add to penstock.spark.sessions.packaging.NEEDED what is needed of: {sorted(strange)}"
 
 
 def test_an_archive_is_for_clusters(tmp_path: Path) -> None:
     archive = tmp_path / "environment.tar.gz"
     archive.touch()
-    with pytest.raises(ConfigError, match="everything runs in here"):
+    with pytest.raises(ConfigError, match="runs everything in this process"):
         archive_settings(str(archive), "local[2]")
     with pytest.raises(ConfigError, match="there is no archive"):
         archive_settings(str(tmp_path / "no.tar.gz"), "yarn")
     (tmp_path / "x.rar").touch()
-    with pytest.raises(ConfigError, match="is no archive that Spark unpacks"):
+    with pytest.raises(ConfigError, match="is not an archive that Spark can unpack"):
         archive_settings(str(tmp_path / "x.rar"), "yarn")
     settings = archive_settings(str(archive), "spark://h:1")
     assert settings["spark.archives"] == f"{archive}#environment"

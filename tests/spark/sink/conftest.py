@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock import Connection
-from penstock.spark.targets import QueryIdentity
+from penstock.spark.sink.target import QueryIdentity
 from tests.servers import Penstock
 
 _numbers = itertools.count(1)

@@ -18,7 +18,7 @@ def numbered(spark: SparkSession, first: int, end: int, partitions: int = 2) -> 
 
 def numbers_in(connection: Connection, topic: str) -> Counter[int]:
     """How often each number is there, for those who read what is committed."""
-    return Counter(int(record.value or b"-1") for record in connection.read(topic, timeout=20))
+    return Counter(int(record.value or b"-1") for record in connection.read(topic, timeout_s=20))
 
 
 def once_each(first: int, end: int) -> Counter[int]:

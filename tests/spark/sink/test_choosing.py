@@ -11,14 +11,21 @@ from pyspark.sql import functions as F
 from penstock import Connection, Topic
 from penstock.errors import ConfigError
 from penstock.model import Guarantee
-from penstock.spark.sink import Console, FunctionTarget, SqlTable, TopicTarget, target_of
-from penstock.spark.sink.encoding import IDEMPOTENCY_KEY_HEADER
-from penstock.spark.targets import Delivered, QueryIdentity, Target
+from penstock.spark import Console, FunctionTarget, SqlTable, TopicTarget
+from penstock.spark.pipeline import target_of
+from penstock.spark.sink.target import Delivered, QueryIdentity, Target
+from penstock.spark.sink.topic_encoding import IDEMPOTENCY_KEY_HEADER
 from tests.spark.sink.frames import numbered
 
 
 def test_a_name_a_topic_a_target_and_a_function_are_places_to_write_to(url: str) -> None:
-    named = target_of("spend", url, key="customer", guarantee="at-least-once", partitions=3)
+    def keyed(topic: str | Topic[Any]) -> TopicTarget:
+        return TopicTarget(url, topic, key="customer", guarantee=Guarantee.AT_LEAST_ONCE, partitions=3)
+
+    def plain(topic: str | Topic[Any]) -> TopicTarget:
+        return TopicTarget(url, topic)
+
+    named = target_of("spend", keyed)
     assert isinstance(named, TopicTarget)
     assert (named.label, named.key, named.guarantee, named.partitions) == (
         "topic spend",
@@ -26,15 +33,18 @@ def test_a_name_a_topic_a_target_and_a_function_are_places_to_write_to(url: str)
         Guarantee.AT_LEAST_ONCE,
         3,
     )
-    assert target_of(Topic("spend", dict, serde="json"), url).label == "topic spend"
+    assert target_of(Topic("spend", dict, serde="json"), plain).label == "topic spend"
+    declared = target_of(Topic("spend", dict, serde="json", partitions=4), plain)
+    assert isinstance(declared, TopicTarget)
+    assert declared.partitions == 4
     table = SqlTable("sqlite:./x.db", "spend")
-    assert target_of(table, url) is table
-    assert target_of(print, url).label == "function print"
+    assert target_of(table, plain) is table
+    assert target_of(print, plain).label == "function print"
     for target in (named, table, Console(), FunctionTarget(print)):
         assert isinstance(target, Target)
     wrong: Any = 7
-    with pytest.raises(ConfigError, match="no place to write to"):
-        target_of(wrong, url)
+    with pytest.raises(ConfigError, match="is not a target"):
+        target_of(wrong, plain)
 
 
 def test_a_function_gets_each_batch_and_its_number(spark: SparkSession, identity: QueryIdentity) -> None:

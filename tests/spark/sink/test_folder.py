@@ -13,10 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from penstock.errors import CheckpointMismatchError, ConfigError, FencedError, SchemaMismatchError
-from penstock.spark.sink import Folder
-from penstock.spark.sink.folders.manifest import Shelf
-from penstock.spark.sink.folders.publishing import FolderDelivery
-from penstock.spark.targets import Delivered, Delivery, QueryIdentity, Target
+from penstock.spark import Folder
+from penstock.spark.sink.folders.file_delivery import FolderDelivery, ManifestFolder
+from penstock.spark.sink.target import Delivered, Delivery, QueryIdentity, Target
 
 
 class Killed(BaseException):
@@ -83,7 +82,7 @@ def test_complete_mode_overwrites(
     assert ids_in(spark, folder) == []
 
 
-@pytest.mark.parametrize("step", ["_write", "add", "_carry_out"])
+@pytest.mark.parametrize("step", ["_write", "add", "_apply"])
 def test_a_batch_counts_once_wherever_the_driver_dies(
     spark: SparkSession,
     tmp_path: Path,
@@ -94,11 +93,11 @@ def test_a_batch_counts_once_wherever_the_driver_dies(
     folder = Folder(str(tmp_path / "results"))
     first = open_target(folder)
     first.deliver(spark.range(5), 0)
-    owner: Any = Shelf if step == "add" else FolderDelivery
+    owner: Any = ManifestFolder if step == "add" else FolderDelivery
     real = getattr(owner, step)
 
     def die(self: Any, *given: Any) -> None:
-        if step == "_carry_out":  # in the middle of it: the first of the files is in its place
+        if step == "_apply":  # in the middle of it: the first of the files is in its place
             (manifest,) = given
             source, place = manifest.files[0]
             os.rename(tmp_path / "results" / manifest.staging / source, tmp_path / "results" / place)
@@ -135,9 +134,9 @@ def test_what_a_folder_cannot_do_is_refused(spark: SparkSession, tmp_path: Path)
     folder = str(tmp_path / "x")
     with pytest.raises(ConfigError, match=r"SqlTable\(\.\.\., key="):
         Folder(folder).check(schema, "update")
-    with pytest.raises(SchemaMismatchError, match="no place in CSV"):
+    with pytest.raises(SchemaMismatchError, match="which CSV cannot hold"):
         Folder(folder, "csv").check(schema, "append")
     with pytest.raises(SchemaMismatchError, match="to partition by"):
         Folder(folder, partition_by="day").check(schema, "append")
-    with pytest.raises(ConfigError, match="not one of"):
+    with pytest.raises(ConfigError, match="must be one of"):
         Folder(folder, "orc")  # type: ignore[arg-type]

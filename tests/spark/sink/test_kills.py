@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.spark.sink import TopicTarget
-from penstock.spark.sink.staged import stage
-from penstock.spark.sink.staging_folder import StagingFolder
+from penstock.spark import TopicTarget
+from penstock.spark.sink.staging import StagingFolder, stage
+from penstock.spark.sink.target import Delivered, QueryIdentity
 from penstock.spark.sink.topic_delivery import StagedRows
-from penstock.spark.targets import Delivered, QueryIdentity
-from penstock.streams.kafka.transactions import Row
+from penstock.streams.kafka.producing.producer import Row
 from tests.postgres import shared_postgres
+from tests.sampling import sample
 from tests.seeds import seed_of
 from tests.servers import Penstock
 from tests.spark.sink.frames import numbered, numbers_in, once_each
 
-FILES = 4
+FILES = 5
+EMPTY_LINES_A_FILE = 3
 ROWS_A_FILE = 300
 RUN_S = 300
 
@@ -38,20 +41,21 @@ RUN_S = 300
 @pytest.mark.timeout(1_200)
 def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_server: Penstock, topic: str) -> None:
     chance = random.Random(seed_of())
-    steps = ["after append_rows", "after commit", "before Spark's commit"]
+    steps = sample(["after append_rows", "after commit", "after letters", "before Spark's commit"], 1)
     chance.shuffle(steps)
     folder = tmp_path / "input"
     folder.mkdir()
     for number in range(FILES):
         first = number * ROWS_A_FILE
         lines = "".join(f"{each}\n" for each in range(first, first + ROWS_A_FILE))
-        (folder / f"{number}.txt").write_text(lines)
+        (folder / f"{number}.txt").write_text(lines + EMPTY_LINES_A_FILE * "\n")
         os.utime(folder / f"{number}.txt", (1_700_000_000 + number, 1_700_000_000 + number))
     told: dict[str, Any] = {
         "input": str(folder),
         "checkpoint": str(tmp_path / "checkpoint"),
         "url": f"kafka://{sink_server.bootstrap}",
         "topic": topic,
+        "letters": f"{topic}.dlq",
         "sqlite": f"sqlite:{tmp_path / 'numbers.db'}",
         "postgres": shared_postgres().fresh_database(),
     }
@@ -61,11 +65,16 @@ def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_
     wanted = once_each(0, FILES * ROWS_A_FILE)
     with penstock.connect(told["url"]) as connection:
         assert numbers_in(connection, topic) == wanted
+        with contextlib.closing(penstock.open_dead_letters(told["letters"], connection)) as letters:
+            found = [letter.record.offset for letter in letters.browse(penstock.DeadLetterFilter())]
+    of_a_batch = 2 * EMPTY_LINES_A_FILE  # one of each table with a key
+    assert Counter(found) == dict.fromkeys(range(FILES), of_a_batch)
     with sqlite3.connect(tmp_path / "numbers.db") as database:
-        assert sorted(database.execute("SELECT number FROM numbers")) == [(each,) for each in sorted(wanted)]
+        for table in ("numbers", "keyed"):
+            assert sorted(database.execute(f"SELECT number FROM {table}")) == [(each,) for each in sorted(wanted)]
     with psycopg.connect(told["postgres"]) as server:
-        found = server.execute("SELECT number FROM numbers ORDER BY number").fetchall()
-        assert found == [(each,) for each in sorted(wanted)]
+        for table in ("numbers", "keyed"):
+            assert sorted(server.execute(f"SELECT number FROM {table}")) == [(each,) for each in sorted(wanted)]
     assert not list(tmp_path.glob("checkpoint-staging/**/*.arrow"))
 
 

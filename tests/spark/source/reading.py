@@ -11,9 +11,10 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from penstock import Connection
-from penstock.spark.source.options import parse_options
+from penstock.spark.source.read_options import parse_options
 from penstock.spark.source.record_columns import SCHEMA
 from penstock.spark.source.stream_reader import PenstockStreamReader
+from penstock.streams.kafka.stream import kafka_of
 
 Offset = dict[str, Any]
 
@@ -71,7 +72,7 @@ def delete_before(connection: Connection, topic: str, pointers: Mapping[int, int
     from confluent_kafka import TopicPartition
 
     places = [TopicPartition(topic, partition, pointer) for partition, pointer in pointers.items()]
-    for future in connection.administration.admin.delete_records(places).values():
+    for future in kafka_of(connection).administration.admin.delete_records(places).values():
         future.result(30)
 
 

@@ -17,10 +17,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 import penstock
 from penstock import Connection
 from penstock.errors import BrokerUnavailableError, ConfigError, UnknownTopicError
-from penstock.spark.columns import RECORD
 from penstock.spark.reading import read_batch, read_stream, read_table
-from penstock.spark.run_settings import Engine
-from penstock.spark.sessions import has_connector
+from penstock.spark.run.settings import Engine
+from penstock.spark.sessions.opening import has_connector
+from penstock.spark.values.columns import RECORD
 from tests.spark.source.reading import delete_before, send_numbers
 
 
@@ -70,7 +70,7 @@ def mixed(connection: Connection, topic: str) -> str:
         for each in range(10):
             producer.produce(topic, b"%d" % each, partition=each % 2, timestamp=1_700_000_001_000 + each)
         producer.abort_transaction(30) if number == 0 else producer.commit_transaction(30)
-    connection.administration.change_config(topic, {"message.timestamp.type": "LogAppendTime"})
+    connection.admin().change_config(topic, {"message.timestamp.type": "LogAppendTime"})
     connection.send(topic, "appended", partition=0).result(10)
     return topic
 
@@ -104,7 +104,7 @@ def test_a_run_with_a_limit_goes_on_where_the_last_one_ended(
     assert [len(rows) for rows in first] == [40, 40, 20]
     assert numbers([row for rows in first for row in rows]) == list(range(100))
     assert run(frame, tmp_path / "checkpoint") == []
-    connection.administration.add_partitions(topic, 3)
+    connection.admin().add_partitions(topic, 3)
     with penstock.connect(log_url) as newcomer:
         send_numbers(newcomer, topic, range(100, 130), 3)
     second = run(frame, tmp_path / "checkpoint")
@@ -130,7 +130,7 @@ def test_partitions_that_a_topic_gets_while_a_query_runs_are_read(
         query.processAllAvailable()
         send_numbers(connection, topic, range(10))
         assert arrived[10].wait(60), query.exception()
-        connection.administration.add_partitions(topic, 3)
+        connection.admin().add_partitions(topic, 3)
         with penstock.connect(log_url) as newcomer:
             send_numbers(newcomer, topic, range(10, 40), 3)
         assert arrived[40].wait(60), query.exception()
@@ -263,7 +263,7 @@ def test_options_of_the_format_that_are_wrong_are_refused_in_its_words(
 ) -> None:
     with pytest.raises(PySparkException, match="no option 'topik'"):
         spark.read.format("penstock").options(**placed, topik="x").load().collect()
-    with pytest.raises(PySparkException, match=r"gives struct<.*leave \.schema"):
+    with pytest.raises(PySparkException, match=r"has the schema struct<.*omit \.schema"):
         spark.read.format("penstock").schema("value string").options(**placed).load().collect()
 
 
@@ -274,10 +274,10 @@ def test_what_cannot_be_read_is_told_at_once(
         read_stream(spark, log_url, topic)
     with pytest.raises(BrokerUnavailableError, match="nothing answers"):
         read_stream(spark, "kafka://127.0.0.1:1", topic, client={"connect_timeout_s": 2})
-    with pytest.raises(ConfigError, match="memory of one process"):
+    with pytest.raises(ConfigError, match="exists only in this process"):
         read_batch(spark, "memory:x", topic)
     connection.create_topic(topic, 1)
-    with pytest.raises(ConfigError, match="no engine 'fast'"):
+    with pytest.raises(ConfigError, match="engine='fast' is not allowed"):
         read_batch(spark, log_url, topic, engine="fast")  # type: ignore[arg-type]
 
 

@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.spark.source.java_settings import java_settings
 from penstock.spark.source.native import connector_options, loss_options, position_options
+from penstock.spark.source.origin import TopicSelection
 
 
 def test_a_login_becomes_a_login_module() -> None:
@@ -51,7 +52,7 @@ def test_certificates_travel_as_what_is_in_their_files(tmp_path: Path) -> None:
         ({"enable.ssl.certificate.verification": False}, "'enable.ssl.certificate.verification' has no counterpart"),
         ({"ssl.ca.location": "/no/such/file"}, "cannot be read"),
         ({"ssl.certificate.pem": "x"}, "needs both"),
-        ({"sasl.username": "x", "sasl.mechanism": "OAUTHBEARER"}, "not with 'OAUTHBEARER'"),
+        ({"sasl.username": "x", "sasl.mechanism": "OAUTHBEARER"}, "not 'OAUTHBEARER'"),
     ],
 )
 def test_what_cannot_be_said_in_java_is_refused(given: dict[str, object], says: str) -> None:
@@ -60,7 +61,9 @@ def test_what_cannot_be_said_in_java_is_refused(given: dict[str, object], says: 
 
 
 def test_only_committed_records_are_read_with_their_headers() -> None:
-    assert connector_options("a:1,b:2", "orders", {"client_id": "me", "librdkafka": {"fetch.min.bytes": 7}}) == {
+    assert connector_options(
+        "a:1,b:2", TopicSelection(("orders",)), {"client_id": "me", "librdkafka": {"fetch.min.bytes": 7}}
+    ) == {
         "subscribe": "orders",
         "includeHeaders": "true",
         "kafka.bootstrap.servers": "a:1,b:2",
@@ -85,7 +88,7 @@ def test_only_committed_records_are_read_with_their_headers() -> None:
     ],
 )
 def test_positions_are_said_in_the_words_of_the_connector(text: str, option: str, expected: dict[str, str]) -> None:
-    assert position_options("orders", text, option, streaming=True) == expected
+    assert position_options(("orders",), text, option, streaming=True) == expected
 
 
 def test_expired_records_fail_the_query_or_are_passed_over() -> None:

@@ -6,16 +6,18 @@ import datetime
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, UrlError
 from penstock.model import Position
 from penstock.serde import Topic
-from penstock.spark.decoding import Decoder
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.sink.options import parse_sink_options
+from penstock.spark.sink.write_options import parse_sink_options
 from penstock.spark.source.native import connector_options
-from penstock.spark.source.options import client_options, client_texts, parse_options
+from penstock.spark.source.origin import TopicSelection
 from penstock.spark.source.positions import parse_position, position_text
+from penstock.spark.source.read_options import client_options, client_texts, parse_options
+from penstock.spark.values.decoding import Decoder
 
 PLACE = {"url": "log:./data", "topic": "orders"}
 
@@ -40,7 +42,7 @@ def test_what_is_missing_is_named(name: str) -> None:
     ("options", "streaming", "says"),
     [
         ({"topik": "x"}, True, "no option 'topik'"),
-        ({"maxRecordsPerBatch": "many"}, True, "'maxRecordsPerBatch' is 'many', which is no number"),
+        ({"maxRecordsPerBatch": "many"}, True, "'maxRecordsPerBatch' is 'many'; it must be a number"),
         ({"maxRecordsPerBatch": "0"}, True, "must be at least 1"),
         ({"maxBytesPerBatch": "-1"}, True, "must be at least 1"),
         ({"tasks": "0"}, False, "must be at least 1"),
@@ -53,18 +55,18 @@ def test_what_is_missing_is_named(name: str) -> None:
         ({"startingPosition": '{"0": 1'}, True, "pointers are written as"),
         ({"onExpired": "skip"}, True, "'onExpired' is 'skip'; it may be fail, earliest, latest"),
         ({"onExpired": '{"0": 1}'}, True, "'onExpired'"),
-        ({"endingPosition": "latest"}, True, "means nothing to a stream"),
-        ({"maxRecordsPerBatch": "5"}, False, "means nothing to a batch read"),
+        ({"endingPosition": "latest"}, True, "does not apply to a stream"),
+        ({"maxRecordsPerBatch": "5"}, False, "does not apply to a batch read"),
         ({"mode": "table"}, True, "mode=table is for batch reads"),
-        ({"mode": "table", "startingPosition": "latest"}, False, "means nothing to mode=table"),
+        ({"mode": "table", "startingPosition": "latest"}, False, "does not apply to mode=table"),
         ({"columns": "value,size"}, True, "no column 'size'"),
-        ({"columns": "value,value"}, True, "names one twice"),
-        ({"decoder": "?"}, True, "no base64"),
-        ({"decoder": "AAAA", "columns": "value"}, True, "means nothing beside a decoder"),
+        ({"columns": "value,value"}, True, "contains a duplicate"),
+        ({"decoder": "?"}, True, "not base64"),
+        ({"decoder": "AAAA", "columns": "value"}, True, "cannot be combined with a decoder"),
         ({"client.timeout": "5"}, True, "no option 'timeout'"),
-        ({"client.connect_timeout_s": "soon"}, True, "no number"),
+        ({"client.connect_timeout_s": "soon"}, True, "must be a number"),
         ({"client.librdkafka.bootstrap.servers": "a:1"}, True, "comes from the URL"),
-        ({"url": "memory:x"}, True, "memory of one process"),
+        ({"url": "memory:x"}, True, "exists only in this process"),
     ],
 )
 def test_what_is_wrong_is_refused_by_its_name(options: dict[str, str], streaming: bool, says: str) -> None:
@@ -84,8 +86,8 @@ def test_options_of_the_client_come_back_as_they_were_given() -> None:
         "connect_timeout_s": 2.5,
         "librdkafka": {"security.protocol": "SSL", "enable.ssl.certificate.verification": False, "fetch.min.bytes": 7},
     }
-    texts = {name.removeprefix("client."): text for name, text in client_texts(given).items()}
-    assert client_options(texts) == {
+    texts = {name.removeprefix("client."): text for name, text in client_texts(given, "log:x").items()}
+    assert client_options(texts, "log:x") == {
         **given,
         "librdkafka": {
             "security.protocol": "SSL",
@@ -110,13 +112,13 @@ def test_settings_of_a_url_go_to_tasks_and_to_the_connector_as_options_of_the_cl
     source, sink = parse_options(given, streaming=True), parse_sink_options(given)
     assert (source.url, source.client) == (sink.url, sink.client) == ("kafka://a:1?config=", expected)
     assert "secret" not in f"{source!r} {sink!r}"
-    told = connector_options("a:1", "orders", source.client)
+    told = connector_options("a:1", TopicSelection(("orders",)), source.client)
     assert told["kafka.security.protocol"] == "SASL_SSL"
     assert told["kafka.sasl.jaas.config"].endswith('required username="you" password="secret";')
 
 
-def test_a_pipeline_and_its_dead_letters_have_the_settings_of_its_url() -> None:
-    pipeline = Pipeline("secured", SECURED)
+def test_a_pipeline_and_its_dead_letters_have_the_settings_of_its_url(spark: SparkSession) -> None:
+    pipeline = Pipeline("secured", SECURED, spark=spark)
     assert pipeline.client == {"librdkafka": LOGIN}
     assert "secret" not in f"{pipeline!r} {pipeline.url}"
     decoder = Decoder(Topic("orders", dict[str, int]), url=pipeline.url, group="g", client=pipeline.client)
@@ -140,11 +142,13 @@ def test_chosen_columns_are_the_schema() -> None:
     ],
 )
 def test_a_position_survives_being_written_as_an_option(start: object) -> None:
-    found = parse_position(position_text(start), "startingPosition")  # type: ignore[arg-type]
+    found = parse_position(position_text(start), "startingPosition", ["orders"])  # type: ignore[arg-type]
     if isinstance(start, datetime.datetime):
         assert found == Position.at_time(start)
     elif isinstance(start, str):
         assert str(found) == start
+    elif isinstance(start, dict):
+        assert found == {("orders", partition): pointer for partition, pointer in start.items()}
     else:
         assert found == start
 

@@ -20,7 +20,6 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.spark.source.stream_reader import PenstockStreamReader
-from penstock.spark.source.topic_view import Partitions
 from tests.spark.source.reading import (
     all_batches,
     delete_before,
@@ -36,8 +35,7 @@ LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 def look_again(reader: PenstockStreamReader) -> None:
     """Notice new partitions now, and not only when the time for it has come."""
-    assert reader._view is not None
-    reader._partitions = Partitions(reader._view)
+    reader._described = None
 
 
 def test_all_is_read_from_the_beginning_and_then_what_comes(connection: Connection, log_url: str, topic: str) -> None:
@@ -55,7 +53,7 @@ def test_all_is_read_from_the_beginning_and_then_what_comes(connection: Connecti
     reader.stop()
 
 
-def test_a_batch_of_limited_records_takes_a_fair_part_of_each_partition(
+def test_a_batch_of_limited_records_takes_of_each_partition_in_proportion_to_what_waits(
     connection: Connection, log_url: str, topic: str
 ) -> None:
     connection.create_topic(topic, 2)
@@ -66,11 +64,33 @@ def test_a_batch_of_limited_records_takes_a_fair_part_of_each_partition(
     assert reader.getDefaultReadLimit() == ReadMaxRows(100)
     batches, end = all_batches(reader, reader.initialOffset())
     assert [len(rows) for rows in batches] == [100] * 10
-    assert sorted(int(row["value"]) for row in batches[0]) == [*range(90), *range(990, 1000)]
+    assert [sum(row["partition"] for row in rows) for rows in batches] == [1] * 10
     assert sorted(number for rows in batches for number in numbers_of(rows)) == list(range(1000))
     assert end[topic] == {"0": 990, "1": 10}
     rows, _ = next_batch(reader, reader.initialOffset(), ReadAllAvailable())
     assert len(rows) == 1000
+    reader.stop()
+
+
+@pytest.mark.parametrize("limit", [{"maxRecordsPerBatch": "100"}, {"maxBytesPerBatch": "2000"}], ids=lambda it: min(it))
+def test_unequal_partitions_are_read_in_step_by_the_timestamps_of_their_records(
+    connection: Connection, log_url: str, topic: str, limit: dict[str, str]
+) -> None:
+    """One partition is busy in the first hour, one in the second, one has a record now and then, and one has none."""
+    connection.create_topic(topic, 4)
+    minutes = [(0, each / 10) for each in range(600)] + [(1, 60 + each / 10) for each in range(600)]
+    minutes += [(0, each) for each in range(60, 120)] + [(1, each) for each in range(60)] + [(2, 30), (2, 90)]
+    for partition, minute in sorted(minutes, key=lambda it: it[1]):
+        at = LONG_AGO + datetime.timedelta(minutes=minute)
+        connection.send(topic, str(minute), partition=partition, timestamp=at)
+    connection.flush()
+    reader = stream_reader(log_url, topic, **limit)
+    batches, _ = all_batches(reader, reader.initialOffset())
+    assert sum(map(len, batches)) == len(minutes)
+    assert len(batches) > 5
+    reached = [max(row["timestamp"] for row in rows) for rows in batches]
+    for before, rows in zip(reached, batches[1:], strict=False):
+        assert min(row["timestamp"] for row in rows) >= before
     reader.stop()
 
 
@@ -185,7 +205,7 @@ def test_new_partitions_are_read_from_their_first_record(connection: Connection,
     send_numbers(connection, topic, range(5))
     reader = stream_reader(log_url, topic, startingPosition="latest", maxRecordsPerBatch="4")
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(4))
-    connection.administration.add_partitions(topic, 3)
+    connection.admin().add_partitions(topic, 3)
     with penstock.connect(log_url) as newcomer:  # who knows of the new partitions at once
         send_numbers(newcomer, topic, range(10, 22), 3)
     look_again(reader)
@@ -202,7 +222,7 @@ def test_a_run_that_takes_what_is_there_ends_there(connection: Connection, log_u
     reader = stream_reader(log_url, topic, maxRecordsPerBatch="3")
     reader.prepareForTriggerAvailableNow()
     send_numbers(connection, topic, range(10, 20), 2)
-    connection.administration.add_partitions(topic, 3)
+    connection.admin().add_partitions(topic, 3)
     with penstock.connect(log_url) as newcomer:
         newcomer.send(topic, "99", partition=2).result(10)
     look_again(reader)
@@ -259,7 +279,7 @@ def test_a_topic_that_was_deleted_is_an_error(connection: Connection, log_url: s
     reader = stream_reader(log_url, topic)
     _, end = next_batch(reader, reader.initialOffset())
     connection.delete_topic(topic)
-    with pytest.raises(TopicReplacedError, match="is gone: it was deleted"):
+    with pytest.raises(TopicReplacedError, match="was deleted"):
         reader.latestOffset(end, ReadAllAvailable())
     reader.stop()
 
@@ -274,12 +294,12 @@ def test_a_topic_that_was_created_anew_is_an_error_however_much_is_in_it(
     connection.delete_topic(topic)
     connection.create_topic(topic, 1)
     send_numbers(connection, topic, range(100))
-    with pytest.raises(TopicReplacedError, match="not the one that this query has read so far"):
+    with pytest.raises(TopicReplacedError, match="not the topic that this query has read so far"):
         reader.latestOffset(end, ReadAllAvailable())
     nameless = {name: value for name, value in end.items() if name != "@id"}
     assert len(next_batch(reader, nameless)[0]) == 97, "who is not told that it is another topic cannot know"
     nameless[topic] = {"0": 200}
-    with pytest.raises(TopicReplacedError, match="read up to 200, and now the partition ends at 100"):
+    with pytest.raises(TopicReplacedError, match="read up to 200, but the partition now ends at 100"):
         reader.latestOffset(nameless, ReadAllAvailable())
     reader.stop()
 
@@ -287,7 +307,7 @@ def test_a_topic_that_was_created_anew_is_an_error_however_much_is_in_it(
 def test_a_checkpoint_of_another_topic_is_refused(connection: Connection, log_url: str, topic: str) -> None:
     connection.create_topic(topic, 1)
     reader = stream_reader(log_url, topic)
-    with pytest.raises(CheckpointMismatchError, match="about 'm'"):
+    with pytest.raises(CheckpointMismatchError, match="belongs to 'm'"):
         reader.latestOffset({"m": {"0": 1}}, ReadAllAvailable())
     reader.stop()
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Connection
-from penstock.spark.source import kept_tables, task_reading
-from penstock.spark.source.kept_tables import KeptTable, KeptTables, latest_of_each_key
-from penstock.spark.source.options import parse_options
-from penstock.spark.source.table_reader import PenstockTableReader
+from penstock.spark.source import table_cache, task_reading
+from penstock.spark.source.format import PenstockTableReader
+from penstock.spark.source.read_options import parse_options
+from penstock.spark.source.table_cache import CachedTable, TableCache, latest_of_each_key
 from tests.spark.source.reading import delete_before, rows_of
 
 PAIRS = st.lists(st.tuples(st.sampled_from([None, b"", b"a", b"b", b"c"]), st.none() | st.binary(max_size=2)))
@@ -35,7 +35,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     counted = Counted()
-    monkeypatch.setattr(kept_tables, "read_range", counted)
+    monkeypatch.setattr(table_cache, "read_range", counted)
     return counted
 
 
@@ -136,11 +136,11 @@ def test_a_topic_made_anew_has_a_table_of_its_own(connection: Connection, log_ur
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     rows = pa.table({"key": pa.array([b"x" * 1000])})
-    kept = KeptTables(most_bytes=5 * rows.nbytes)
+    kept = TableCache(most_bytes=5 * rows.nbytes)
     for number in range(8):
-        kept.put(number, KeptTable(rows, start=0, next=1, shown=rows))
+        kept.put(number, CachedTable(rows, start=0, next=1, decoded=rows))
     assert [number for number in range(8) if kept.get(number) is not None] == [3, 4, 5, 6, 7]
-    kept.put("large", KeptTable(pa.table({"key": pa.array([b"x" * 10_000])}), start=0, next=1))
+    kept.put("large", CachedTable(pa.table({"key": pa.array([b"x" * 10_000])}), start=0, next=1))
     assert kept.get("large") is None
     assert len(kept) == 0
 
@@ -148,7 +148,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
 def test_a_table_too_large_to_be_kept_is_read_anew(
     connection: Connection, log_url: str, topic: str, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_tables, "_kept", KeptTables(most_bytes=10))
+    monkeypatch.setattr(table_cache, "_cached", TableCache(most_bytes=10))
     connection.create_topic(topic, 1)
     for number in range(10):
         connection.send(topic, "v", b"%d" % number)
@@ -162,7 +162,7 @@ def test_a_table_too_large_to_be_kept_is_read_anew(
 def test_what_is_read_in_one_go_is_folded_on_the_way(
     connection: Connection, log_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_tables, "_FOLDED_ROWS", 10)
+    monkeypatch.setattr(table_cache, "_FOLDED_ROWS", 10)
     connection.create_topic(topic, 1)
     for number in range(100):
         connection.send(topic, None if number % 7 == 0 else str(number), b"%d" % (number % 13))

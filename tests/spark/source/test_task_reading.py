@@ -14,10 +14,10 @@ from penstock import Connection
 from penstock.errors import BrokerUnavailableError, RecordsExpiredError, TopicReplacedError
 from penstock.log.disk import Disk
 from penstock.log.statefile import write_state
-from penstock.spark.columns import RECORD
-from penstock.spark.source.origin import CLUSTER_FILE, LogFolder, Origin, Range
+from penstock.spark.source.origin import CLUSTER_FILE, LogFolder, Origin, Range, TopicSelection
 from penstock.spark.source.task_reading import read_range
-from penstock.spark.source.topic_view import open_topic
+from penstock.spark.source.topic_view import open_topics
+from penstock.spark.values.columns import RECORD
 from tests.clients.raw_headers import LATIN, send_raw
 from tests.log import engine
 from tests.seeds import seed_of
@@ -28,24 +28,24 @@ Rows = list[dict[str, Any]]
 
 def origins(url: str, topic: str) -> tuple[Origin, Origin]:
     """Where the records are: in files here, and with a broker somewhere."""
-    view = open_topic(url, topic, {})
+    view = open_topics(url, TopicSelection((topic,)), {})
     try:
         files = view.origin()
     finally:
         view.close()
     assert files.folder is not None
     assert files.folder.is_here()
-    return files, Origin(files.url, topic)
+    return files, Origin(files.url)
 
 
-def read(origin: Origin, partition: int, start: int, end: int) -> Rows:
-    return rows_of(list(read_range(origin, Range(partition, start, end), RECORD.names)))
+def read(origin: Origin, topic: str, start: int, end: int) -> Rows:
+    return rows_of(list(read_range(origin, Range(topic, 0, start, end), RECORD.names)))
 
 
 def read_both_ways(url: str, topic: str, start: int, end: int) -> Rows:
     files, client = origins(url, topic)
-    from_files = read(files, 0, start, end)
-    assert from_files == read(client, 0, start, end)
+    from_files = read(files, topic, start, end)
+    assert from_files == read(client, topic, start, end)
     return from_files
 
 
@@ -85,9 +85,9 @@ def test_every_column_is_what_was_sent(connection: Connection, log_url: str, top
 def test_times_of_the_log_are_told_from_those_of_producers(connection: Connection, log_url: str, topic: str) -> None:
     connection.create_topic(topic, 1)
     connection.send(topic, "1", timestamp=1_000).result(10)
-    connection.administration.change_config(topic, {"message.timestamp.type": "LogAppendTime"})
+    connection.admin().change_config(topic, {"message.timestamp.type": "LogAppendTime"})
     connection.send(topic, "2", timestamp=1_000).result(10)
-    connection.administration.change_config(topic, {"message.timestamp.type": "CreateTime"})
+    connection.admin().change_config(topic, {"message.timestamp.type": "CreateTime"})
     connection.send(topic, "3", timestamp=3_000).result(10)
     rows = read_both_ways(log_url, topic, 0, 3)
     assert [row["timestamp_type"] for row in rows] == ["create", "append", "create"]
@@ -119,7 +119,7 @@ def test_records_of_aborted_transactions_are_not_seen(connection: Connection, lo
         if number == 5:
             break  # and this one stays open
         producer.commit_transaction(30) if number % 2 == 0 else producer.abort_transaction(30)
-    stable = connection.administration.latest(topic, [0])[0]
+    stable = connection.admin().latest(topic, [0])[0]
     assert stable == 20
     rows = read_both_ways(log_url, topic, 0, stable)
     assert [row["value"].decode() for row in rows] == [f"{number}.{each}" for number in (0, 2, 4) for each in range(3)]
@@ -141,11 +141,11 @@ def test_any_range_gives_exactly_its_records(connection: Connection, log_url: st
         start = choice.randrange(2000)
         end = choice.randrange(start, 2001)
         expected = list(range(start, end))
-        assert [int(row["value"]) for row in read(files, 0, start, end)] == expected
+        assert [int(row["value"]) for row in read(files, topic, start, end)] == expected
     for _ in range(3):
         start = choice.randrange(2000)
         end = choice.randrange(start, 2001)
-        assert [int(row["value"]) for row in read(client, 0, start, end)] == list(range(start, end))
+        assert [int(row["value"]) for row in read(client, topic, start, end)] == list(range(start, end))
 
 
 def test_a_reader_that_has_seen_the_files_before_sees_what_has_come(
@@ -167,24 +167,24 @@ def compacted(tmp_path: Path) -> Iterator[Origin]:
     log.roll()
     engine.compact(log)
     write_state(tmp_path / CLUSTER_FILE, b'{"cluster_id": "c"}', Disk())
-    yield Origin("kafka://127.0.0.1:1", "topic", folder=LogFolder(str(tmp_path), "c"))
+    yield Origin("kafka://127.0.0.1:1", folder=LogFolder(str(tmp_path), "c"))
     log.close()
 
 
 def test_ranges_of_a_compacted_topic_give_what_is_left(compacted: Origin) -> None:
-    rows = read(compacted, 0, 0, 300)
+    rows = read(compacted, "topic", 0, 300)
     assert len(rows) < 300
     assert {row["key"]: int(row["value"]) for row in rows} == {b"k%d" % key: 290 + key for key in range(10)}
     assert all(int(row["value"]) == row["pointer"] for row in rows)
-    pieces = [row for start in range(0, 300, 7) for row in read(compacted, 0, start, min(start + 7, 300))]
+    pieces = [row for start in range(0, 300, 7) for row in read(compacted, "topic", start, min(start + 7, 300))]
     assert pieces == rows
 
 
 def test_a_folder_of_another_log_in_the_same_place_is_not_read(compacted: Origin) -> None:
     assert compacted.folder is not None
-    stranger = Origin(compacted.url, "topic", folder=LogFolder(compacted.folder.path, "d"))
+    stranger = Origin(compacted.url, folder=LogFolder(compacted.folder.path, "d"))
     with pytest.raises(BrokerUnavailableError, match=r"nothing answers.*is not on this host.*penstock serve --listen"):
-        read(stranger, 0, 0, 300)
+        read(stranger, "topic", 0, 300)
 
 
 @pytest.mark.parametrize("way", [0, 1])
@@ -197,19 +197,19 @@ def test_expired_records_are_an_error_unless_they_may_be_skipped(
     delete_before(connection, topic, {0: 6})
     origin = origins(log_url, topic)[way]
     with pytest.raises(RecordsExpiredError) as caught:
-        read(origin, 0, 2, 8)
+        read(origin, topic, 2, 8)
     assert (caught.value.topic, caught.value.partition, caught.value.wanted, caught.value.earliest) == (topic, 0, 2, 6)
-    rows = rows_of(list(read_range(origin, Range(0, 2, 8), RECORD.names, skip_expired=True)))
+    rows = rows_of(list(read_range(origin, Range(topic, 0, 2, 8), RECORD.names, skip_expired=True)))
     assert [int(row["value"]) for row in rows] == [6, 7]
-    assert list(read_range(origin, Range(0, 2, 5), RECORD.names, skip_expired=True)) == []
+    assert list(read_range(origin, Range(topic, 0, 2, 5), RECORD.names, skip_expired=True)) == []
 
 
 def test_files_that_end_before_the_range_does_are_an_error(connection: Connection, log_url: str, topic: str) -> None:
     connection.create_topic(topic, 1)
     send_numbers(connection, topic, range(10))
     files, _ = origins(log_url, topic)
-    with pytest.raises(TopicReplacedError, match="its end has gone back to 10, and records up to 11 were there"):
-        read(files, 0, 5, 11)
+    with pytest.raises(TopicReplacedError, match="records up to 11, but the partition now ends at 10"):
+        read(files, topic, 5, 11)
 
 
 def test_a_topic_made_anew_in_the_same_folder_is_read_and_not_what_was_there_before(
@@ -222,4 +222,4 @@ def test_a_topic_made_anew_in_the_same_folder_is_read_and_not_what_was_there_bef
     connection.create_topic(topic, 1)
     send_numbers(connection, topic, range(1000, 1005))
     files, _ = origins(log_url, topic)
-    assert [int(row["value"]) for row in read(files, 0, 0, 5)] == list(range(1000, 1005))
+    assert [int(row["value"]) for row in read(files, topic, 0, 5)] == list(range(1000, 1005))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.spark.late import OnTimeGate
+from penstock.spark.late.gate import OnTimeGate
 
 START: Final = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 NEVER: Final = -1

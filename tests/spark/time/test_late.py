@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError, SchemaMismatchError
-from penstock.spark.late import OnTimeGate, dropped_late
+from penstock.spark.late.gate import OnTimeGate, dropped_late
 from tests.seeds import seed_of
-from tests.spark.time.batches import START, Batches, Collected, at, query_of
+from tests.spark.time.batches import START, Batches, Collected, at, query_of, seconds
 
 SCHEMA = "id int, key string, at timestamp"
 Event = dict[str, Any]
@@ -46,6 +46,7 @@ def counts(frame: DataFrame) -> DataFrame:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["tumbling", "session", "none"])
 def test_on_time_and_late_rows_are_all_rows_and_spark_drops_none(
     spark: SparkSession, tmp_path: Path, kind: str
@@ -97,7 +98,45 @@ def test_a_row_in_several_windows_is_late_when_the_last_of_them_has_closed(spark
     collected = Collected(tmp_path / "ck", [gate])
     collected.run(hops)
     # The watermark is 100: the last window of 84.999 ends right there, and has closed; that of 85 ends at 105.
-    assert ids(collected.late) == [1, 2]
+    held = [row.id for row in collected.late if len(row.late_windows) == 4]
+    assert sorted(held) == [1, 2]
+
+
+def test_every_window_has_each_of_its_rows_or_is_named_with_the_late_row(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(seed_of())
+    feed = Batches(spark, tmp_path / "in", SCHEMA, partitions=2)
+    made: dict[int, float] = {}
+    for step in range(5):
+        batch = {len(made) + i: round(rng.uniform(step * 8 - 30, step * 8 + 8), 3) for i in range(20)}
+        made |= batch
+        rows = [event(*each) for each in batch.items()]
+        feed.put(rows[:7], rows[7:])
+    gate = OnTimeGate(
+        "hops",
+        "at",
+        window="20 seconds",
+        slide="5 seconds",
+        offset="2 seconds",
+        grace="4 seconds",
+        side=str(tmp_path / "s"),
+    )
+    hops = F.window("at", "20 seconds", "5 seconds", "2 seconds")
+    result = gate.apply(feed.stream()).groupBy(hops).agg(F.collect_list("id").alias("ids"))
+    collected = Collected(tmp_path / "ck", [gate])
+    with pytest.raises(StreamingQueryException):
+        collected.run(result, fail_at=3)
+    collected.run(result)
+    feed.put([event(len(made), 10_000)], [])
+    collected.run(result)
+    counted = [(number, seconds(row.window.end)) for row in collected.rows for number in row.ids]
+    missed = [(row.id, seconds(window.end)) for row in collected.late for window in row.late_windows]
+    wanted = [(number, end) for number, when in made.items() for end in range(-998, 1_000, 5) if end - 20 <= when < end]
+    assert sorted(counted + missed) == sorted(wanted)
+    partly = {number for number, _ in counted} & {number for number, _ in missed}
+    assert partly, "some rows came in time for some of their windows only"
+    assert all(
+        seconds(window.end) - seconds(window.start) == 20 for row in collected.late for window in row.late_windows
+    )
 
 
 def test_rows_without_a_time_are_held_back_and_counted(spark: SparkSession, tmp_path: Path) -> None:
@@ -197,7 +236,7 @@ def test_a_gate_in_an_old_query_needs_its_watermark(spark: SparkSession, tmp_pat
     gate = OnTimeGate("new", "at", side=str(tmp_path / "side"))
     collected = Collected(tmp_path / "ck", [gate])
     on_time = gate.apply(feed.stream())
-    with pytest.raises(StreamingQueryException, match="does not know the watermark of batch 1"):
+    with pytest.raises(StreamingQueryException, match="has no watermark for batch 1"):
         collected.run(on_time)
     assert collected.query is not None
     gate.adopt(str(collected.query.id), 1, 1_767_225_600_000 + 60_000)
@@ -235,21 +274,21 @@ def test_a_batch_frame_comes_back_as_it_is(spark: SparkSession, tmp_path: Path) 
     frame = spark.createDataFrame([(1,)], "id int").withColumn("at", F.current_timestamp())
     gate = OnTimeGate("all", "at", side=str(tmp_path))
     assert gate.apply(frame) is frame
-    with pytest.raises(ConfigError, match="applied to a frame already"):
+    with pytest.raises(ConfigError, match="already applied to a frame"):
         gate.apply(frame)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"window": "10 secs"}, "is no duration"),
-        ({"window": "1 month"}, "say days"),
-        ({"window": "0 seconds"}, "not longer than nothing"),
+        ({"window": "10 secs"}, "must be a duration"),
+        ({"window": "1 month"}, "use days"),
+        ({"window": "0 seconds"}, "must be positive"),
         ({"window": "5 seconds", "slide": "10 seconds"}, "belong to no window"),
-        ({"slide": "10 seconds"}, "give the size of the window too"),
+        ({"slide": "10 seconds"}, "need the size of the window"),
         ({"gap": "5 seconds", "window": "1 minute"}, "gap is for session windows"),
-        ({"grace": 5}, "neither text"),
-        ({"name": "a/b"}, "cannot be called"),
+        ({"grace": 5}, "must be text"),
+        ({"name": "a/b"}, "is not allowed"),
         ({"side": ""}, "needs a folder"),
     ],
 )

@@ -10,14 +10,14 @@ import pytest
 from pyarrow import fs
 
 from penstock.errors import ConfigError, PipelineError
-from penstock.spark.late_files import GateFiles, TaskPlace, read_held
+from penstock.spark.late.files import GateFiles, TaskAttempt, read_late_file
 from tests.moto_server import REGION, shared_endpoint
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-def hold(files: GateFiles, place: TaskPlace, ids: list[int], latest_us: int = 0, *, finish: bool = True) -> None:
-    holding = files.holding(3, place, SCHEMA)
+def hold(files: GateFiles, attempt: TaskAttempt, ids: list[int], latest_us: int = 0, *, finish: bool = True) -> None:
+    holding = files.writer(3, attempt, SCHEMA)
     if ids:
         holding.add(pa.record_batch([pa.array(ids, pa.int64())], schema=SCHEMA), 0)
     if finish:
@@ -28,9 +28,9 @@ def hold(files: GateFiles, place: TaskPlace, ids: list[int], latest_us: int = 0,
 
 def held_ids(files: GateFiles, side: str, run: str) -> list[int]:
     ids: list[int] = []
-    for held in files.held(3, run):
+    for held in files.late_files(3, run):
         if held.rows is not None:
-            ids += read_held(held.rows, side).read_all().column(0).to_pylist()
+            ids += read_late_file(held.rows, side).read_all().column(0).to_pylist()
     return sorted(ids)
 
 
@@ -48,14 +48,14 @@ def side(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_one_whole_evaluation_is_chosen_among_many(side: str) -> None:
     files = GateFiles(side, "query", "gate")
-    hold(files, TaskPlace("run", stage=1, partition=0, attempt=10), [1])  # of an evaluation that was cut short
-    hold(files, TaskPlace("run", stage=2, partition=0, attempt=11), [1])
-    hold(files, TaskPlace("run", stage=2, partition=0, attempt=12), [1])  # the same again, by another attempt
-    hold(files, TaskPlace("run", stage=2, partition=1, attempt=13), [2, 2], latest_us=77)
-    hold(files, TaskPlace("run", stage=2, partition=1, attempt=14), [9], finish=False)
-    hold(files, TaskPlace("run", stage=3, partition=0, attempt=15), [1])
-    hold(files, TaskPlace("run", stage=3, partition=0, attempt=15), [2, 2])  # one task, two partitions
-    hold(files, TaskPlace("older", stage=9, partition=0, attempt=1), [1])
+    hold(files, TaskAttempt("run", stage=1, partition=0, attempt=10), [1])  # of an evaluation that was cut short
+    hold(files, TaskAttempt("run", stage=2, partition=0, attempt=11), [1])
+    hold(files, TaskAttempt("run", stage=2, partition=0, attempt=12), [1])  # the same again, by another attempt
+    hold(files, TaskAttempt("run", stage=2, partition=1, attempt=13), [2, 2], latest_us=77)
+    hold(files, TaskAttempt("run", stage=2, partition=1, attempt=14), [9], finish=False)
+    hold(files, TaskAttempt("run", stage=3, partition=0, attempt=15), [1])
+    hold(files, TaskAttempt("run", stage=3, partition=0, attempt=15), [2, 2])  # one task, two partitions
+    hold(files, TaskAttempt("older", stage=9, partition=0, attempt=1), [1])
     assert held_ids(files, side, "run") == [1, 2, 2]
     assert held_ids(files, side, "a run that evaluated nothing") == [1, 2, 2]
     assert files.latest_us(3) == 77
@@ -82,5 +82,5 @@ def test_damaged_watermarks_are_not_guessed_at(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_reached_is_refused() -> None:
-    with pytest.raises(ConfigError, match="late rows cannot be kept in dbfs://x/y"):
+    with pytest.raises(ConfigError, match="dbfs://x/y cannot be reached"):
         GateFiles("dbfs://x/y", "query", "gate")

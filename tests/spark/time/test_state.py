@@ -17,8 +17,8 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 from penstock.errors import ConfigError, HandlerError, SchemaMismatchError
-from penstock.spark.state import require_an_end, simulate, stateful
-from penstock.spark.state_context import KeyContext
+from penstock.spark.state.context import KeyContext
+from penstock.spark.state.stateful_functions import require_an_end, simulate, stateful
 from tests.spark.time.batches import START, Batches, Collected, at
 
 SECOND = datetime.timedelta(seconds=1)
@@ -154,11 +154,11 @@ def test_a_session_ends_when_its_timer_comes_and_nothing_came_since() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"key": "a", "sum": 1.0}, "no column sum: there are key, total"),
-        ({"key": 5, "total": 1.0}, "output.key: 5 is no text"),
+        ({"key": "a", "sum": 1.0}, "no column sum; the columns are key, total"),
+        ({"key": 5, "total": 1.0}, "output.key: 5 must be a string"),
         ({"key": "a", "total": "1"}, "total"),
         (("a",), "1 values for the columns key, total"),
-        (7, "7 is no row"),
+        (7, "7 must be a dict"),
     ],
 )
 def test_output_that_does_not_fit_is_refused_by_name(given: Any, message: str) -> None:
@@ -169,7 +169,7 @@ def test_output_that_does_not_fit_is_refused_by_name(given: Any, message: str) -
 
 def test_a_time_without_a_zone_is_refused() -> None:
     schema = StructType([StructField("at", TimestampType())])
-    with pytest.raises(SchemaMismatchError, match=r"output\.at: the time .* has no zone"):
+    with pytest.raises(SchemaMismatchError, match=r"output\.at: the time .* has no time zone"):
         simulate(lambda key, rows, ctx: [(START.replace(tzinfo=None),)], schema).rows("a", [])
 
 
@@ -190,11 +190,11 @@ def test_what_was_not_declared_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"timers": "event"}, "go together"),
+        ({"timers": "event"}, "must be used together"),
         ({"timers": "daily", "on_timer": print}, "'daily' is not allowed"),
-        ({"values": {"state": int}}, "cannot be called 'state'"),
-        ({"values": {"a": int}, "lists": {"a": int}}, "cannot be called 'a'"),
-        ({"state": "long"}, "is text"),
+        ({"values": {"state": int}}, "state name 'state'"),
+        ({"values": {"a": int}, "lists": {"a": int}}, "state name 'a'"),
+        ({"state": "long"}, "is a string"),
         ({"state": object}, "state"),
     ],
 )
@@ -299,7 +299,7 @@ def test_what_counts_by_the_clock_cannot_be_run_once(spark: SparkSession, tmp_pa
     forgetful = stateful(feed.stream(), "key", total, TOTAL, state=float, ttl="1 hour")
     with pytest.raises(ConfigError, match="a run once would not end"):
         require_an_end(forgetful, "write to spend")
-    with pytest.raises(ConfigError, match="ttl counts by the clock"):
+    with pytest.raises(ConfigError, match="ttl follows the clock"):
         stateful(feed.stream(), "key", total, TOTAL, ttl="1 hour", timers="event", on_timer=lambda *_: None)
 
 
@@ -327,7 +327,7 @@ def wait_until(happened: Callable[[], bool], timeout_s: float) -> None:
 
 def test_a_key_that_is_no_column_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     feed = Batches(spark, tmp_path / "in", "key string, amount int")
-    with pytest.raises(ConfigError, match="no column user: there are key, amount"):
+    with pytest.raises(ConfigError, match="no column 'user' for the key; the frame has key, amount"):
         stateful(feed.stream(), "user", total, StructType([StructField("x", LongType())]))
     with pytest.raises(ConfigError, match="use append or update"):
         stateful(feed.stream(), "key", total, TOTAL, mode="complete")

@@ -38,7 +38,7 @@ def test_a_table_is_the_last_row_of_each_key(spark: SparkSession) -> None:
     table = as_table(spark.createDataFrame(rows, RECORDS), "key")
     assert {row.key: row.value for row in table.collect()} == {"a": "3", "c": "4"}
     assert table.columns == ["key", "value", "partition", "pointer"]
-    with pytest.raises(SchemaMismatchError, match="no column id"):
+    with pytest.raises(SchemaMismatchError, match="no column 'id'"):
         as_table(table, "id")
 
 

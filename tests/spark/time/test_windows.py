@@ -94,7 +94,7 @@ def test_the_append_time_is_the_logs_or_the_query_fails(spark: SparkSession) -> 
     created = spark.createDataFrame([("orders", START, "create")], columns)
     with pytest.raises(PySparkException, match=r"set message\.timestamp\.type=LogAppendTime on the topic"):
         created.select(append_time(created)).collect()
-    with pytest.raises(SchemaMismatchError, match="take it along"):
+    with pytest.raises(SchemaMismatchError, match="include it when you select"):
         append_time(created.drop("timestamp_type"))
 
 

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import DeadLetter, LetterFilter, open_dead_letters
-from penstock.consuming.dead_letters import REDRIVE_GROUP_HEADER, REDRIVE_ID_HEADER
+from penstock import DeadLetter, DeadLetterFilter, open_dead_letters
+from penstock.dead_letters import REDRIVE_GROUP_HEADER, REDRIVE_ID_HEADER
 from penstock.errors import ConfigError, RegistryUnavailableError, SerdeError, StoreUnavailableError
 from penstock.model.letter import letter_id
 from penstock.serde import AvroSerde, Topic
-from penstock.spark.decoding import Decoder
-from penstock.spark.forms.form import arrow_type_of
+from penstock.spark.values.decoding import Decoder
+from penstock.spark.values.forms.form import arrow_type_of
 from tests.seeds import seed_of
 from tests.spark.typed.records import AT, KEY, fields_of, record_rows
 from tests.spark.typed.values import ORDERS, Order
@@ -108,7 +108,7 @@ def compare(values: Sequence[bytes | None], decoder: Decoder, folder: Path) -> N
 def letters_in(folder: Path) -> list[DeadLetter]:
     letters = open_dead_letters(f"sqlite:{folder / 'letters.db'}")
     try:
-        return list(letters.browse(LetterFilter(), limit=1000))
+        return list(letters.browse(DeadLetterFilter(), limit=1000))
     finally:
         letters.close()
 
@@ -189,7 +189,7 @@ def test_a_value_that_no_column_can_hold_goes_to_the_dead_letters(data: bytes, t
     assert [row["pointer"] for row in rows] == [0, 2, 3]
     (letter,) = letters_in(tmp_path)
     assert letter.record.value == data
-    assert "has no place in its columns" in letter.error
+    assert "does not fit its columns" in letter.error
 
 
 def test_a_letter_has_the_record_as_it_was_and_why_it_was_given_up(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_letter_has_the_record_as_it_was_and_why_it_was_given_up(tmp_path: Pat
     assert (record.headers, record.timestamp) == ((("h", b"1"),), AT)
     assert letter.id == letter_id("usage", "orders", 3, 1)
     assert (letter.group, letter.handler_version, letter.error_kind) == ("usage", "7", "SerdeError")
-    assert "4 bytes are no Order in JSON" in letter.error
+    assert "4 bytes are not Order in JSON" in letter.error
 
 
 def test_a_task_that_is_tried_again_leaves_one_letter(tmp_path: Path) -> None:
@@ -220,15 +220,15 @@ def test_dead_letters_that_cannot_be_reached_fail_the_task(tmp_path: Path) -> No
 @pytest.mark.parametrize("none", [None, False])
 def test_without_dead_letters_a_bad_record_fails_the_task(none: bool | None) -> None:
     decoder = Decoder(ORDERS_TOPIC, url=URL, dead_letters=none, group="usage")
-    with pytest.raises(SerdeError, match=r"orders-3 at offset 1 cannot be read, and there are no dead letters"):
+    with pytest.raises(SerdeError, match=r"orders-3 at offset 1 cannot be decoded, and there are no dead letters"):
         decoder.decode(record_rows([GOOD, b"junk"]))
 
 
 def test_dead_letters_are_on_unless_they_are_refused() -> None:
     assert Decoder(ORDERS_TOPIC, url=URL, group="usage").dead_letters == "orders.dlq"
-    with pytest.raises(ConfigError, match="come back for ever"):
+    with pytest.raises(ConfigError, match="read again for ever"):
         Decoder(ORDERS_TOPIC, url=URL, dead_letters="orders", group="usage")
-    with pytest.raises(ConfigError, match="memory of one process"):
+    with pytest.raises(ConfigError, match="exists only in this process"):
         Decoder(ORDERS_TOPIC, url="memory:x", group="usage")
 
 

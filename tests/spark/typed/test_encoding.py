@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.consuming.dead_letters import REDRIVE_GROUP_HEADER
+from penstock.dead_letters import REDRIVE_GROUP_HEADER
 from penstock.errors import ConfigError, SchemaMismatchError, SerdeError
 from penstock.serde import Topic
-from penstock.spark.columns import RECORD, WRITTEN
-from penstock.spark.encoding import check_columns, encode_frame
-from penstock.spark.typed_encoding import Encoder
+from penstock.spark.values.columns import RECORD, WRITTEN
+from penstock.spark.values.encoding import check_columns, encode_frame
+from penstock.spark.values.typed_encoding import Encoder
 from tests.spark.typed.records import AT
 
 AT_TEXT = "2026-11-15T08:00:00.000000Z"
@@ -109,7 +109,7 @@ def test_text_is_written_as_it_is(spark: SparkSession) -> None:
 
 def test_columns_of_records_with_other_types_are_refused_together(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1, "v", "now")], "key int, value string, timestamp string")
-    with pytest.raises(SchemaMismatchError, match=r"key is int, .*; timestamp is string, and should be timestamp"):
+    with pytest.raises(SchemaMismatchError, match=r"key is int, .*; timestamp is string, but must be timestamp"):
         encode_frame(frame, "copy")
 
 
@@ -232,10 +232,10 @@ def test_everything_that_does_not_fit_is_told_at_once(spark: SparkSession) -> No
         encode_frame(frame, SPEND)
     for part in (
         "customer is missing (string)",
-        "total is string, and should be double",
-        "count is double, and should be bigint",
-        "parts[].share is string, and should be double",
-        "more is no field of Spend",
+        "total is string, but must be double",
+        "count is double, but must be bigint",
+        "parts[].share is string, but must be double",
+        "more is not a field of Spend",
     ):
         assert part in str(caught.value)
     with pytest.raises(SchemaMismatchError):

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError, SerdeError
 from penstock.serde import MsgpackSerde, Topic
-from penstock.spark.decoding import decode_expression
-from penstock.spark.types import columns_of
+from penstock.spark.values.decoding import decode_expression
+from penstock.spark.values.types import columns_of
 from tests.spark.typed.test_decoding import GOOD, ODD
 from tests.spark.typed.values import Line, Payment, Person
 
@@ -133,15 +133,15 @@ class Tagged:
 @pytest.mark.parametrize(
     ("topic", "message"),
     [
-        (Topic("t", Positive), r"Positive\.amount has a rule"),
-        (Topic("t", Ruled), "Ruled has rules of its own"),
-        (Topic("t", Crate), "Crate has rules of its own"),
+        (Topic("t", Positive), r"Positive\.amount has constraints"),
+        (Topic("t", Ruled), "Ruled has its own validation"),
+        (Topic("t", Crate), "Crate has its own validation"),
         (Topic("t", Tagged), r"Tagged\.tags is a Dict"),
         (Topic("t", Person), "pydantic"),
         (Topic("t", Payment), r"Payment\.payment_id is a UUID"),
-        (Topic("t", Line, serde=MsgpackSerde(Line)), "no JSON"),
-        (Topic("t", int), "no fields"),
-        (Topic("t"), "no JSON"),
+        (Topic("t", Line, serde=MsgpackSerde(Line)), "not JSON of a type"),
+        (Topic("t", int), "has no fields"),
+        (Topic("t"), "not JSON of a type"),
     ],
 )
 def test_what_takes_python_is_refused_by_name(topic: Topic[Any], message: str, spark: SparkSession) -> None:

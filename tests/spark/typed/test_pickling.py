@@ -19,7 +19,7 @@ import msgspec
 import pydantic
 
 from penstock.serde import Topic
-from penstock.spark.pickling import by_value
+from penstock.spark.sessions.pickling import by_value
 
 
 class Size(enum.Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 from decimal import Decimal
 from typing import Any
 
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from penstock.serde import AvroSerde, Topic
-from penstock.spark.columns import RECORD, WRITTEN
-from penstock.spark.decoding import Decoder, decode_stream
-from penstock.spark.encoding import encode_frame
-from penstock.spark.typed_encoding import Encoder
+from penstock.spark.source.native import decoded_by
+from penstock.spark.values.columns import RECORD, WRITTEN
+from penstock.spark.values.decoding import Decoder
+from penstock.spark.values.encoding import encode_frame
+from penstock.spark.values.typed_encoding import Encoder
 from tests.spark.typed.proto import visit_class
 from tests.spark.typed.records import record_rows
 from tests.spark.typed.test_types import AVRO
@@ -116,6 +118,7 @@ def test_protobuf_messages_come_back(
     assert there_and_back(Topic("t", visit_class()), [visit]) == [visit]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
@@ -125,6 +128,6 @@ def test_through_spark_a_value_of_any_kind_comes_back(kind: str, data: st.DataOb
     values = data.draw(st.lists(strategy, min_size=1, max_size=20))
     records = record_rows([*(topic.new_record(value).value for value in values), None])
     frame = spark.createDataFrame(pa.Table.from_batches([records]), RECORD)
-    decoded = decode_stream(frame, Decoder(topic, url=URL, dead_letters=None, group="g"))
+    decoded = decoded_by(frame, pickle.dumps(Decoder(topic, url=URL, dead_letters=None, group="g")))
     written = encode_frame(decoded.orderBy("pointer"), topic).collect()
     assert [topic.decode(None if row["value"] is None else bytes(row["value"])) for row in written] == [*values, None]

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.serde import AvroSerde, Topic
-from penstock.spark.types import columns_of, has_fields
+from penstock.spark.values.types import columns_of
 from tests.spark.typed.proto import visit_class
 from tests.spark.typed.values import Line, Order, Parcel, Payment, Person, Point, Sensor
 
@@ -58,11 +58,6 @@ def test_values_without_fields_are_one_column() -> None:
     assert columns(None) == "value:string"
     assert columns(int) == "value:bigint"
     assert columns(list[float]) == "value:array<double>"
-
-
-def test_only_bytes_are_read_as_they_are() -> None:
-    assert not has_fields(Topic("t"))
-    assert all(has_fields(Topic("t", form)) for form in (str, None, int, Order))
 
 
 def test_a_time_that_has_no_zone_by_its_type_is_a_time_without_one() -> None:
@@ -129,7 +124,7 @@ class Keyed:
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (Node, r"Node\.next has no column in Spark: Node contains itself"),
+        (Node, r"Node\.next has no column in Spark: Node is recursive"),
         (Bag, r"Bag\.inside\{\}\[\] has no column in Spark: it may be anything"),
         (Either, r"Either\.one has no column in Spark: it may be of several types"),
         (Keyed, r"Keyed\.by has no column"),

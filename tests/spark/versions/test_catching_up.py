@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.spark.progress import QueryProgress
-from penstock.spark.versions import catching_up
-from penstock.spark.versions.catching_up import CatchingUp
-from penstock.streams.memory.streams import MemoryStreams
+from penstock.spark.run.progress import QueryProgress
+from penstock.spark.versions import reprocessing
+from penstock.spark.versions.reprocessing import CatchUpProgress
+from penstock.streams.memory.streams import MemoryStream
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class _Pipeline:
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> MemoryStreams:
+def streams(monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
     """Orders: 6 in each of two partitions, of which 2 have expired in the first; clicks: 3 in one."""
-    monkeypatch.setattr(catching_up, "sources", lambda frame: frame)
-    memory = MemoryStreams()
+    monkeypatch.setattr(reprocessing, "sources", lambda frame: frame)
+    memory = MemoryStream()
     memory.create_topic("orders", 2)
     memory.create_topic("clicks", 1)
     for partition in (0, 1):
@@ -49,9 +49,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> MemoryStreams:
     return memory
 
 
-def test_everything_there_is_for_each_query_is_counted(streams: MemoryStreams) -> None:
+def test_everything_there_is_for_each_query_is_counted(streams: MemoryStream) -> None:
     pipeline = _Pipeline([_Query("one", ["topic orders"]), _Query("two", ["topic orders", "topic clicks"])])
-    way = CatchingUp(streams, pipeline)
+    way = CatchUpProgress(streams, pipeline)  # type: ignore[arg-type]
     assert (way.done, way.total) == (0, (4 + 6) + (4 + 6 + 3))
     pipeline.tell("one", {"0": 4, "1": 1})
     assert way.done == 2 + 1
@@ -59,9 +59,9 @@ def test_everything_there_is_for_each_query_is_counted(streams: MemoryStreams) -
     assert way.done == 2 + 1 + 4 + 6 + 2
 
 
-def test_what_came_later_does_not_count(streams: MemoryStreams) -> None:
+def test_what_came_later_does_not_count(streams: MemoryStream) -> None:
     pipeline = _Pipeline([_Query("one", ["topic orders"])])
-    way = CatchingUp(streams, pipeline)
+    way = CatchUpProgress(streams, pipeline)  # type: ignore[arg-type]
     for number in range(50):
         streams.send("orders", str(number), partition=1).result(5)
     streams.add_partitions("orders", 3)
@@ -69,9 +69,9 @@ def test_what_came_later_does_not_count(streams: MemoryStreams) -> None:
     assert (way.done, way.total) == (10, 10)
 
 
-def test_sources_that_are_no_topics_and_queries_that_have_not_begun_count_for_nothing(streams: MemoryStreams) -> None:
+def test_sources_that_are_no_topics_and_queries_that_have_not_begun_count_for_nothing(streams: MemoryStream) -> None:
     pipeline = _Pipeline([_Query("one", ["rate", "topic clicks"]), _Query("two", ["topic not-there"])])
-    way = CatchingUp(streams, pipeline)
+    way = CatchUpProgress(streams, pipeline)  # type: ignore[arg-type]
     assert way.total == 3
     pipeline.tell("one", None, {"0": 3})
     assert way.done == 3

@@ -13,10 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock import Connection
-from penstock.cli import reprocess, run
-from penstock.cli.reprocess import Wishes, reprocess_file
-from penstock.spark.run_settings import Engine, RunSettings
-from penstock.spark.sessions import has_connector
+from penstock.cli import programs
+from penstock.cli.commands import reprocess
+from penstock.cli.commands.reprocess import ReprocessOptions, reprocess_file
+from penstock.spark.pipeline import Pipeline
+from penstock.spark.run.settings import Engine, RunSettings
+from penstock.spark.sessions.opening import has_connector
 from tests.cli.running import COMMAND, Command
 from tests.servers import ServerProcess
 
@@ -44,7 +46,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(run, "stop_session", lambda: None)
+    monkeypatch.setattr(programs, "stop_session", lambda: None)
     monkeypatch.setattr(reprocess, "stop_session", lambda: None)
     folder = tmp_path / "program"
     folder.mkdir()
@@ -76,6 +78,7 @@ def test_a_version_is_replaced_by_the_next_while_it_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     engine: Engine = "native" if has_connector(spark) else "python"
+    of_somebody_else = Pipeline("of-somebody-else", log_url)
     connection.create_topic("orders", 1)
     for count in (1, 2, 3):
         connection.send("orders", str(count), key="k")
@@ -91,9 +94,10 @@ def test_a_version_is_replaced_by_the_next_while_it_runs(
             program,
             [log_url],
             RunSettings(once=True, start="earliest", engine=engine, reprocess=True, program=str(program)),
-            Wishes(switch="always", retire=True, delete_topics=False, once=False),
+            ReprocessOptions(switch="always", retire=True, delete_topics=False, once=False),
         )
         assert first.popen.wait(TIMEOUT_S) == 0, "it was asked to stop, and drained"
+        assert not of_somebody_else.started, "a program runs its own pipelines alone"
     finally:
         first.kill()
     assert _values(connection, "prices") == [2, 4, 6]
@@ -104,21 +108,21 @@ def test_a_version_is_replaced_by_the_next_while_it_runs(
         "name    by      same  only old  only new  different",
         "prices  record     1         2         2          -",
     ]
-    assert "begins version v2, beside v1" in told.err
-    assert "Readers of prices are led to topic prices.v2" in told.err
+    assert "starts version v2, beside v1" in told.err
+    assert "Readers of prices get topic prices.v2 from now on." in told.err
     assert f"Stopped version v1, which ran in process {first.pid}." in told.err
     [words] = went_on
     assert words[1:5] == ["-m", "penstock.cli", "run", str(program)]
     assert words[5:] == ["--version", "v2", "--engine", engine, "--", log_url]
 
     command = Command(log_url)
-    assert command.well("pipelines").table[0][:3] == ["shop", "v2", "current"]
-    entries = {each["version"]: each for each in command.well("pipelines", "--all", "--json").json}
+    assert command.well("pipelines", "versions").table[0][:3] == ["shop", "v2", "current"]
+    entries = {each["version"]: each for each in command.well("pipelines", "versions", "--all", "--json").json}
     assert entries["v1"]["state"] == "retired"
     assert not (Path(entries["v1"]["checkpoints"]) / "shop").exists()
     consumed = command.well("consume", "prices", "--format", "raw")
     assert sorted(consumed.out.split()) == ["3", "6", "9"]
-    assert "prices leads to topic prices.v2" in consumed.err
+    assert "prices refers to topic prices.v2" in consumed.err
     refused = command("pipelines", "retire", "shop", "v2")
     assert (refused.code, "is the current one" in refused.err) == (1, True)
     assert json.loads(command.well("topics", "describe", "prices", "--json").out)["topic"] == "prices"

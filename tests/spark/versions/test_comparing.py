@@ -8,7 +8,7 @@ from collections import Counter
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.columns import RECORD
+from penstock.spark.values.columns import RECORD
 from penstock.spark.versions.comparing import Comparison, Example, compare
 from tests.seeds import seed_of
 

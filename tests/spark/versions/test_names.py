@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.spark.versions import checkpoint_name, next_version, output_topic
-from penstock.spark.versions.names import by_age, version_of_checkpoint
+from penstock.spark.versions.names import by_age
 
 
 def test_the_first_version_has_the_plain_names() -> None:
@@ -22,10 +22,6 @@ def test_later_versions_have_names_of_their_own() -> None:
 
 def test_a_version_is_never_mixed_up_with_a_pipeline_of_a_similar_name() -> None:
     assert checkpoint_name("usage", "v2") != checkpoint_name("usage.v2", None)
-    assert version_of_checkpoint("usage", "usage@v2") == "v2"
-    assert version_of_checkpoint("usage", "usage") == "v1"
-    assert version_of_checkpoint("usage", "usage.v2") is None
-    assert version_of_checkpoint("usage", "usages@v2") is None
 
 
 @pytest.mark.parametrize(

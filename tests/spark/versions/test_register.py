@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.abc import Streams
+from penstock.abc import Stream
 from penstock.errors import AliasChangedError, ConfigError, PenstockError, PipelineError, UnknownTopicError
 from penstock.spark.versions.register import Register, unfinished
 from penstock.streams.aliases import aliases, current_topic
-from penstock.streams.memory.streams import MemoryStreams
+from penstock.streams.memory.streams import MemoryStream
 
 
 @pytest.fixture(params=["memory", "log"])
-def streams(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Streams]:
+def streams(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stream]:
     if request.param == "memory":
-        yield MemoryStreams()
+        yield MemoryStream()
         return
     with penstock.connect(f"log:{tmp_path / 'log'}") as connection:
         yield connection
 
 
 @pytest.fixture
-def register(streams: Streams) -> Register:
+def register(streams: Stream) -> Register:
     for topic in ("spend", "spend.v2", "late", "late.v2"):
         streams.create_topic(topic, 1)
     return Register(streams)
@@ -37,7 +37,7 @@ def test_a_pipeline_that_was_never_processed_again_has_its_first_version_only(re
     assert register.current("usage") == "v1"
 
 
-def test_a_version_is_begun_catches_up_and_becomes_current(register: Register, streams: Streams) -> None:
+def test_a_version_is_begun_catches_up_and_becomes_current(register: Register, streams: Stream) -> None:
     begun = register.begin("usage", "v2", {"spend": "key", "late": "record"}, "/checkpoints")
     assert begun.state == "reprocessing"
     assert begun.topics == {"spend": "spend.v2", "late": "late.v2"}
@@ -63,7 +63,7 @@ def test_a_version_is_begun_catches_up_and_becomes_current(register: Register, s
     assert [(each.version, each.state) for each in register.versions("usage")] == [("v1", "retired"), ("v2", "current")]
 
 
-def test_one_can_switch_back(register: Register, streams: Streams) -> None:
+def test_one_can_switch_back(register: Register, streams: Stream) -> None:
     register.begin("usage", "v2", {"spend": "record"}, "/checkpoints")
     register.caught_up("usage", "v2")
     register.switch("usage", "v2", expected="v1")
@@ -76,7 +76,7 @@ def test_one_can_switch_back(register: Register, streams: Streams) -> None:
     ]
 
 
-def test_what_is_not_complete_is_not_switched_to(register: Register, streams: Streams) -> None:
+def test_what_is_not_complete_is_not_switched_to(register: Register, streams: Stream) -> None:
     register.begin("usage", "v2", {"spend": "record"}, "/checkpoints")
     with pytest.raises(PipelineError, match="has not caught up"):
         register.switch("usage", "v2", expected="v1")
@@ -123,7 +123,7 @@ def test_a_version_that_is_not_there_is_told_with_those_that_are(register: Regis
         register.find("usage", "v7")
 
 
-def test_two_that_switch_at_once_do_not_both(register: Register, streams: Streams) -> None:
+def test_two_that_switch_at_once_do_not_both(register: Register, streams: Stream) -> None:
     """Each has seen that v1 is current. However they are interleaved, one finds out that it is not any more."""
     streams.create_topic("spend.v3", 1)
     for version in ("v2", "v3"):

@@ -15,23 +15,22 @@ from pyspark.sql import functions as F
 
 from penstock import Connection, Consumer
 from penstock.errors import ConfigError, PenstockError, PipelineError, PipelineRunningError
-from penstock.producing.backoff import Backoff
-from penstock.spark.checkpoint_folder import CheckpointFolder
-from penstock.spark.folders import StateFolder
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.restart import Restart
-from penstock.spark.run_settings import Engine, RunSettings, running_with
-from penstock.spark.sessions import has_connector
+from penstock.spark.run.checkpoint_folder import CheckpointFolder
+from penstock.spark.run.restart import Restart
+from penstock.spark.run.settings import Engine, RunSettings, running_with
+from penstock.spark.run.state_folder import StateFolder
+from penstock.spark.sessions.opening import has_connector
 from penstock.spark.versions import current_topic
 from penstock.spark.versions.register import Register
-from penstock.spark.versions.reprocessing import Begun, begin, caught_up, compare_versions
+from penstock.spark.versions.reprocessing import VersionRun, begin, caught_up, compare_versions
 from penstock.spark.versions.retiring import retire
 from tests.seeds import seed_of
 
 ORDER: Final = "customer string, amount long"
 CUSTOMERS: Final = 8
 ONCE: Final = RunSettings(once=True)
-AGAIN: Final = Restart(attempts=2, backoff=Backoff(first_s=0.1, longest_s=0.2))
+AGAIN: Final = Restart(attempts=2, first_delay_s=0.1, max_delay_s=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def _pipeline(
     order = F.from_json(F.col("value").cast("string"), ORDER).alias("order")
     orders = records.select("pointer", order).select("pointer", "order.*")
     refused = F.when(F.col("pointer") == F.lit(fails_at), F.raise_error(F.lit("interrupted here")))
-    orders = orders.withColumn("amount", F.coalesce(refused, "amount"))
+    orders = orders.where(F.coalesce(refused.cast("boolean"), F.lit(True)))  # a filter is no part of any state
     amount = F.abs("amount") if mistake else F.col("amount")
     spend = orders.groupBy("customer").agg(F.sum(amount).alias("total"))
     pipe.write(spend, "spend", key="customer", compact=True)
@@ -93,9 +92,9 @@ def _written_refunds(connection: Connection, topic: str) -> Counter[tuple[str, i
 
 def _reprocess(
     spark: SparkSession, url: str, version: str | None = None, **program: int | None
-) -> tuple[list[Begun], PenstockError | None]:
+) -> tuple[list[VersionRun], PenstockError | None]:
     """As the command does: run the program as another version, and give what ended it."""
-    begun: list[Begun] = []
+    begun: list[VersionRun] = []
     settings = RunSettings(
         once=True,
         start="earliest",
@@ -206,7 +205,7 @@ def test_a_new_version_does_not_write_into_a_topic_that_is_there(
         connection.create_topic(topic, 1)
     _, error = _reprocess(spark, log_url)
     assert isinstance(error, PipelineError)
-    assert "topic 'spend.v2' is there already" in str(error)
+    assert "topic 'spend.v2' already exists" in str(error)
     assert Register(connection).versions("usage") == []
 
 

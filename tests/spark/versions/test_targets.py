@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 
 from penstock import Topic
 from penstock.errors import ConfigError
-from penstock.spark.sink import Console, Folder, FunctionTarget, SqlTable, TopicTarget
-from penstock.spark.targets import Delivery, OutputMode, QueryIdentity
+from penstock.spark import Console, Folder, FunctionTarget, SqlTable, TopicTarget
+from penstock.spark.sink.target import Delivery, OutputMode, QueryIdentity
 from penstock.spark.versions import versioned
 
 URL = "kafka://127.0.0.1:9"
@@ -62,7 +62,7 @@ def test_the_console_shows_any_version() -> None:
 
 
 def test_a_function_would_do_its_work_twice() -> None:
-    with pytest.raises(ConfigError, match="has one place only"):
+    with pytest.raises(ConfigError, match="has no versions"):
         versioned(FunctionTarget(lambda frame, batch_id: None, "notify"), "v2")
 
 

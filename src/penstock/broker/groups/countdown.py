@@ -1,4 +1,4 @@
-"""A timeout that is pushed back far more often than it runs out, such as a member's session."""
+"""A timeout that is extended far more often than it expires, such as a member's session."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from penstock.broker.contracts import Clock, Timer
 
 _ROUNDING_S: Final = 1e-6
-"""Less than this is no time left but the sum of roundings."""
+"""Less than this is a rounding error, not time left."""
 
 
 class Countdown:
     """Calls `at_zero` once the time has passed, unless it is restarted or stopped before.
 
-    Restarting with a later end, which every heartbeat does, costs no new timer: the one that is armed finds at its end
-    that time is left and waits for the rest.
+    Extending it, as every heartbeat does, needs no new timer: the running one sees at its end that time is left, and
+    waits for the rest.
     """
 
     __slots__ = ("_armed_until_s", "_at_zero", "_clock", "_ends_at_s", "_timer")
@@ -32,7 +32,7 @@ class Countdown:
         return self._ends_at_s is not None
 
     def start(self, delay_ms: int) -> None:
-        """Run from now on, whatever was left before."""
+        """Restart from now, whatever was left before."""
         delay_s = max(delay_ms, 0) / 1000
         self._ends_at_s = self._clock.monotonic_s() + delay_s
         if self._timer is not None and self._armed_until_s <= self._ends_at_s:

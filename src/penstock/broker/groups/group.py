@@ -1,27 +1,102 @@
-"""A group: its members, its generation and the rules that need no clock and no log."""
+"""A group: its members, its generation, and the rules that need no clock and no log."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_topics
 from penstock.broker.groups.countdown import Countdown
-from penstock.broker.groups.member import Member
 from penstock.broker.groups.messages import JoinAnswer, JoinedMember, MemberProtocol, SyncAnswer
 from penstock.broker.groups.records import StoredGroup, StoredMember
-from penstock.broker.groups.state import PREVIOUS, GroupState
+from penstock.broker.stored_fields import DamagedRecordError, FieldReader
+
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+
+
+class GroupState(Enum):
+    EMPTY = "Empty"
+    """No members. It may have offsets; joins, and commits of consumers outside of the group protocol, are accepted."""
+    PREPARING_REBALANCE = "PreparingRebalance"
+    """Waiting for the members to rejoin. Heartbeats are answered with REBALANCE_IN_PROGRESS."""
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    """A new generation has begun; waiting for the leader's assignment."""
+    STABLE = "Stable"
+    """Every member has, or can ask for, its assignment."""
+    DEAD = "Dead"
+    """Its deletion is being written. If that fails, it becomes Empty again."""
+
+
+PREVIOUS: Final = {
+    GroupState.EMPTY: {GroupState.PREPARING_REBALANCE, GroupState.DEAD},
+    GroupState.PREPARING_REBALANCE: {GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY},
+    GroupState.COMPLETING_REBALANCE: {GroupState.PREPARING_REBALANCE},
+    GroupState.STABLE: {GroupState.COMPLETING_REBALANCE},
+    GroupState.DEAD: {GroupState.EMPTY},
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Member:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[MemberProtocol, ...]
+    session: Countdown
+    assignment: bytes = b""
+    is_new: bool = False
+    """Until its first JoinGroup is answered. It cannot send heartbeats before, so another timeout applies."""
+    join: asyncio.Future[JoinAnswer] | None = None
+    sync: asyncio.Future[SyncAnswer] | None = None
+
+    @property
+    def is_static(self) -> bool:
+        return self.instance_id is not None
+
+    @property
+    def waits_for_the_group(self) -> bool:
+        """Whether it waits for an answer of the group, so that no heartbeat is due."""
+        return not self.is_new and (self.join is not None or self.sync is not None)
+
+    @property
+    def protocol_names(self) -> frozenset[str]:
+        return frozenset(protocol.name for protocol in self.protocols)
+
+    def metadata_for(self, protocol_name: str) -> bytes:
+        return next(protocol.metadata for protocol in self.protocols if protocol.name == protocol_name)
+
+    def vote(self, candidates: Collection[str]) -> str:
+        return next(protocol.name for protocol in self.protocols if protocol.name in candidates)
+
+    def answer_join(self, answer: JoinAnswer) -> None:
+        """Answer the waiting JoinGroup, if there is one. Its client may have disconnected just now."""
+        if self.join is not None and not self.join.done():
+            self.join.set_result(answer)
+        self.join = None
+
+    def answer_sync(self, answer: SyncAnswer) -> bool:
+        """Answer the waiting SyncGroup, if there is one, and return whether there was."""
+        waited = self.sync is not None
+        if self.sync is not None and not self.sync.done():
+            self.sync.set_result(answer)
+        self.sync = None
+        return waited
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Group:
     group_id: str
     join_phase: Countdown
-    """Ends the wait for members that have not joined again."""
+    """Ends the wait for members that have not rejoined."""
     sync_phase: Countdown
     """Ends the wait for members that have joined but not asked for their assignment."""
     state: GroupState = GroupState.EMPTY
@@ -29,25 +104,25 @@ class Group:
     state_since_ms: int | None = None
     generation: int = 0
     protocol_type: str | None = None
-    """None for a group that has only ever been used to commit offsets."""
+    """None for a group that was only used to commit offsets."""
     protocol_name: str | None = None
     leader_id: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
-    """By member id, the longest standing first."""
+    """By member id, oldest first."""
     static_members: dict[str, str] = field(default_factory=dict)
     """Member ids by instance id."""
     pending_members: dict[str, Countdown] = field(default_factory=dict)
-    """Those that have been given an id and are to join with it, by that id."""
+    """Members that got an id and have not joined with it yet, by that id."""
     pending_sync: set[str] = field(default_factory=set)
     """The members of this generation that have not sent their SyncGroup yet."""
     subscribed: frozenset[str] | None = None
-    """The topics of all members of this generation; None when the broker cannot know them."""
+    """The topics of all members of this generation; None if the broker cannot know them."""
     joined_during_delay: bool = False
     """Whether a member was added since the initial rebalance was last delayed."""
     delay_left_ms: int = 0
     """How much longer the initial rebalance may still be delayed."""
     stored: bool = False
-    """Whether the topic holds a record of this group, so that its end must be written too."""
+    """Whether the topic has a record of this group, so that its end must be written, too."""
 
     @property
     def is_consumer_group(self) -> bool:
@@ -76,7 +151,7 @@ class Group:
         self.state_since_ms = since_ms
 
     def check_member(self, member_id: str, instance_id: str | None) -> Member:
-        """The member, unless it is unknown or has been replaced by another with the same instance id."""
+        """The member, unless it is unknown or was replaced by another with the same instance id."""
         if instance_id is not None:
             current = self.static_members.get(instance_id)
             if current is None:
@@ -89,7 +164,6 @@ class Group:
         return member
 
     def supports(self, protocol_type: str, protocols: Iterable[MemberProtocol]) -> bool:
-        """Whether a member with these protocols can work together with all that are here."""
         names = {protocol.name for protocol in protocols}
         if self.state is GroupState.EMPTY:
             return bool(protocol_type and names)
@@ -115,7 +189,7 @@ class Group:
             countdown.stop()
 
     def remove(self, member_id: str) -> None:
-        """Take a member out. Requests of it that wait are answered with UNKNOWN_MEMBER_ID, so it joins anew."""
+        """Remove a member. Its waiting requests are answered with UNKNOWN_MEMBER_ID, so that it rejoins."""
         self.drop_pending(member_id)
         self.pending_sync.discard(member_id)
         member = self.members.pop(member_id, None)
@@ -130,7 +204,7 @@ class Group:
             self.leader_id = next(iter(self.members), None)
 
     def replace_static(self, old: Member, new: Member) -> None:
-        """Let a static member go on under a new id. Whoever still uses the old one is fenced."""
+        """Let a static member continue under a new id. Users of the old one are fenced."""
         assert new.instance_id is not None
         assert old.instance_id == new.instance_id
         old.session.stop()
@@ -146,7 +220,7 @@ class Group:
             self.leader_id = new.member_id
 
     def elect_joined_leader(self) -> bool:
-        """Make sure that the leader is among those that have joined; False when nobody has."""
+        """Make sure that the leader has joined; False if no member has."""
         if self.leader_id is None:
             return False
         if self.members[self.leader_id].join is not None:
@@ -158,7 +232,6 @@ class Group:
         return True
 
     def select_protocol(self) -> str:
-        """The protocol that most members like best among those that all of them know."""
         common = self._common_protocols()
         votes = Counter(member.vote(common) for member in self.members.values())
         return votes.most_common(1)[0][0]
@@ -178,11 +251,11 @@ class Group:
         self.subscribed = self._subscriptions()
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Whether a member may still want the offsets of this topic."""
+        """Whether a member may still need the offsets of this topic."""
         return self.is_consumer_group if self.subscribed is None else topic in self.subscribed
 
     def joined_answer(self, member: Member) -> JoinAnswer:
-        """What a member is told about the current generation; the leader hears about everybody."""
+        """What a member is told about the current generation; the leader gets all members."""
         is_leader = member.member_id == self.leader_id
         return JoinAnswer(
             member_id=member.member_id,
@@ -224,7 +297,6 @@ class Group:
         )
 
     def stop(self) -> None:
-        """Stop every countdown."""
         self.join_phase.stop()
         self.sync_phase.stop()
         for member in self.members.values():
@@ -249,3 +321,17 @@ class Group:
                 return None
             topics |= subscription
         return frozenset(topics)
+
+
+def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
+    """The topics of a ConsumerProtocolSubscription, or None if the bytes are not one.
+
+    Clients write it for clients; the broker reads the topics to know which offsets are still used. All later versions
+    start like version 0, so only that is read.
+    """
+    reader = FieldReader(metadata)
+    try:
+        reader.int16()
+        return frozenset(reader.string() for _ in range(reader.array_length()))
+    except DamagedRecordError:
+        return None

@@ -1,12 +1,12 @@
-"""Writes to the coordinator's topic, and makes each one take effect once it is durable, in the order of the log.
+"""Writes to the coordinator's topic, and applies each write once it is durable, in the order of the log.
 
-What the coordinator remembers must be what it would remember after reading the topic again. So a change is handed over
-as records and as the function that applies it to memory, and memory changes exactly as the log does: in the same order,
-and not before the records are safe. Two commits that wait for the disk together can wake in either order; they are
-still applied in the order in which they were written.
+Memory must be what reading the topic again would give. So a change is passed as records and as the function that
+applies it to memory, and memory changes exactly as the log does: in the same order, and not before the records are
+safe. Two commits that wait for the disk together can wake in either order; they are still applied in the order in which
+they were written.
 
-A write belongs to the journal, not to the request that asked for it: when a client goes away in the middle, its records
-are (or are not) in the log, and memory must agree.
+A write belongs to the journal, not to its request: if a client disconnects halfway, its records are in the log or not,
+and memory must agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.contracts import InternalTopic
+from penstock.broker.contracts import InternalTopic, internal_partition
 from penstock.broker.errors import code_of
 from penstock.broker.groups.records import StoredRecord
 
@@ -38,8 +38,8 @@ _ANSWERS = {
 
 
 def answer_for(error: BaseException) -> ErrorCode:
-    """The code a client gets when its change could not be stored: one that makes it look for its coordinator and retry
-    where that can help. A client must never see an error about a topic that it has not named."""
+    """The code for a client whose change could not be stored: one that makes it find its coordinator again and retry,
+    if that can help. A client must never get an error about a topic that it has not named."""
     code = code_of(error)
     return _ANSWERS.get(code, code)
 
@@ -54,7 +54,7 @@ class _Write:
 
 
 def _nothing(_error: BaseException) -> None:
-    """Most writes change nothing in memory before they are durable, so there is nothing to take back."""
+    """Most writes change nothing in memory before they are durable, so there is nothing to undo."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Journal:
         producer_id: int = -1,
         producer_epoch: int = -1,
     ) -> asyncio.Future[None]:
-        """Append the records as one batch; then call `apply`, or `fail` when they could not be written.
+        """Append the records as one batch; then call `apply`, or `fail` if they could not be written.
 
         Either is called before the returned future is done, and after those of all earlier writes to the partition.
         Await the future through `asyncio.shield`, or not at all.
@@ -87,12 +87,15 @@ class Journal:
         task.add_done_callback(self._tasks.discard)
         return write.settled
 
+    def partition_of(self, group_id: str) -> int:
+        """The partition of the topic that stores the group."""
+        return internal_partition(group_id, self.topic.partition_count)
+
     def busy_partitions(self) -> list[int]:
-        """The partitions with writes that have not been settled yet."""
         return list(self._queues)
 
     def after_writes(self, partition: int, action: Callable[[], None]) -> None:
-        """Call `action` once everything written so far is settled: at once when nothing is under way."""
+        """Call `action` once everything written so far is settled; at once if no write is running."""
         queue = self._queues.get(partition)
         if queue is None:
             action()
@@ -106,7 +109,6 @@ class Journal:
             await asyncio.wait([queue[-1].settled])
 
     async def close(self) -> None:
-        """Wait for the writes that are under way."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -119,13 +121,7 @@ class Journal:
         producer_epoch: int,
     ) -> None:
         try:
-            await self.topic.append(
-                partition,
-                records,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                transactional=producer_id >= 0,
-            )
+            await self.topic.append(partition, records, producer_id=producer_id, producer_epoch=producer_epoch)
         except BaseException as error:
             write.error = error
             if not isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""What the coordinator is asked and what it answers, free of the versions of the wire protocol."""
+"""The coordinator's requests and answers, independent of wire versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.broker.groups.offsets import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class MemberProtocol:
-    """One way of assigning partitions that a member offers, best liked first, with what it wants others to know."""
+    """An assignment protocol that a member supports, in order of preference, with its metadata."""
 
     name: str
     metadata: bytes
@@ -31,16 +31,14 @@ class JoinRequest:
     client_id: str = ""
     client_host: str = ""
     requires_known_member_id: bool = True
-    """From version 4 on a new member is sent away with an id first, so that a lost answer leaves no ghost behind."""
+    """From version 4 on, a new member first gets an id and must rejoin, so that a lost answer leaves no ghost."""
     can_skip_assignment: bool = True
-    """From version 9 on a leader can be told that the assignment stands."""
+    """From version 9 on, a leader can be told that the assignment is unchanged."""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedMember:
-    """What the leader is told about a member."""
-
     member_id: str
     instance_id: str | None
     metadata: bytes
@@ -111,17 +109,17 @@ class CommitRequest:
     offsets: tuple[OffsetToCommit, ...]
     member_id: str = ""
     generation: int = -1
-    """-1 with an empty member id comes from a consumer that manages its partitions itself, or from an admin."""
+    """-1 with an empty member id: a consumer that assigns its partitions itself, or an admin."""
     instance_id: str | None = None
     retention_ms: int | None = None
-    """Asked for by old clients only (versions 2 to 4)."""
+    """Only sent by old clients (versions 2 to 4)."""
     knows_missing_groups: bool = True
-    """From version 9 on a missing group can be called that; before, it is an illegal generation."""
+    """From version 9 on, a missing group has its own code; before, it is an illegal generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedOffset:
-    """What OffsetFetch answers for one partition: -1 when nothing is committed."""
+    """The answer of OffsetFetch for one partition: -1 if nothing is committed."""
 
     offset: int = -1
     leader_epoch: int = -1

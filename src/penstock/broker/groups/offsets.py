@@ -1,8 +1,8 @@
-"""The offsets that groups have committed, and those that wait for the end of a transaction."""
+"""Committed offsets, and those that wait for the end of a transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.broker.groups.records import CommittedOffset
@@ -21,7 +21,7 @@ _GroupOffsets = dict[TopicPartition, _Kept]
 
 
 class OffsetStore:
-    """What the records of `__consumer_offsets` say about offsets. Changes come in the order of the log."""
+    """The offsets in the records of `__consumer_offsets`. Changes come in the order of the log."""
 
     __slots__ = ("_committed", "_pending", "_sequence")
 
@@ -34,14 +34,14 @@ class OffsetStore:
         self._committed.setdefault(group, {})[where] = self._keep(committed)
 
     def commit_pending(self, producer_id: int, group: str, where: TopicPartition, committed: CommittedOffset) -> None:
-        """Keep an offset back until `end_transaction` of this producer."""
+        """Hold an offset back until `end_transaction` of this producer."""
         self._pending.setdefault(producer_id, {}).setdefault(group, {})[where] = self._keep(committed)
 
     def end_transaction(self, producer_id: int, *, commit: bool, groups: Iterable[str]) -> None:
-        """Let the pending offsets of these groups count, or drop them.
+        """Commit or drop the pending offsets of these groups.
 
-        An offset that was committed outside the transaction after the transaction's own stays: it is the later one,
-        and after compaction it may be the only one of the two that is left in the log.
+        An offset that was committed outside the transaction after the transaction's own stays: it is the later one, and
+        after compaction it may be the only one of the two in the log.
         """
         by_group = self._pending.get(producer_id, {})
         for group in groups:
@@ -58,7 +58,7 @@ class OffsetStore:
             self._pending.pop(producer_id, None)
 
     def remove(self, group: str, where: TopicPartition) -> None:
-        """Drop a committed offset, and what open transactions would put in its place."""
+        """Drop a committed offset, and the pending offsets of open transactions for it."""
         self._committed.get(group, {}).pop(where, None)
         self._forget_if_empty(group)
         for producer_id, by_group in list(self._pending.items()):
@@ -80,31 +80,27 @@ class OffsetStore:
     def is_pending(self, group: str, where: TopicPartition) -> bool:
         return any(where in by_group.get(group, ()) for by_group in self._pending.values())
 
-    def has_open_transaction(self, group: str) -> bool:
-        return any(group in by_group for by_group in self._pending.values())
-
     def open_transactions(self) -> list[int]:
-        """The producers with offsets that wait for a marker."""
         return list(self._pending)
 
     def groups_in_transaction(self, producer_id: int) -> list[str]:
         return list(self._pending.get(producer_id, ()))
 
     def groups(self) -> set[str]:
-        """Every group that has an offset, be it committed or pending."""
         pending = (group for by_group in self._pending.values() for group in by_group)
         return {*self._committed, *pending}
 
     def partitions_of(self, group: str) -> list[TopicPartition]:
-        """Every partition for which the group has an offset, be it committed or pending."""
         found = dict.fromkeys(self._committed.get(group, ()))
         for by_group in self._pending.values():
             found.update(dict.fromkeys(by_group.get(group, ())))
         return list(found)
 
-    def partitions_of_topics(self, missing: Callable[[str], bool]) -> Iterable[tuple[str, TopicPartition]]:
-        """Every offset, with its group, of the topics for which `missing` is true."""
-        return [(group, where) for group in self.groups() for where in self.partitions_of(group) if missing(where[0])]
+    def topics(self) -> set[str]:
+        return {topic for group in self.groups() for topic, _ in self.partitions_of(group)}
+
+    def partitions_of_topic(self, name: str) -> Iterable[tuple[str, TopicPartition]]:
+        return [(group, where) for group in self.groups() for where in self.partitions_of(group) if where[0] == name]
 
     def _keep(self, committed: CommittedOffset) -> _Kept:
         self._sequence += 1

@@ -1,64 +1,61 @@
-"""How a group gets from one generation to the next: who is waited for, how long, and what happens then."""
+"""Rebalances: moving a group from one generation to the next."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.contracts import Clock, internal_partition
+from penstock.broker.contracts import Clock
 from penstock.broker.groups.countdown import Countdown
-from penstock.broker.groups.group import Group
+from penstock.broker.groups.group import Group, GroupState, Member
 from penstock.broker.groups.journal import Journal, answer_for
-from penstock.broker.groups.member import Member
 from penstock.broker.groups.messages import JoinAnswer, SyncAnswer
 from penstock.broker.groups.records import group_key, group_value
 from penstock.broker.groups.settings import GroupSettings
-from penstock.broker.groups.state import GroupState
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Rebalances:
     """Moves groups through their states, driven by requests (`membership`) and by time.
 
-    A rebalance has two phases. First every member joins (again); the phase ends when all have, or when the rebalance
-    timeout has passed, which costs those that are missing their membership unless they are static. Then the leader
-    sends the assignment, and the group is stable once that is in the log.
+    A rebalance has two phases. First every member (re)joins; the phase ends when all have, or after the rebalance
+    timeout, when missing members are removed unless they are static. Then the leader sends the assignment, and the
+    group is stable once that is in the log.
     """
 
-    def __init__(self, clock: Clock, settings: GroupSettings, journal: Journal) -> None:
-        self._clock = clock
-        self._settings = settings
-        self._journal = journal
+    clock: Clock
+    settings: GroupSettings
+    journal: Journal
 
     def new_group(self, group_id: str) -> Group:
         group: Group
 
         def later(step: Callable[[Group], None]) -> Countdown:
-            return Countdown(self._clock, lambda: step(group))
+            return Countdown(self.clock, lambda: step(group))
 
         group = Group(
             group_id=group_id,
             join_phase=later(self._end_of_join_phase),
             sync_phase=later(self._end_of_sync_phase),
-            state_since_ms=self._clock.wall_ms(),
+            state_since_ms=self.clock.wall_ms(),
         )
         return group
 
     def session_of(self, group: Group, member_id: str) -> Countdown:
-        """A countdown at the end of which the member is gone."""
-        return Countdown(self._clock, lambda: self._end_of_session(group, member_id))
+        return Countdown(self.clock, lambda: self._end_of_session(group, member_id))
 
     def expect(self, group: Group, member_id: str, session_timeout_ms: int) -> None:
-        """Wait for somebody who has been given this id to join with it."""
 
         def give_up() -> None:
             self.remove(group, member_id, "it never joined with its id")
 
-        countdown = Countdown(self._clock, give_up)
+        countdown = Countdown(self.clock, give_up)
         group.pending_members[member_id] = countdown
         countdown.start(session_timeout_ms)
 
@@ -66,9 +63,9 @@ class Rebalances:
         member.session.start(member.session_timeout_ms)
 
     def remove(self, group: Group, member_id: str, reason: str) -> asyncio.Future[None] | None:
-        """Take a member, or somebody who was to become one, out of the group, and let the others go on.
+        """Remove a member, or a future one, from the group, and let the others continue.
 
-        Returns the write that this leads to, if it leads to one.
+        Returns the resulting write, if there is one.
         """
         was_member = member_id in group.members
         group.remove(member_id)
@@ -81,7 +78,7 @@ class Rebalances:
         return None
 
     def rebalance(self, group: Group, reason: str) -> asyncio.Future[None] | None:
-        """Begin a rebalance, or see whether the one under way can go on."""
+        """Start a rebalance, or check whether the running one can continue."""
         if group.can_rebalance:
             return self.prepare(group, reason)
         if (
@@ -93,7 +90,6 @@ class Rebalances:
         return None
 
     def prepare(self, group: Group, reason: str) -> asyncio.Future[None] | None:
-        """Call all members to join again."""
         logger.info(
             "Group %s is rebalanced (%s, generation %d): %s",
             group.group_id,
@@ -106,9 +102,9 @@ class Rebalances:
         group.pending_sync.clear()
         group.sync_phase.stop()
         is_initial = group.state is GroupState.EMPTY
-        group.enter(GroupState.PREPARING_REBALANCE, self._clock.wall_ms())
+        group.enter(GroupState.PREPARING_REBALANCE, self.clock.wall_ms())
         if is_initial:
-            delay_ms = self._settings.initial_rebalance_delay_ms
+            delay_ms = self.settings.initial_rebalance_delay_ms
             group.joined_during_delay = False
             group.delay_left_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
             group.join_phase.start(delay_ms)
@@ -119,7 +115,7 @@ class Rebalances:
         return None
 
     def complete_join_phase(self, group: Group) -> asyncio.Future[None] | None:
-        """Begin the next generation with those who have joined, and with the static members."""
+        """Start the next generation with those who have joined, and with the static members."""
         assert group.state is GroupState.PREPARING_REBALANCE
         group.join_phase.stop()
         for member in [member for member in group.members.values() if member.join is None and not member.is_static]:
@@ -129,7 +125,7 @@ class Rebalances:
             logger.warning("Nobody joined group %s again; waiting for its static members", group.group_id)
             group.join_phase.start(group.rebalance_timeout_ms)
             return None
-        group.begin_generation(self._clock.wall_ms())
+        group.begin_generation(self.clock.wall_ms())
         logger.info(
             "Group %s is %s in generation %d with %d members",
             group.group_id,
@@ -148,7 +144,7 @@ class Rebalances:
         return None
 
     def assign(self, group: Group, assignments: dict[str, bytes]) -> None:
-        """Store the leader's assignment, and hand it out once it is durable."""
+        """Store the leader's assignment, and send it to the members once it is durable."""
         generation = group.generation
         missing = [member_id for member_id in group.members if member_id not in assignments]
         if missing:
@@ -162,7 +158,7 @@ class Rebalances:
                 return
             for member in group.members.values():
                 member.assignment = assignments.get(member.member_id, b"")
-            group.enter(GroupState.STABLE, self._clock.wall_ms())
+            group.enter(GroupState.STABLE, self.clock.wall_ms())
             for member in group.members.values():
                 answer = SyncAnswer(
                     protocol_type=group.protocol_type,
@@ -187,18 +183,15 @@ class Rebalances:
         apply: Callable[[], None] = lambda: None,
         fail: Callable[[BaseException], None] = lambda _error: None,
     ) -> asyncio.Future[None]:
-        """Write the group as it is now, with these assignments."""
         record = group_key(group.group_id), group_value(group.to_store(assignments))
         group.stored = True
-        return self._journal.write(
-            internal_partition(group.group_id, self._journal.topic.partition_count), [record], apply=apply, fail=fail
-        )
+        return self.journal.write(self.journal.partition_of(group.group_id), [record], apply=apply, fail=fail)
 
     def abandon_join(self, group: Group, member: Member, join: asyncio.Future[JoinAnswer]) -> None:
-        """The client of a JoinGroup that waits has gone away.
+        """Handle a disconnected client whose JoinGroup waits.
 
-        A member that was only just joining is gone with it: nobody knows that it was here, and as a member it would
-        hold the others up. One that was here before may come back with its id; until its session ends it is waited for.
+        A new member is removed: nobody knows it yet, and it would delay the others. A former member may return with its
+        id; it is waited for until its session ends.
         """
         if group.members.get(member.member_id) is not member or member.join is not join:
             return
@@ -209,7 +202,7 @@ class Rebalances:
             self.heard_from(member)
 
     def abandon_sync(self, group: Group, member: Member, sync: asyncio.Future[SyncAnswer]) -> None:
-        """The client of a SyncGroup that waits has gone away; it may come back until its session ends."""
+        """Handle a disconnected client whose SyncGroup waits; it may return until its session ends."""
         if group.members.get(member.member_id) is member and member.sync is sync:
             member.sync = None
             self.heard_from(member)
@@ -225,7 +218,7 @@ class Rebalances:
             return
         is_initial = group.previous_state is GroupState.EMPTY
         if is_initial and group.joined_during_delay and group.delay_left_ms > 0:
-            delay_ms = min(self._settings.initial_rebalance_delay_ms, group.delay_left_ms)
+            delay_ms = min(self.settings.initial_rebalance_delay_ms, group.delay_left_ms)
             group.joined_during_delay = False
             group.delay_left_ms -= delay_ms
             group.join_phase.start(delay_ms)

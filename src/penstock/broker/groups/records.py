@@ -1,8 +1,8 @@
-"""The records of `__consumer_offsets`, in Kafka's own binary formats, so that Kafka's tools can read the topic.
+"""The records of `__consumer_offsets`, in Kafka's binary formats, so that Kafka's tools can read the topic.
 
 Keys: OffsetCommitKey (version 1, also read as 0) and GroupMetadataKey (2). Values: OffsetCommitValue (written as 3, or
-as 1 when the commit names its own expiry; read from 0 to 4) and GroupMetadataValue (written as 3, read from 0 to 4).
-The version stands in the first two bytes of each. A record whose value is None takes back what its key held.
+as 1 if the commit has its own expiry; read from 0 to 4) and GroupMetadataValue (written as 3, read from 0 to 4). The
+version is in the first two bytes of each. A record whose value is None deletes its key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.broker.groups.fields import DamagedRecordError, FieldReader, put_bytes, put_string
+from penstock.broker.stored_fields import DamagedRecordError, FieldReader, put_bytes, put_string
 
 StoredRecord = tuple[bytes, bytes | None]
 
@@ -36,7 +36,7 @@ KEY_NAMES: Final = {
     22: "StreamsGroupCurrentMemberAssignment",
     23: "StreamsGroupTopology",
 }
-"""What Kafka keeps in the same topic for the group protocols that this broker does not speak, by key version."""
+"""Records of group protocols that this broker does not support, by key version."""
 
 _FIRST_FLEXIBLE_VALUE: Final = 4
 _OFFSET_HEAD: Final = struct.Struct(">hqih")
@@ -67,14 +67,14 @@ class UnknownKey:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """Where a group stands in one partition: the offset of the record that it wants next."""
+    """A group's position in one partition: the offset of the next record to read."""
 
     offset: int
     leader_epoch: int
     metadata: str
     committed_at_ms: int
     expires_at_ms: int | None = None
-    """Set only when an old client asked for a retention of its own; then it counts instead of the broker's setting."""
+    """Only set if an old client asked for its own retention; it then replaces the broker's setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,6 @@ class StoredMember:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group as of the end of its last rebalance."""
-
     protocol_type: str
     generation: int
     protocol: str | None
@@ -174,7 +172,7 @@ def read_offset_value(data: bytes) -> CommittedOffset:
 
 
 def _read_current_offset_value(data: bytes) -> CommittedOffset:
-    """The version that this broker writes, in one go: a start may have to read a million of them."""
+    """The version that this broker writes, decoded in one step: startup may have to read a million of them."""
     _, offset, leader_epoch, length = _OFFSET_HEAD.unpack_from(data)
     end = _OFFSET_HEAD.size + length
     if length < 0 or end + 8 != len(data):
@@ -227,13 +225,13 @@ def _read_member(reader: FieldReader, version: int) -> StoredMember:
 def _value_version(reader: FieldReader) -> int:
     version = reader.int16()
     if not 0 <= version <= _FIRST_FLEXIBLE_VALUE:
-        raise DamagedRecordError(f"its value has version {version}, which this broker does not know")
+        raise DamagedRecordError(f"its value has version {version}, which this broker does not support")
     reader.flexible = version >= _FIRST_FLEXIBLE_VALUE
     return version
 
 
 def _check(group: StoredGroup) -> None:
-    """What a rebalance can never have written is damage, even where the bytes can be read."""
+    """A state that no rebalance can have written is damage, even if the bytes can be read."""
     if not group.members:
         return
     if group.protocol is None or not group.protocol_type:
@@ -243,4 +241,4 @@ def _check(group: StoredGroup) -> None:
     if len(ids) != len(group.members) or len(set(static)) != len(static):
         raise DamagedRecordError("it has a member twice")
     if group.leader not in ids:
-        raise DamagedRecordError(f"its leader {group.leader} is none of its members")
+        raise DamagedRecordError(f"its leader {group.leader} is not one of its members")

@@ -1,41 +1,30 @@
-"""One function per API: a request in, the fields of its answer out. They know the protocol; the coordinators and the
-log
-know the rules."""
+"""One function per API: a request in, the fields of its response out.
+
+Handlers know the protocol; the coordinators and the log know the rules.
+"""
 
 from typing import Final
 
 from penstock.broker.handlers import (
     admin,
     configs,
+    group_offsets,
     groups,
     metadata,
-    offsets,
     partitions,
     refused,
     transactions,
 )
-from penstock.broker.request import Handler
+from penstock.broker.request import Apis
 
-HANDLERS: Final[dict[int, Handler]] = {
-    **metadata.HANDLERS,
-    **offsets.HANDLERS,
-    **groups.HANDLERS,
-    **transactions.HANDLERS,
-    **admin.HANDLERS,
-    **configs.HANDLERS,
-    **partitions.HANDLERS,
-    **refused.HANDLERS,
+APIS: Final[Apis] = {
+    **metadata.APIS,
+    **groups.APIS,
+    **group_offsets.APIS,
+    **transactions.APIS,
+    **admin.APIS,
+    **configs.APIS,
+    **partitions.APIS,
+    **refused.APIS,
 }
-"""By API key. Produce, Fetch and ApiVersions are not among them: they have a path of their own."""
-
-VERSIONS: Final[dict[int, tuple[int, int]]] = {
-    **metadata.VERSIONS,
-    **offsets.VERSIONS,
-    **groups.VERSIONS,
-    **transactions.VERSIONS,
-    **admin.VERSIONS,
-    **configs.VERSIONS,
-    **partitions.VERSIONS,
-    **refused.VERSIONS,
-}
-"""By API key: the lowest and the highest version that the handler answers."""
+"""Produce, Fetch and ApiVersions are missing: they have their own paths."""

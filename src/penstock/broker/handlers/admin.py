@@ -1,4 +1,4 @@
-"""Making and removing topics: CreateTopics, DeleteTopics and CreatePartitions."""
+"""Creating and deleting topics: CreateTopics, DeleteTopics and CreatePartitions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.errors import ProtocolError, code_of
-from penstock.broker.handlers.assignment import check_replicas
-from penstock.broker.handlers.naming import check_no_collision, check_not_reserved
-from penstock.broker.request import Fields, Handler, Request
-from penstock.errors import PenstockError, TopicExistsError, UnknownTopicError
-from penstock.log.config import TopicConfig
-from penstock.log.described import describe_topic
+from penstock.broker.errors import ProtocolError, reported
+from penstock.broker.handlers.topic_checks import check_no_collision, check_not_reserved, check_replicas
+from penstock.broker.request import Apis, Fields, Request
+from penstock.errors import TopicExistsError, UnknownTopicError
+from penstock.log.configs.described import describe_topic
+from penstock.log.configs.topic_config import TopicConfig
 from penstock.log.store import Topic, check_topic_name
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ MAX_PARTITIONS_PER_REQUEST: Final = 10_000
 """How many partitions one request may create. Kafka has the same limit."""
 
 DEFAULT: Final = -1
-"""What stands for "the broker's default" in numbers of partitions and replicas."""
+"""Means "the broker's default" in numbers of partitions and replicas."""
 
 _CONFIGS_SINCE_VERSION: Final = 5
 _DELETION_DISABLED_SINCE_VERSION: Final = 3
@@ -35,34 +34,26 @@ _DELETION_DISABLED_SINCE_VERSION: Final = 3
 async def create_topics(broker: Broker, request: Request) -> Fields:
     wanted = request.body.topics
     times = Counter(topic.name for topic in wanted)
-    too_many = sum(_partitions_asked(topic) for topic in wanted) > MAX_PARTITIONS_PER_REQUEST
-    results: dict[str, Fields] = {}
+    partition_count = sum(len(topic.assignments) or max(topic.num_partitions, 1) for topic in wanted)
+    results: dict[str, dict[str, Any]] = {}
     for topic in wanted:
         if topic.name in results:
             continue
-        try:
+        results[topic.name] = {"name": topic.name, "topic_id": None, "configs": []}
+        with reported() as outcome:
             _check_once(topic.name, times)
-            if too_many:
+            if partition_count > MAX_PARTITIONS_PER_REQUEST:
                 raise ProtocolError(
                     ErrorCode.policy_violation,
                     f"the request asks for more than {MAX_PARTITIONS_PER_REQUEST} partitions; "
                     "ask for fewer, or split it into several requests",
                 )
-            results[topic.name] = _create(broker, request, topic)
-        except PenstockError as error:
-            results[topic.name] = {
-                "name": topic.name,
-                "topic_id": None,
-                "error_code": code_of(error),
-                "error_message": str(error),
-                "configs": [],
-            }
-        await asyncio.sleep(0)  # other clients get their turn between two topics
+            if not request.body.validate_only:
+                await broker.drop_old_offsets(topic.name)
+            results[topic.name] |= _create(broker, request, topic)
+        results[topic.name] |= outcome
+        await asyncio.sleep(0)  # let other clients run between two topics
     return {"topics": list(results.values())}
-
-
-def _partitions_asked(topic: Any) -> int:
-    return len(topic.assignments) or max(topic.num_partitions, 1)
 
 
 def _check_once(name: str, times: Counter[str]) -> None:
@@ -73,11 +64,11 @@ def _check_once(name: str, times: Counter[str]) -> None:
 
 
 def _create(broker: Broker, request: Request, wanted: Any) -> Fields:
-    """Create one topic, or only see whether it could be; PenstockError says why it cannot."""
+    """Create one topic, or only check whether it can be created. Raises PenstockError if it cannot."""
     name = wanted.name
     check_topic_name(name)
     if broker.topics.get(name) is not None:
-        raise TopicExistsError(f"topic {name!r} exists already; choose another name, or delete it first")
+        raise TopicExistsError(f"topic {name!r} already exists; choose another name, or delete it first")
     check_not_reserved(name)
     check_no_collision(name, broker.topics.names())
     partition_count = _partition_count(broker, wanted)
@@ -88,10 +79,7 @@ def _create(broker: Broker, request: Request, wanted: Any) -> Fields:
     else:
         topic_id = broker.topics.create(name, partition_count, overrides).id
     return {
-        "name": name,
         "topic_id": topic_id,
-        "error_code": ErrorCode.none,
-        "error_message": None,
         "num_partitions": partition_count,
         "replication_factor": 1,
         "configs": _configs(broker, overrides) if request.version >= _CONFIGS_SINCE_VERSION else [],
@@ -122,14 +110,14 @@ def _assigned_count(broker: Broker, wanted: Any) -> int:
     if wanted.replication_factor != DEFAULT or wanted.num_partitions != DEFAULT:
         raise ProtocolError(
             ErrorCode.invalid_request,
-            f"topic {wanted.name!r} comes with an assignment of its partitions, which says how many there are; "
-            "leave the numbers of partitions and replicas at -1, or leave the assignment out",
+            f"topic {wanted.name!r} has an assignment of its partitions, which determines their number; "
+            "leave the numbers of partitions and replicas at -1, or omit the assignment",
         )
     numbers = sorted(assignment.partition_index for assignment in wanted.assignments)
     if numbers != list(range(len(numbers))):
         raise ProtocolError(
             ErrorCode.invalid_replica_assignment,
-            f"topic {wanted.name!r} comes with an assignment of partitions {', '.join(map(str, numbers))}; "
+            f"topic {wanted.name!r} has an assignment of partitions {', '.join(map(str, numbers))}; "
             "number them from 0 without a gap, each once",
         )
     for assignment in wanted.assignments:
@@ -142,7 +130,7 @@ def _overrides(configs: Iterable[Any]) -> dict[str, str]:
     for config in configs:
         if config.value is None:
             raise ProtocolError(
-                ErrorCode.invalid_config, f"{config.name} is null; give it a value, or leave it out for the default"
+                ErrorCode.invalid_config, f"{config.name} is null; give it a value, or omit it for the default"
             )
         overrides[config.name] = config.value
     return overrides
@@ -157,7 +145,7 @@ def _configs(broker: Broker, overrides: dict[str, str]) -> list[Fields]:
             "config_source": row.source.value,
             "is_sensitive": False,
         }
-        for row in describe_topic(overrides, broker.settings.overrides)
+        for row in describe_topic(overrides, broker.configs.layers())
     ]
 
 
@@ -170,28 +158,19 @@ async def delete_topics(broker: Broker, request: Request) -> Fields:
     for name, topic_id in named:
         if (name, topic_id) in results:
             continue
-        code, message = ErrorCode.none, None
         shown_name, shown_id = name, topic_id
-        try:
+        with reported() as outcome:
             topic = _deletable(broker, request, name, topic_id, times)
             shown_name, shown_id = topic.name, topic.id
             broker.topics.delete(topic.name)
-            # Also if the client goes away meanwhile: a new topic of that name must not be read from the old offsets.
-            await asyncio.shield(broker.groups.forget_topic(topic.name))
-        except PenstockError as error:
-            code, message = code_of(error), str(error)
-        results[name, topic_id] = {
-            "name": shown_name,
-            "topic_id": shown_id,
-            "error_code": code,
-            "error_message": message,
-        }
-        await asyncio.sleep(0)  # other clients get their turn between two topics
+            # Even if the client disconnects: a new topic of that name must not be read from the old offsets.
+            await asyncio.shield(broker.drop_old_offsets(topic.name))
+        results[name, topic_id] = {"name": shown_name, "topic_id": shown_id, **outcome}
+        await asyncio.sleep(0)  # let other clients run between two topics
     return {"responses": list(results.values())}
 
 
 def _topic_names(broker: Broker, named: Iterable[tuple[str | None, uuid.UUID | None]]) -> Iterable[str]:
-    """The names of the topics that are meant, by name or id, as often as they are."""
     for name, topic_id in named:
         meant = name if topic_id is None else broker.topics.name_of(topic_id)
         if meant is not None:
@@ -232,28 +211,25 @@ async def create_partitions(broker: Broker, request: Request) -> Fields:
     for wanted in request.body.topics:
         if wanted.name in results:
             continue
-        code, message = ErrorCode.none, None
-        try:
+        with reported() as outcome:
             _check_once(wanted.name, times)
             room -= _check_increase(broker, wanted, room)
             if not request.body.validate_only:
                 broker.topics.add_partitions(wanted.name, wanted.count)
-        except PenstockError as error:
-            code, message = code_of(error), str(error)
-        results[wanted.name] = {"name": wanted.name, "error_code": code, "error_message": message}
-        await asyncio.sleep(0)  # other clients get their turn between two topics
+        results[wanted.name] = {"name": wanted.name, **outcome}
+        await asyncio.sleep(0)  # let other clients run between two topics
     return {"results": list(results.values())}
 
 
 def _check_increase(broker: Broker, wanted: Any, room: int) -> int:
-    """How many partitions would be added; PenstockError if they cannot be."""
+    """How many partitions would be added. Raises PenstockError if they cannot be."""
     topic = broker.topics.get(wanted.name)
     if topic is None:
         raise UnknownTopicError(f"there is no topic {wanted.name!r}; create it with as many partitions as you want")
     if topic.internal:
         raise ProtocolError(
             ErrorCode.invalid_request,
-            f"{topic.name} is the broker's own topic: with more partitions, what is stored could not be found again",
+            f"{topic.name} is the broker's own topic: with more partitions, stored state could not be found",
         )
     added = wanted.count - len(topic.partitions)
     if added < 1:
@@ -282,5 +258,4 @@ def _check_new_assignments(broker: Broker, assignments: Sequence[Any], added: in
         check_replicas(assignment.broker_ids, broker.node.node_id)
 
 
-HANDLERS: Final[dict[int, Handler]] = {19: create_topics, 20: delete_topics, 37: create_partitions}
-VERSIONS: Final = {19: (2, 7), 20: (1, 6), 37: (0, 3)}
+APIS: Final[Apis] = {19: (create_topics, 2, 7), 20: (delete_topics, 1, 6), 37: (create_partitions, 0, 3)}

@@ -1,13 +1,13 @@
-"""The requests about the offsets of groups.
+"""Requests about the offsets of groups.
 
 Versions: OffsetCommit 2-10, OffsetFetch 1-10, OffsetDelete 0, TxnOffsetCommit 0-5. From version 10 on, OffsetCommit and
-OffsetFetch name topics by id.
+OffsetFetch identify topics by id.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import CommitRequest, FetchedOffset, OffsetToCommit, TopicPartition
-from penstock.broker.request import Fields, Handler, Request
+from penstock.broker.groups.messages import CommitRequest, FetchedOffset, OffsetToCommit
+from penstock.broker.groups.offsets import TopicPartition
+from penstock.broker.request import Apis, Fields, Request, Steps, run_in_slices
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 _BY_ID: Final = 10
 _FIRST_WITH_ABORTABLE: Final = 4
 _NO_ID: Final = uuid.UUID(int=0)
+_UNKNOWN_TOPIC: Final = FetchedOffset(error=ErrorCode.unknown_topic_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _NamedTopic:
-    """A topic of a request with its name, which is None for an id that no topic has."""
+    """A topic of a request with its name; None for an unknown id."""
 
     asked: Any
     name: str | None
 
     @property
     def identity(self) -> dict[str, Any]:
-        """How the answer names it."""
         by_id = hasattr(self.asked, "topic_id")
         return {"topic_id": self.asked.topic_id} if by_id else {"name": self.asked.name}
 
@@ -78,7 +79,7 @@ async def txn_offset_commit(broker: Broker, request: Request) -> Fields:
 
 
 def _in_codes_of(version: int, answer: dict[str, Any]) -> Fields:
-    """Kafka never says PRODUCER_FENCED here, and TRANSACTION_ABORTABLE only to those who know it."""
+    """Kafka never sends PRODUCER_FENCED here, and TRANSACTION_ABORTABLE only to clients that know it."""
     for topic in answer["topics"]:
         for partition in topic["partitions"]:
             code = partition["error_code"]
@@ -97,22 +98,12 @@ async def _commit(
     retention_ms: int | None,
     commit: Callable[[CommitRequest], Awaitable[Mapping[TopicPartition, ErrorCode]]],
 ) -> dict[str, Any]:
-    """Commit what exists, and answer for every partition that was asked for."""
+    """Commit offsets of existing partitions, and answer for every requested partition."""
     body = request.body
     topics = _named(broker, body.topics)
-    offsets = tuple(
-        OffsetToCommit(
-            topic.name,
-            partition.partition_index,
-            partition.committed_offset,
-            getattr(partition, "committed_leader_epoch", -1),
-            partition.committed_metadata,
-        )
-        for topic in topics
-        if topic.name is not None
-        for partition in topic.asked.partitions
-        if broker.topics.exists(topic.name, partition.partition_index)
-    )
+    last = await run_in_slices(_existing_offsets(broker, topics))
+    # Looked up again, with no await from here on: a topic may have been deleted between two slices.
+    offsets = tuple(offset for offset in last.values() if broker.topics.exists(*offset.where))
     answers: Mapping[TopicPartition, ErrorCode] = {}
     if offsets:
         wanted = CommitRequest(
@@ -128,25 +119,45 @@ async def _commit(
             answers = await commit(wanted)
         except ProtocolError as error:
             answers = {offset.where: error.code for offset in offsets}
-    return {"topics": [_per_partition(topic, answers) for topic in topics]}
+    return {"topics": await run_in_slices(_per_partition(topics, answers))}
 
 
-def _per_partition(topic: _NamedTopic, answers: Mapping[TopicPartition, ErrorCode]) -> dict[str, Any]:
-    missing = ErrorCode.unknown_topic_id if topic.name is None else ErrorCode.unknown_topic_or_partition
-    return {
-        **topic.identity,
-        "partitions": [
-            {
-                "partition_index": partition.partition_index,
-                "error_code": answers.get((topic.name or "", partition.partition_index), missing),
-            }
-            for partition in topic.asked.partitions
-        ],
-    }
+def _existing_offsets(broker: Broker, topics: Sequence[_NamedTopic]) -> Steps[dict[TopicPartition, OffsetToCommit]]:
+    """The last offset for each existing partition, however often a request names it."""
+    offsets: dict[TopicPartition, OffsetToCommit] = {}
+    for topic in topics:
+        for partition in topic.asked.partitions if topic.name is not None else ():
+            yield
+            where = str(topic.name), partition.partition_index
+            if broker.topics.exists(*where):
+                offsets[where] = OffsetToCommit(
+                    *where,
+                    partition.committed_offset,
+                    getattr(partition, "committed_leader_epoch", -1),
+                    partition.committed_metadata,
+                )
+    return offsets
+
+
+def _per_partition(
+    topics: Sequence[_NamedTopic], answers: Mapping[TopicPartition, ErrorCode]
+) -> Steps[list[dict[str, Any]]]:
+    told: list[dict[str, Any]] = []
+    for topic in topics:
+        missing = ErrorCode.unknown_topic_id if topic.name is None else ErrorCode.unknown_topic_or_partition
+        partitions: list[Fields] = []
+        told.append({**topic.identity, "partitions": partitions})
+        for partition in topic.asked.partitions:
+            number = partition.partition_index
+            partitions.append(
+                {"partition_index": number, "error_code": answers.get((topic.name or "", number), missing)}
+            )
+            yield
+    return told
 
 
 async def offset_fetch(broker: Broker, request: Request) -> Fields:
-    """From version 8 on several groups are asked for at once."""
+    """From version 8 on, a request asks for several groups."""
     require_stable = request.get("require_stable", False)
     if request.version >= 8:
         groups = [await _fetch(broker, group, request.version, require_stable) for group in request.body.groups]
@@ -168,15 +179,7 @@ async def _fetch(broker: Broker, asked: Any, version: int, require_stable: bool)
                 for index in topic.asked.partition_indexes
             ]
             found = await broker.groups.fetch(asked.group_id, partitions, require_stable=require_stable)
-            answers = [
-                {
-                    **topic.identity,
-                    "partitions": [
-                        _fetched(index, _found(found, topic.name, index)) for index in topic.asked.partition_indexes
-                    ],
-                }
-                for topic in topics
-            ]
+            answers = await run_in_slices(_found_offsets(topics, found))
     except ProtocolError as error:
         return _fetch_refused(asked, topics or [], error.code, version)
     return _with_group(asked, version, {"error_code": ErrorCode.none, "topics": answers})
@@ -187,7 +190,7 @@ def _with_group(asked: Any, version: int, answer: dict[str, Any]) -> dict[str, A
 
 
 def _fetch_refused(asked: Any, topics: list[_NamedTopic], code: ErrorCode, version: int) -> dict[str, Any]:
-    """Version 1 has no place for the group's error, so every partition says it."""
+    """Version 1 has no field for the group's error, so every partition has it."""
     refused = FetchedOffset(error=code)
     answers = [
         {**topic.identity, "partitions": [_fetched(index, refused) for index in topic.asked.partition_indexes]}
@@ -196,8 +199,18 @@ def _fetch_refused(asked: Any, topics: list[_NamedTopic], code: ErrorCode, versi
     return _with_group(asked, version, {"error_code": code, "topics": answers if version < 2 else []})
 
 
-def _found(found: Mapping[TopicPartition, FetchedOffset], name: str | None, index: int) -> FetchedOffset:
-    return FetchedOffset(error=ErrorCode.unknown_topic_id) if name is None else found[name, index]
+def _found_offsets(
+    topics: Sequence[_NamedTopic], found: Mapping[TopicPartition, FetchedOffset]
+) -> Steps[list[dict[str, Any]]]:
+    answers: list[dict[str, Any]] = []
+    for topic in topics:
+        partitions: list[dict[str, Any]] = []
+        answers.append({**topic.identity, "partitions": partitions})
+        for index in topic.asked.partition_indexes:
+            offset = _UNKNOWN_TOPIC if topic.name is None else found[topic.name, index]
+            partitions.append(_fetched(index, offset))
+            yield
+    return answers
 
 
 def _all_topics(broker: Broker, found: Mapping[TopicPartition, FetchedOffset], version: int) -> list[dict[str, Any]]:
@@ -227,23 +240,24 @@ def _fetched(index: int, offset: FetchedOffset) -> dict[str, Any]:
 async def offset_delete(broker: Broker, request: Request) -> Fields:
     body = request.body
     topics = _named(broker, body.topics)
-    existing = [
-        (str(topic.name), partition.partition_index)
-        for topic in topics
-        for partition in topic.asked.partitions
-        if broker.topics.exists(str(topic.name), partition.partition_index)
-    ]
+    existing = list(
+        dict.fromkeys(
+            (str(topic.name), partition.partition_index)
+            for topic in topics
+            for partition in topic.asked.partitions
+            if broker.topics.exists(str(topic.name), partition.partition_index)
+        )
+    )
     try:
         answers = await broker.groups.delete_offsets(body.group_id, existing)
     except ProtocolError as error:
         return {"error_code": error.code, "topics": []}
-    return {"error_code": ErrorCode.none, "topics": [_per_partition(topic, answers) for topic in topics]}
+    return {"error_code": ErrorCode.none, "topics": await run_in_slices(_per_partition(topics, answers))}
 
 
-HANDLERS: Final[dict[int, Handler]] = {
-    8: offset_commit,
-    9: offset_fetch,
-    28: txn_offset_commit,
-    47: offset_delete,
+APIS: Final[Apis] = {
+    8: (offset_commit, 2, 10),
+    9: (offset_fetch, 1, 10),
+    28: (txn_offset_commit, 0, 4),
+    47: (offset_delete, 0, 0),
 }
-VERSIONS: Final = {8: (2, 10), 9: (1, 10), 28: (0, 4), 47: (0, 0)}

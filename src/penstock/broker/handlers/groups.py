@@ -1,7 +1,7 @@
-"""The requests of group members, and those of operators about groups.
+"""Requests of group members, and of operators about groups.
 
 Versions: FindCoordinator 0-6, JoinGroup 0-9, Heartbeat 0-4, LeaveGroup 0-5, SyncGroup 0-5, DescribeGroups 0-6,
-ListGroups 0-5, DeleteGroups 0-2; those about offsets stand in `group_offsets`.
+ListGroups 0-5, DeleteGroups 0-2; those about offsets are in `group_offsets`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from penstock.broker.errors import ProtocolError
-from penstock.broker.groups import (
-    GroupDescription,
-    GroupState,
-    JoinRequest,
-    LeavingMember,
-    MemberProtocol,
-    SyncRequest,
-)
-from penstock.broker.handlers import group_offsets
-from penstock.broker.request import Fields, Handler, Request
+from penstock.broker.groups.group import Group, GroupState
+from penstock.broker.groups.messages import JoinRequest, LeavingMember, MemberProtocol, SyncRequest
+from penstock.broker.request import Apis, Fields, Request, Steps
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
@@ -29,12 +22,12 @@ if TYPE_CHECKING:
 _GROUP_KEY, _TRANSACTION_KEY = 0, 1
 _CLASSIC: Final = "classic"
 _EVERY_OPERATION: Final = sum(1 << operation for operation in (3, 6, 8, 10, 11))
-"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS: all that can be done to a group. There are no rights to
-be had on this broker, so everybody has them."""
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS: all operations on a group. There is no access control, so
+every client has them."""
 
 
 def find_coordinator(broker: Broker, request: Request) -> Fields:
-    """This node coordinates every group and every transaction; other kinds of key are unknown here."""
+    """This node coordinates every group and transaction; other key types are unknown here."""
     known = request.get("key_type", _GROUP_KEY) in (_GROUP_KEY, _TRANSACTION_KEY)
     place: dict[str, Any]
     if known:
@@ -114,7 +107,7 @@ def heartbeat(broker: Broker, request: Request) -> Fields:
 
 
 async def leave_group(broker: Broker, request: Request) -> Fields:
-    """Up to version 2 one member leaves, and the answer's error is its own."""
+    """Up to version 2, one member leaves, and the response's error is its own."""
     body = request.body
     alone = request.version < 3
     leaving = (
@@ -138,10 +131,11 @@ async def leave_group(broker: Broker, request: Request) -> Fields:
     }
 
 
-def describe_groups(broker: Broker, request: Request) -> Fields:
+def describe_groups(broker: Broker, request: Request) -> Steps[Fields]:
     rights = {"authorized_operations": _EVERY_OPERATION} if request.get("include_authorized_operations", False) else {}
     answers = []
-    for group_id in request.body.groups:
+    for group_id in dict.fromkeys(request.body.groups):
+        yield
         description = broker.groups.describe(group_id)
         if description is None:
             answers.append(_missing_group(group_id, request.version, rights))
@@ -159,7 +153,7 @@ def list_groups(broker: Broker, request: Request) -> Fields:
         "groups": [
             {
                 "group_id": group.group_id,
-                "protocol_type": group.protocol_type,
+                "protocol_type": group.protocol_type or "",
                 "group_state": group.state.value,
                 "group_type": _CLASSIC,
             }
@@ -178,29 +172,31 @@ async def delete_groups(broker: Broker, request: Request) -> Fields:
     return {"results": [{"group_id": group_id, "error_code": error} for group_id, error in answers.items()]}
 
 
-def _described(group: GroupDescription) -> dict[str, Any]:
+def _described(group: Group) -> dict[str, Any]:
+    """The protocol, and what members say about it, are only told of a stable group."""
+    protocol = group.protocol_name if group.state is GroupState.STABLE else None
     return {
         "error_code": ErrorCode.none,
         "group_id": group.group_id,
         "group_state": group.state.value,
-        "protocol_type": group.protocol_type,
-        "protocol_data": group.protocol_name,
+        "protocol_type": group.protocol_type or "",
+        "protocol_data": protocol or "",
         "members": [
             {
                 "member_id": member.member_id,
                 "group_instance_id": member.instance_id,
                 "client_id": member.client_id,
                 "client_host": member.client_host,
-                "member_metadata": member.metadata,
+                "member_metadata": b"" if protocol is None else member.metadata_for(protocol),
                 "member_assignment": member.assignment,
             }
-            for member in group.members
+            for member in group.members.values()
         ],
     }
 
 
 def _missing_group(group_id: str, version: int, rights: dict[str, int]) -> dict[str, Any]:
-    """A group that is not there is Dead; from version 6 on it is an error besides."""
+    """A missing group is Dead; from version 6 on it is also an error."""
     missing = version >= 6
     return {
         "error_code": ErrorCode.group_id_not_found if missing else ErrorCode.none,
@@ -218,25 +214,13 @@ def _ms(duration: timedelta) -> int:
     return duration // timedelta(milliseconds=1)
 
 
-HANDLERS: Final[dict[int, Handler]] = {
-    10: find_coordinator,
-    11: join_group,
-    12: heartbeat,
-    13: leave_group,
-    14: sync_group,
-    15: describe_groups,
-    16: list_groups,
-    42: delete_groups,
-    **group_offsets.HANDLERS,
-}
-VERSIONS: Final = {
-    10: (0, 6),
-    11: (0, 9),
-    12: (0, 4),
-    13: (0, 5),
-    14: (0, 5),
-    15: (0, 6),
-    16: (0, 5),
-    42: (0, 2),
-    **group_offsets.VERSIONS,
+APIS: Final[Apis] = {
+    10: (find_coordinator, 0, 6),
+    11: (join_group, 0, 9),
+    12: (heartbeat, 0, 4),
+    13: (leave_group, 0, 5),
+    14: (sync_group, 0, 5),
+    15: (describe_groups, 0, 6),
+    16: (list_groups, 0, 5),
+    42: (delete_groups, 0, 2),
 }

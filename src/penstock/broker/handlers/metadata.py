@@ -1,7 +1,7 @@
-"""Which topics there are and who leads them: Metadata, DescribeCluster and DescribeTopicPartitions.
+"""Topics and their leaders: Metadata, DescribeCluster and DescribeTopicPartitions.
 
-Metadata is what every client asks first and again every few minutes, and its answer can be long, so what it says about
-each topic is encoded once and kept until the topic changes.
+Every client asks for Metadata first and again every few minutes, and the response can be long, so the part of each
+topic is encoded once and cached until the topic changes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from penstock.broker.errors import code_of
-from penstock.broker.handlers.naming import RESERVED_TOPICS, check_no_collision
-from penstock.broker.handlers.offsets import LEADER_EPOCH
+from penstock.broker.handlers.topic_checks import RESERVED_TOPICS, check_no_collision
 from penstock.broker.internal_topics import INTERNAL_TOPICS
-from penstock.broker.request import Fields, Handler, Request
+from penstock.broker.request import Apis, Fields, Request, Steps
 from penstock.broker.wire.encoder import Write, encoder
 from penstock.errors import PenstockError
+from penstock.log.batches.scan import LEADER_EPOCH
 from penstock.log.store import Topic, TopicStore, check_topic_name
 
 if TYPE_CHECKING:
@@ -29,30 +29,28 @@ if TYPE_CHECKING:
 
 METADATA: Final = 3
 TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-"""Read, write, create, delete, alter, describe, describe and alter configs: everybody may do everything."""
+"""Read, write, create, delete, alter, describe, describe and alter configs: every client may do everything."""
 CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 NOT_ASKED_FOR: Final = -(2**31)
 
 MAX_CREATED_PER_REQUEST: Final = 100
-"""How many topics one Metadata request creates. For the rest the client asks again, as it does for unknown topics."""
+"""How many topics one Metadata request creates. The client asks again for the rest, as it does for unknown topics."""
 
 IDS_SINCE_VERSION: Final = 12
 BROKERS_ENDPOINT: Final = 1
 CONTROLLERS_ENDPOINT: Final = 2
 
 
-def metadata(broker: Broker, request: Request) -> Fields:
+def metadata(broker: Broker, request: Request) -> Steps[Fields]:
     operations = TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_ASKED_FOR
     encoded = _encoded_topics(broker.topics, request.version, operations, broker.node.node_id)
     asked = request.body.topics
-    topics: list[Fields | bytes]
+    topics: list[Fields | bytes] = []
     # Before version 1 there was no null, and an empty list meant all topics.
-    if asked is None or (request.version == 0 and not asked):
-        topics = [encoded.get(topic) for topic in _all(broker.topics)]
-    else:
-        topics = []
-        for found in _find(broker, request, asked):
-            topics.append(encoded.get(found) if isinstance(found, Topic) else {**found, **_nothing(operations)})
+    wants_all = asked is None or (request.version == 0 and not asked)
+    for found in _all(broker.topics) if wants_all else _find(broker, request, asked):
+        topics.append(encoded.get(found) if isinstance(found, Topic) else {**found, **_nothing(operations)})
+        yield
     cluster_asked = request.get("include_cluster_authorized_operations", False)
     return {
         "brokers": [_node(broker, "node_id")],
@@ -65,7 +63,7 @@ def metadata(broker: Broker, request: Request) -> Fields:
 
 
 def _all(topics: TopicStore) -> Iterator[Topic]:
-    for name in topics.names():
+    for name in list(topics.names()):
         topic = topics.get(name)
         if topic is not None:
             yield topic
@@ -93,6 +91,9 @@ def _create(broker: Broker, name: str) -> Topic | Fields:
     try:
         check_topic_name(name)
         check_no_collision(name, broker.topics.names())
+        if broker.has_old_offsets(name):
+            broker.drop_old_offsets_soon(name)
+            return _missing(ErrorCode.leader_not_available, name, None)
         return broker.topics.create(name, broker.settings.default_partitions, {})
     except PenstockError as error:
         return _missing(code_of(error), name, None)
@@ -115,8 +116,6 @@ def _nothing(operations: int) -> Fields:
 
 
 class EncodedTopics:
-    """What a Metadata answer of one version says about each topic, in bytes."""
-
     def __init__(self, version: int, operations: int, node_id: int) -> None:
         module = load_payload_module(METADATA, version, EntityType.response)
         self._write: Write = encoder(module.MetadataResponseTopic)
@@ -144,8 +143,6 @@ class EncodedTopics:
 
 
 class _Answers:
-    """The encoded topics in every layout that clients have asked for."""
-
     def __init__(self) -> None:
         self.topics_version = -1
         self.by_layout: dict[tuple[int, int], EncodedTopics] = {}
@@ -214,8 +211,8 @@ def describe_cluster(broker: Broker, request: Request) -> Fields:
     }
 
 
-def describe_topic_partitions(broker: Broker, request: Request) -> Fields:
-    """Partitions of topics in the order of their names, as many as fit, and where to go on."""
+def describe_topic_partitions(broker: Broker, request: Request) -> Steps[Fields]:
+    """Partitions of topics sorted by name, as many as fit, and where to continue."""
     body = request.body
     names = sorted({asked.name for asked in body.topics}) or sorted(broker.topics.names())
     cursor = body.cursor
@@ -226,6 +223,7 @@ def describe_topic_partitions(broker: Broker, request: Request) -> Fields:
     room = max(1, min(body.response_partition_limit, broker.settings.max_request_partitions))
     topics: list[Fields] = []
     for name in names:
+        yield
         if name < first_name:
             continue
         if not room:
@@ -247,5 +245,4 @@ def describe_topic_partitions(broker: Broker, request: Request) -> Fields:
     return {"topics": topics, "next_cursor": None}
 
 
-HANDLERS: Final[dict[int, Handler]] = {METADATA: metadata, 60: describe_cluster, 75: describe_topic_partitions}
-VERSIONS: Final = {METADATA: (0, 13), 60: (0, 2), 75: (0, 0)}
+APIS: Final[Apis] = {METADATA: (metadata, 0, 13), 60: (describe_cluster, 0, 2), 75: (describe_topic_partitions, 0, 0)}

@@ -1,6 +1,7 @@
-"""Requests about what a log of one node lacks or has nothing to do for. Each is answered with the reason.
+"""Requests that do not apply to a log with one node. Each is answered with the reason.
 
-Leaders and reassignments: there is one replica, which leads. Access control, quotas and SCRAM users: there are none.
+Leaders and reassignments: there is one replica, which leads. Access control, quotas, SCRAM users and cluster features:
+there are none.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.errors import ProtocolError, code_of
-from penstock.broker.handlers.assignment import check_replicas
-from penstock.broker.request import Fields, Handler, Request
-from penstock.errors import PenstockError
+from penstock.broker.errors import ProtocolError, reported
+from penstock.broker.handlers.topic_checks import check_replicas
+from penstock.broker.request import Apis, Fields, Request, Steps
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
@@ -23,72 +23,54 @@ NO_ACCESS_CONTROL: Final = (
     "penstock's log has no access control: whoever reaches its address may do everything. Listen on a loopback or "
     "private address, or use Apache Kafka for access control lists."
 )
-NO_QUOTAS: Final = "penstock's log has no quotas; use Apache Kafka if clients must be held back from each other."
+NO_QUOTAS: Final = "penstock's log has no quotas; use Apache Kafka if you need them."
 NO_SCRAM: Final = "penstock's log keeps no SCRAM users; use Apache Kafka for them."
 ELECTION_TYPES: Final = (0, 1)
 QUOTA_ENTITIES: Final = frozenset({"user", "client-id", "ip"})
 
 
-def elect_leaders(broker: Broker, request: Request) -> Fields:
+def elect_leaders(broker: Broker, request: Request) -> Steps[Fields]:
     election_type = request.get("election_type", 0)
-    if election_type not in ELECTION_TYPES:
-        code, message = ErrorCode.invalid_request, f"election type {election_type} is unknown; use 0 or 1"
-        results = [
-            {"topic": asked.topic, "partition_result": [_elected(number, code, message) for number in asked.partitions]}
-            for asked in request.body.topic_partitions or ()
-        ]
-        return {"error_code": code, "replica_election_results": results}
-    results = [
-        {
-            "topic": asked.topic,
-            "partition_result": [_election(broker, asked.topic, number) for number in asked.partitions],
-        }
-        for asked in request.body.topic_partitions or ()
-    ]
-    return {"error_code": ErrorCode.none, "replica_election_results": results}
+    code = ErrorCode.none if election_type in ELECTION_TYPES else ErrorCode.invalid_request
+    results: list[Fields] = []
+    for asked in request.body.topic_partitions or ():
+        elected: list[Fields] = []
+        results.append({"topic": asked.topic, "partition_result": elected})
+        for number in asked.partitions:
+            with reported() as outcome:
+                if code:
+                    raise ProtocolError(code, f"election type {election_type} is unknown; use 0 or 1")
+                _check_exists(broker, asked.topic, number)
+                raise ProtocolError(ErrorCode.election_not_needed, "the only replica is the leader already")
+            elected.append({"partition_id": number, **outcome})
+            yield
+    return {"error_code": code, "replica_election_results": results}
 
 
-def _election(broker: Broker, topic: str, partition: int) -> Fields:
-    try:
-        _check_exists(broker, topic, partition)
-    except ProtocolError as error:
-        return _elected(partition, error.code, str(error))
-    return _elected(partition, ErrorCode.election_not_needed, "the only replica is the leader already")
-
-
-def _elected(partition: int, code: ErrorCode, message: str) -> Fields:
-    return {"partition_id": partition, "error_code": code, "error_message": message}
-
-
-def alter_partition_reassignments(broker: Broker, request: Request) -> Fields:
+def alter_partition_reassignments(broker: Broker, request: Request) -> Steps[Fields]:
+    responses: list[Fields] = []
+    for topic in request.body.topics:
+        partitions: list[Fields] = []
+        responses.append({"name": topic.name, "partitions": partitions})
+        for wanted in topic.partitions:
+            partitions.append(_reassigned(broker, topic.name, wanted.partition_index, wanted.replicas))
+            yield
     return {
         "allow_replication_factor_change": request.get("allow_replication_factor_change", True),
         "error_code": ErrorCode.none,
         "error_message": None,
-        "responses": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    _reassigned(broker, topic.name, wanted.partition_index, wanted.replicas)
-                    for wanted in topic.partitions
-                ],
-            }
-            for topic in request.body.topics
-        ],
+        "responses": responses,
     }
 
 
 def _reassigned(broker: Broker, topic: str, partition: int, replicas: Sequence[int] | None) -> Fields:
-    """Success for what is so already; null replicas take a reassignment back, and there never is one."""
-    code, message = ErrorCode.none, None
-    try:
+    """Success for the current assignment; null replicas cancel a reassignment, and there never is one."""
+    with reported() as outcome:
         _check_exists(broker, topic, partition)
         if replicas is None:
             raise ProtocolError(ErrorCode.no_reassignment_in_progress, f"{topic}-{partition} is not being reassigned")
         check_replicas(replicas, broker.node.node_id)
-    except PenstockError as error:
-        code, message = code_of(error), str(error)
-    return {"partition_index": partition, "error_code": code, "error_message": message}
+    return {"partition_index": partition, **outcome}
 
 
 def list_partition_reassignments(broker: Broker, request: Request) -> Fields:
@@ -169,27 +151,29 @@ def alter_user_scram_credentials(broker: Broker, request: Request) -> Fields:
     return {"results": list(results.values())}
 
 
-HANDLERS: Final[dict[int, Handler]] = {
-    29: describe_acls,
-    30: create_acls,
-    31: delete_acls,
-    43: elect_leaders,
-    45: alter_partition_reassignments,
-    46: list_partition_reassignments,
-    48: describe_client_quotas,
-    49: alter_client_quotas,
-    50: describe_user_scram_credentials,
-    51: alter_user_scram_credentials,
-}
-VERSIONS: Final = {
-    29: (1, 3),
-    30: (1, 3),
-    31: (1, 3),
-    43: (0, 2),
-    45: (0, 1),
-    46: (0, 0),
-    48: (0, 1),
-    49: (0, 1),
-    50: (0, 0),
-    51: (0, 0),
+def update_features(broker: Broker, request: Request) -> Fields:
+    """ApiVersions lists no features, so every update names an unknown one; Kafka refuses them together."""
+    updates = request.body.feature_updates
+    if not updates:
+        return {"error_code": ErrorCode.none, "error_message": None, "results": []}
+    unknown = ", ".join(sorted({update.feature for update in updates}))
+    message = (
+        f"{unknown}: this broker has no features that can be changed. Its version determines what it can do; "
+        "upgrade penstock for more."
+    )
+    return {"error_code": ErrorCode.invalid_update_version, "error_message": message, "results": []}
+
+
+APIS: Final[Apis] = {
+    29: (describe_acls, 1, 3),
+    30: (create_acls, 1, 3),
+    31: (delete_acls, 1, 3),
+    43: (elect_leaders, 0, 2),
+    45: (alter_partition_reassignments, 0, 1),
+    46: (list_partition_reassignments, 0, 0),
+    48: (describe_client_quotas, 0, 1),
+    49: (alter_client_quotas, 0, 1),
+    50: (describe_user_scram_credentials, 0, 0),
+    51: (alter_user_scram_credentials, 0, 0),
+    57: (update_features, 0, 2),
 }

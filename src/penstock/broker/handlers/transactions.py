@@ -1,25 +1,34 @@
-"""The requests of transactional producers, and those of operators about transactions.
+"""Requests of transactional producers, and of operators about transactions.
 
 Versions: InitProducerId 0-5, AddPartitionsToTxn 0-3, AddOffsetsToTxn 0-4, EndTxn 0-4, WriteTxnMarkers 1,
-DescribeTransactions 0, ListTransactions 0-1. Those above belong to the next generation of the protocol (transaction
-version 2), which is not offered, or, for ListTransactions, would run a client's regular expression in the broker.
+DescribeTransactions 0, ListTransactions 0-2. Higher ones belong to transaction version 2 of the protocol, which is not
+offered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+import re2
 from kio.schema.errors import ErrorCode
 
+from penstock.broker.contracts import Marker
 from penstock.broker.errors import code_of
 from penstock.broker.internal_topics import INTERNAL_TOPICS
-from penstock.broker.request import Fields, Handler, Request
-from penstock.broker.transactions import Marker, ProducerIdentity, TopicPartition, TransactionState
+from penstock.broker.request import Apis, Fields, Request, Steps
+from penstock.broker.transactions.state_log import group_by_topic
+from penstock.broker.transactions.states import ProducerIdentity, TopicPartition, Transaction, TransactionState
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
+
+
+LONGEST_PATTERN: Final = 1_000
+"""Characters of a client's regular expression: the time of a match grows with its length."""
+IDS_AT_A_TIME: Final = 100
 
 
 async def init_producer_id(broker: Broker, request: Request) -> Fields:
@@ -63,7 +72,7 @@ def _not_allowed(broker: Broker, partitions: Iterable[TopicPartition]) -> dict[T
     for topic, partition in partitions:
         if topic in INTERNAL_TOPICS:
             codes[topic, partition] = ErrorCode.topic_authorization_failed
-        elif not broker.transactions.exists(topic, partition):
+        elif not broker.topics.exists(topic, partition):
             codes[topic, partition] = ErrorCode.unknown_topic_or_partition
         else:
             codes[topic, partition] = ErrorCode.operation_not_attempted
@@ -91,7 +100,7 @@ async def write_txn_markers(broker: Broker, request: Request) -> Fields:
         named = [(topic.name, partition) for topic in wanted.topics for partition in topic.partition_indexes]
         codes = {
             (topic, partition): ErrorCode.none
-            if broker.transactions.exists(topic, partition)
+            if broker.topics.exists(topic, partition)
             else ErrorCode.unknown_topic_or_partition
             for topic, partition in named
         }
@@ -109,8 +118,12 @@ async def write_txn_markers(broker: Broker, request: Request) -> Fields:
     return {"markers": results}
 
 
-def describe_transactions(broker: Broker, request: Request) -> Fields:
-    return {"transaction_states": [_describe(broker, wanted) for wanted in request.body.transactional_ids]}
+def describe_transactions(broker: Broker, request: Request) -> Steps[Fields]:
+    states = []
+    for wanted in dict.fromkeys(request.body.transactional_ids):
+        states.append(_describe(broker, wanted))
+        yield
+    return {"transaction_states": states}
 
 
 def _describe(broker: Broker, transactional_id: str) -> Fields:
@@ -127,9 +140,6 @@ def _describe(broker: Broker, transactional_id: str) -> Fields:
             "producer_epoch": 0,
             "topics": [],
         }
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(described.partitions):
-        by_topic.setdefault(topic, []).append(partition)
     return {
         "error_code": ErrorCode.none,
         "transactional_id": transactional_id,
@@ -138,13 +148,19 @@ def _describe(broker: Broker, transactional_id: str) -> Fields:
         "transaction_start_time": described.start_ms,
         "producer_id": described.producer_id,
         "producer_epoch": described.producer_epoch,
-        "topics": [{"topic": topic, "partitions": partitions} for topic, partitions in by_topic.items()],
+        "topics": [
+            {"topic": topic, "partitions": partitions}
+            for topic, partitions in group_by_topic(described.partitions).items()
+        ],
     }
 
 
-def list_transactions(broker: Broker, request: Request) -> Fields:
-    if broker.transactions.refusal:
-        return {"error_code": broker.transactions.refusal, "unknown_state_filters": [], "transaction_states": []}
+async def list_transactions(broker: Broker, request: Request) -> Fields:
+    pattern = request.get("transactional_id_pattern")
+    matches = _matcher(pattern) if pattern else None
+    code = broker.transactions.refusal or (matches if isinstance(matches, ErrorCode) else ErrorCode.none)
+    if code:
+        return {"error_code": code, "unknown_state_filters": [], "transaction_states": []}
     by_label = {state.label: state for state in TransactionState}
     labels = request.body.state_filters
     states = {by_label[label] for label in labels if label in by_label}
@@ -157,6 +173,8 @@ def list_transactions(broker: Broker, request: Request) -> Fields:
         if states or not labels
         else []
     )
+    if callable(matches):
+        found = await _matching(found, matches)
     return {
         "error_code": ErrorCode.none,
         "unknown_state_filters": [label for label in labels if label not in by_label],
@@ -171,8 +189,30 @@ def list_transactions(broker: Broker, request: Request) -> Fields:
     }
 
 
+async def _matching(found: list[Transaction], matches: Callable[[str], bool]) -> list[Transaction]:
+    """The transactions whose id matches; other clients are served between slices."""
+    chosen = []
+    for start in range(0, len(found), IDS_AT_A_TIME):
+        chosen += [each for each in found[start : start + IDS_AT_A_TIME] if matches(each.transactional_id)]
+        await asyncio.sleep(0)
+    return chosen
+
+
+def _matcher(pattern: str) -> Callable[[str], bool] | ErrorCode:
+    """Whether the whole id matches a client's regular expression. By RE2, as in Kafka: in linear time."""
+    if len(pattern) > LONGEST_PATTERN:
+        return ErrorCode.invalid_regular_expression
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error:
+        return ErrorCode.invalid_regular_expression
+    return lambda transactional_id: compiled.fullmatch(transactional_id) is not None
+
+
 def _as_known(code: ErrorCode, request: Request, *, fenced_since: int) -> ErrorCode:
-    """PRODUCER_FENCED came later than the rest; older clients know INVALID_PRODUCER_EPOCH, and do the same with it."""
+    """PRODUCER_FENCED is newer; older clients know INVALID_PRODUCER_EPOCH, and treat it the same."""
     if code is ErrorCode.producer_fenced and request.version < fenced_since:
         return ErrorCode.invalid_producer_epoch
     return code
@@ -185,13 +225,12 @@ def _by_topic(codes: Mapping[TopicPartition, ErrorCode]) -> dict[str, list[tuple
     return by_topic
 
 
-HANDLERS: Final[dict[int, Handler]] = {
-    22: init_producer_id,
-    24: add_partitions_to_txn,
-    25: add_offsets_to_txn,
-    26: end_txn,
-    27: write_txn_markers,
-    65: describe_transactions,
-    66: list_transactions,
+APIS: Final[Apis] = {
+    22: (init_producer_id, 0, 5),
+    24: (add_partitions_to_txn, 0, 3),
+    25: (add_offsets_to_txn, 0, 4),
+    26: (end_txn, 0, 4),
+    27: (write_txn_markers, 1, 1),
+    65: (describe_transactions, 0, 0),
+    66: (list_transactions, 0, 2),
 }
-VERSIONS: Final = {22: (0, 5), 24: (0, 3), 25: (0, 4), 26: (0, 4), 27: (1, 1), 65: (0, 0), 66: (0, 1)}

@@ -1,30 +1,29 @@
 """The transaction coordinator: who may write under a transactional id, and how its transactions end.
 
-A transaction is decided at one moment: when PrepareCommit or PrepareAbort is durable in `__transaction_state`. From
-then on the coordinator writes the marker to every partition for as long as it takes, through crashes and restarts, and
-finally the matching Complete state. Before that moment a crash leaves the transaction open, to be ended by its producer
-or by its timeout.
+A transaction is decided once PrepareCommit or PrepareAbort is durable in `__transaction_state`. From then on the
+coordinator writes the marker to every partition for as long as it takes, through crashes and restarts, and finally the
+matching Complete state. Before that, a crash leaves the transaction open, to be ended by its producer or by its
+timeout.
 
 Steps on one transactional id never overlap: while one is being written, others are answered CONCURRENT_TRANSACTIONS,
-which clients take as "try again in a moment".
+which clients retry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from penstock.broker.contracts import Clock, InternalTopic, Partitions, internal_partition
-from penstock.broker.transactions.markers import OFFSETS_TOPIC, Marker, MarkerWriter, OffsetsMarked, is_past
-from penstock.broker.transactions.own_tasks import OwnTasks
+from penstock.broker.contracts import OFFSETS_TOPIC, Clock, InternalTopic, Marker, WriteMarkers, internal_partition
+from penstock.broker.transactions.background_tasks import BackgroundTasks
 from penstock.broker.transactions.producer_ids import ProducerIdPool, ProducerIds
 from penstock.broker.transactions.settings import TransactionSettings
-from penstock.broker.transactions.slots import Slot, Slots, TransactionDescription
+from penstock.broker.transactions.slots import Slots, TransactionSlot
 from penstock.broker.transactions.state_log import decode_key, decode_value, encode_key, encode_value
 from penstock.broker.transactions.states import (
     NO_EPOCH,
@@ -34,7 +33,7 @@ from penstock.broker.transactions.states import (
     Transaction,
     TransactionState,
 )
-from penstock.errors import LogError, StorageError
+from penstock.errors import InvalidProducerEpochError, LogError, StorageError, TransactionCoordinatorFencedError
 
 COORDINATOR_EPOCH: Final = 0
 """Kafka counts how often a coordinator has moved to another node. There is one node here."""
@@ -52,15 +51,15 @@ PRODUCE_CODES: Final = {
     ErrorCode.coordinator_load_in_progress: ErrorCode.not_enough_replicas,
     ErrorCode.coordinator_not_available: ErrorCode.not_enough_replicas,
 }
-"""What a producer is told instead of a coordinator's code: that it was replaced, or something that it sends again for
-without asking for metadata first, as Kafka does."""
+"""The producer's code for a coordinator's code: that it was replaced, or a code that it retries without asking for
+metadata first, as in Kafka."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """The answer to InitProducerId: without an error, the identity under which the producer writes from now on."""
+    """The answer to InitProducerId: an error, or the identity under which the producer writes from now on."""
 
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
@@ -68,49 +67,51 @@ class Initialised:
 
 
 class TransactionCoordinator:
-    """Call `load` before anything else; until then requests are answered COORDINATOR_LOAD_IN_PROGRESS."""
+    """Call `load` first; until then requests are answered COORDINATOR_LOAD_IN_PROGRESS."""
 
     def __init__(
         self,
         topic: InternalTopic,
-        partitions: Partitions,
+        write_markers: WriteMarkers,
         producer_ids: ProducerIds,
         clock: Clock,
         *,
         offsets_partition_count: int,
-        on_offsets_marked: OffsetsMarked,
+        on_offsets_marked: Callable[[int, bool, int], None],
         settings: TransactionSettings | None = None,
     ) -> None:
+        """`on_offsets_marked` is called with producer id, decision and partition when a marker has been written to a
+        partition of `__consumer_offsets`; it may be called twice."""
         self._topic = topic
-        self._partitions = partitions
+        self._write_to_partitions = write_markers
         self._producer_ids = ProducerIdPool(producer_ids)
         self._clock = clock
         self._offsets_partition_count = offsets_partition_count
-        self._markers = MarkerWriter(partitions, on_offsets_marked)
+        self._on_offsets_marked = on_offsets_marked
         self._settings = settings or TransactionSettings()
-        self._slots = Slots()
-        self._tasks = OwnTasks(clock)
+        self.slots = Slots()
+        self._tasks = BackgroundTasks(clock)
         self._refusal: ErrorCode | None = ErrorCode.coordinator_load_in_progress
 
     async def load(self) -> None:
-        """Read the state back, carry out what was decided before the restart, and start the timers.
+        """Read the state, finish what was decided before the restart, and start the timers.
 
-        The group coordinator must be loaded before, as it is told of the markers for its offsets. What cannot be
-        carried out at the first attempt is tried again in the background.
+        The group coordinator must be loaded before, because it is told of the markers for its offsets. What cannot be
+        finished at once is retried in the background.
         """
         for batch in self._topic.replay():
             for key, value in batch.records:
                 transactional_id = decode_key(key)
                 if transactional_id is None:
-                    logger.warning("a record of an unknown kind in the transaction state is passed over: %s", key.hex())
+                    logger.warning("skipped a record of unknown type in the transaction state: %s", key.hex())
                 elif value is None:
-                    self._slots.remove(transactional_id)
+                    self.slots.remove(transactional_id)
                 else:
-                    self._slots.add(decode_value(transactional_id, value))
-        decided = [slot for slot in self._slots if slot.current.state.preparing]
+                    self.slots.add(decode_value(transactional_id, value))
+        decided = [slot for slot in self.slots if slot.current.state.preparing]
         if decided:
-            logger.info("%d transactions that were decided before the restart are carried out", len(decided))
-            await asyncio.gather(*(self._tasks.finish(self._carry_out(slot)) for slot in decided))
+            logger.info("finishing %d transactions that were decided before the restart", len(decided))
+            await asyncio.gather(*(self._tasks.finish(self._execute_decision(slot)) for slot in decided))
         self._refusal = None
         settings = self._settings
         self._tasks.every(
@@ -121,17 +122,17 @@ class TransactionCoordinator:
         )
 
     async def close(self) -> None:
-        """Refuse further requests and wait for the steps that are under way. What remains is done after a restart."""
+        """Refuse further requests and wait for running steps. What remains is done after a restart."""
         self._refusal = ErrorCode.coordinator_not_available
         await self._tasks.close()
 
     async def init_producer_id(
         self, transactional_id: str | None, timeout_ms: int, expected: ProducerIdentity | None = None
     ) -> Initialised:
-        """An identity for a producer: one of its own without a transactional id, or the next epoch of that id.
+        """An identity for a producer: a new one without a transactional id, or the next epoch of that id.
 
-        The next epoch shuts out every earlier instance. If one of them has a transaction open, that is aborted first
-        and the caller told to come again. `expected` is who the caller was until now, if it is not new.
+        The next epoch fences every earlier instance. If one of them has an open transaction, it is aborted first and
+        the caller must retry. `expected` is the caller's current identity, if it has one.
         """
         if self._refusal is not None:
             return Initialised(self._refusal)
@@ -142,9 +143,9 @@ class TransactionCoordinator:
             return Initialised(ErrorCode.invalid_request)
         if not 0 < timeout_ms <= self._settings.transaction_max_timeout_ms:
             return Initialised(ErrorCode.invalid_transaction_timeout)
-        slot = self._slots.get(transactional_id)
+        slot = self.slots.get(transactional_id)
         if slot is None:
-            slot = self._slots.add(_unborn(transactional_id, timeout_ms))
+            slot = self.slots.add(Transaction(transactional_id=transactional_id, timeout_ms=timeout_ms))
         elif slot.pending is not None or slot.current.state.preparing:
             return Initialised(ErrorCode.concurrent_transactions)
         elif expected is not None and not slot.current.accepts(expected):
@@ -157,7 +158,9 @@ class TransactionCoordinator:
         error = await self._tasks.finish(self._fence(slot))
         return Initialised(ErrorCode.concurrent_transactions if error is ErrorCode.none else error)
 
-    async def _initialise(self, slot: Slot, timeout_ms: int, expected: ProducerIdentity | None) -> Initialised:
+    async def _initialise(
+        self, slot: TransactionSlot, timeout_ms: int, expected: ProducerIdentity | None
+    ) -> Initialised:
         try:
             step = await self._next_identity(slot, timeout_ms, expected)
             error = step if isinstance(step, ErrorCode) else await self._store(slot, step)
@@ -166,15 +169,15 @@ class TransactionCoordinator:
             return _given(slot.current.producer_id, slot.current.producer_epoch)
         finally:
             slot.pending = None
-            if not slot.born:
-                self._slots.remove(slot.current.transactional_id)
+            if not slot.is_stored:
+                self.slots.remove(slot.current.transactional_id)
 
     async def _next_identity(
-        self, slot: Slot, timeout_ms: int, expected: ProducerIdentity | None
+        self, slot: TransactionSlot, timeout_ms: int, expected: ProducerIdentity | None
     ) -> Transaction | ErrorCode:
         current = slot.current
         newest = expected is None or expected.epoch == current.producer_epoch
-        if slot.born and not (current.epochs_exhausted and newest):
+        if slot.is_stored and not (current.epochs_exhausted and newest):
             return current.with_next_epoch(expected, timeout_ms, self._clock.wall_ms())
         producer_id = await self._take_producer_id(f"transactional id {current.transactional_id!r}")
         if isinstance(producer_id, ErrorCode):
@@ -185,14 +188,14 @@ class TransactionCoordinator:
         try:
             return await self._producer_ids.take()
         except LogError:
-            # The code that Kafka gives when it has no block of ids at hand: clients ask again.
-            logger.exception("there is no producer id for %s", whose)
+            # Kafka's code if it has no block of ids: clients retry.
+            logger.exception("could not get a producer id for %s", whose)
             return ErrorCode.coordinator_load_in_progress
 
     async def add_partitions(
         self, transactional_id: str | None, identity: ProducerIdentity, partitions: Iterable[TopicPartition]
     ) -> ErrorCode:
-        """Put partitions into the transaction, which begins with the first of them."""
+        """Add partitions to the transaction, which starts with the first one."""
         slot = self._owned(transactional_id, identity)
         if isinstance(slot, ErrorCode):
             return slot
@@ -205,11 +208,11 @@ class TransactionCoordinator:
         return await self._tasks.finish(self._add(slot, added))
 
     async def add_offsets(self, transactional_id: str | None, identity: ProducerIdentity, group: str) -> ErrorCode:
-        """Put the offsets that a group commits into the transaction, by the partition that keeps them."""
+        """Add the offsets of a group to the transaction, by the partition that stores them."""
         partition = internal_partition(group, self._offsets_partition_count)
         return await self.add_partitions(transactional_id, identity, [(OFFSETS_TOPIC, partition)])
 
-    async def _add(self, slot: Slot, added: frozenset[TopicPartition]) -> ErrorCode:
+    async def _add(self, slot: TransactionSlot, added: frozenset[TopicPartition]) -> ErrorCode:
         try:
             return await self._store(slot, slot.current.with_partitions(added, self._clock.wall_ms()))
         finally:
@@ -218,10 +221,10 @@ class TransactionCoordinator:
     async def end(self, transactional_id: str | None, identity: ProducerIdentity, *, commit: bool) -> ErrorCode:
         """Commit or abort the transaction.
 
-        Kafka answers once the decision is stored and writes the markers behind the client's back. Here the markers are
-        written first: they are as near as the decision itself, a `read_committed` reader then sees the records as soon
-        as the producer knows, and the next transaction does not run into CONCURRENT_TRANSACTIONS. Only when a marker
-        cannot be written is the answer given without it; the decision stands, and the marker follows.
+        Kafka answers once the decision is stored and writes the markers later. Here the markers are written first: that
+        takes no longer than the decision itself, a `read_committed` reader then sees the records as soon as the
+        producer knows, and the next transaction does not get CONCURRENT_TRANSACTIONS. Only if a marker cannot be
+        written is the answer sent before it; the decision stands, and the marker follows.
         """
         slot = self._owned(transactional_id, identity)
         if isinstance(slot, ErrorCode):
@@ -235,80 +238,100 @@ class TransactionCoordinator:
         slot.pending = prepared.state
         return await self._tasks.finish(self._decide(slot, prepared))
 
-    def _fence(self, slot: Slot) -> Coroutine[Any, Any, ErrorCode]:
-        """Abort a transaction whose producer is replaced or gone, and shut that producer out."""
+    def _fence(self, slot: TransactionSlot) -> Coroutine[Any, Any, ErrorCode]:
+        """Abort a transaction whose producer was replaced or is gone, and fence that producer."""
         slot.pending = TransactionState.PREPARE_EPOCH_FENCE
         return self._decide(slot, slot.current.fenced(self._clock.wall_ms()))
 
-    async def _decide(self, slot: Slot, prepared: Transaction) -> ErrorCode:
+    async def _decide(self, slot: TransactionSlot, prepared: Transaction) -> ErrorCode:
         try:
             error = await self._store(slot, prepared)
         finally:
             slot.pending = None
         if error is ErrorCode.none:
-            await self._carry_out(slot)
+            await self._execute_decision(slot)
         return error
 
-    async def _carry_out(self, slot: Slot) -> None:
-        """Write the markers and complete. If that does not work at once, a task of its own goes on trying."""
+    async def _execute_decision(self, slot: TransactionSlot) -> None:
+        """Write the markers and complete. If that fails, a background task keeps trying."""
         slot.unmarked = slot.current.partitions
         if not await self._complete(slot):
             self._tasks.spawn(self._keep_completing(slot))
 
-    async def _keep_completing(self, slot: Slot) -> None:
+    async def _keep_completing(self, slot: TransactionSlot) -> None:
         delay_s = RETRY_FIRST_S
         while not self._tasks.closed:
-            await self._tasks.nap(delay_s)
+            await self._tasks.sleep(delay_s)
             if await self._complete(slot):
                 return
             delay_s = min(2 * delay_s, RETRY_LONGEST_S)
 
-    async def _complete(self, slot: Slot) -> bool:
+    async def _complete(self, slot: TransactionSlot) -> bool:
         current = slot.current
         commit = current.state is TransactionState.PREPARE_COMMIT
         marker = Marker(current.producer_id, current.producer_epoch, commit, COORDINATOR_EPOCH)
-        failed = await self._markers.write(slot.unmarked, marker)
+        failed = await self._write_markers(slot.unmarked, marker)
         for (topic, partition), error in failed.items():
             logger.warning(
                 "transactional id %r: %s-%d refused the marker; %s",
                 current.transactional_id,
                 topic,
                 partition,
-                "the transaction was ended there by force" if is_past(error) else "it is written again later",
+                "an operator has ended the transaction there" if _is_past(error) else "it is retried later",
                 exc_info=error,
             )
-        slot.unmarked = {partition for partition, error in failed.items() if not is_past(error)}
+        slot.unmarked = {partition for partition, error in failed.items() if not _is_past(error)}
         if slot.unmarked:
             return False
         return await self._store(slot, current.completed(self._clock.wall_ms())) is ErrorCode.none
 
-    async def _store(self, slot: Slot, step: Transaction) -> ErrorCode:
-        """Make a step durable, and only then true."""
+    async def _store(self, slot: TransactionSlot, step: Transaction) -> ErrorCode:
+        """Store a step, and only then apply it."""
         key = encode_key(step.transactional_id)
         try:
             await self._topic.append(self._partition_of(step.transactional_id), [(key, encode_value(step))])
         except StorageError:
-            # The code that Kafka gives: clients look for the coordinator again, and come back.
+            # Kafka's code: clients look for the coordinator again and retry.
             logger.exception("transactional id %r: %s could not be stored", step.transactional_id, step.state.label)
             return ErrorCode.not_coordinator
-        self._slots.replace(slot, step)
+        self.slots.replace(slot, step)
         return ErrorCode.none
 
     async def write_markers(
         self, partitions: Iterable[TopicPartition], marker: Marker
     ) -> Mapping[TopicPartition, Exception]:
-        """Write markers because an operator says so; answer which partitions refused, and why.
+        """Write markers on an operator's request; returns which partitions refused, and why.
 
-        This is how a transaction that its coordinator knows nothing of any more is ended by hand. Nothing is checked
-        but what the partitions themselves check.
+        This ends a transaction that its coordinator no longer knows. Only the partitions check it.
         """
-        return await self._tasks.finish(self._markers.write(partitions, marker))
+        return await self._tasks.finish(self._write_markers(partitions, marker))
+
+    async def _write_markers(
+        self, partitions: Iterable[TopicPartition], marker: Marker
+    ) -> dict[TopicPartition, Exception]:
+        """Mark every partition that can be marked; returns which could not, and why. It can be repeated safely."""
+        wanted = sorted(partitions)
+        try:
+            if wanted:
+                await self._write_to_partitions(wanted, marker)
+            for topic, number in wanted:
+                if topic == OFFSETS_TOPIC:
+                    self._on_offsets_marked(marker.producer_id, marker.commit, number)
+        except Exception as error:
+            if len(wanted) == 1:
+                return {wanted[0]: error}
+            # One of them refused. The readers of the others need not wait for it.
+            failed: dict[TopicPartition, Exception] = {}
+            for partition in wanted:
+                failed.update(await self._write_markers([partition], marker))
+            return failed
+        return {}
 
     async def abort_timed_out(self) -> None:
-        """Abort every transaction that has outlived its timeout, and shut its producer out."""
+        """Abort every transaction past its timeout, and fence its producer."""
         now_ms = self._clock.wall_ms()
         late = []
-        for slot in self._slots:
+        for slot in self.slots:
             current = slot.current
             ongoing = current.state is TransactionState.ONGOING and slot.pending is None
             if ongoing and current.start_ms + current.timeout_ms < now_ms:
@@ -324,44 +347,36 @@ class TransactionCoordinator:
         await asyncio.gather(*late)
 
     async def remove_expired(self) -> None:
-        """Forget transactional ids that have not been used for `transactional.id.expiration.ms`."""
+        """Forget transactional ids that were not used for `transactional.id.expiration.ms`."""
         latest_ms = self._clock.wall_ms() - self._settings.transactional_id_expiration_ms
-        expired: dict[int, list[Slot]] = {}
-        for slot in self._slots:
+        expired: dict[int, list[TransactionSlot]] = {}
+        for slot in self.slots:
             if slot.pending is None and slot.current.state.idle and slot.current.last_update_ms <= latest_ms:
                 slot.pending = TransactionState.DEAD
                 expired.setdefault(self._partition_of(slot.current.transactional_id), []).append(slot)
         for partition, slots in expired.items():
             for first in range(0, len(slots), TOMBSTONES_PER_BATCH):
-                await self._bury(partition, slots[first : first + TOMBSTONES_PER_BATCH])
+                await self._write_tombstones(partition, slots[first : first + TOMBSTONES_PER_BATCH])
 
-    async def _bury(self, partition: int, slots: list[Slot]) -> None:
+    async def _write_tombstones(self, partition: int, slots: list[TransactionSlot]) -> None:
         try:
             await self._topic.append(partition, [(encode_key(slot.current.transactional_id), None) for slot in slots])
             for slot in slots:
-                self._slots.remove(slot.current.transactional_id)
+                self.slots.remove(slot.current.transactional_id)
         except StorageError:
-            logger.exception("%d expired transactional ids could not be removed; they are later", len(slots))
+            logger.exception("%d expired transactional ids could not be removed; it is retried later", len(slots))
         finally:
             for slot in slots:
                 slot.pending = None
 
-    def knows(self, producer_id: int) -> bool:
-        """Whether a transactional id writes as that producer. Nobody ends the transaction of one that is unknown."""
-        return self._slots.knows(producer_id)
-
-    def is_ongoing(self, producer_id: int, epoch: int, topic: str, partition: int) -> bool:
-        """Whether that producer has a transaction open that this partition is part of: may it write there?"""
-        return self._slots.is_ongoing(producer_id, epoch, topic, partition)
-
     def verify(self, transactional_id: str | None, identity: ProducerIdentity, topic: str, partition: int) -> ErrorCode:
-        """Like `is_ongoing`, with the reason as Kafka's coordinator tells it to the other parts of the broker."""
-        return self._refusal or self._slots.verify(transactional_id, identity, topic, partition)
+        """Whether the transaction is open and includes this partition, as a code of Kafka's coordinator."""
+        return self._refusal or self.slots.verify(transactional_id, identity, topic, partition)
 
     def verify_produce(
         self, transactional_id: str | None, identity: ProducerIdentity, topic: str, partition: int, version: int
     ) -> ErrorCode:
-        """`verify` in the codes that a producer understands which speaks that version of Produce."""
+        """`verify` in codes that a producer with that version of Produce understands."""
         code = self.verify(transactional_id, identity, topic, partition)
         if code is ErrorCode.transaction_abortable and version < FIRST_PRODUCE_WITH_ABORTABLE:
             return ErrorCode.invalid_txn_state
@@ -369,15 +384,16 @@ class TransactionCoordinator:
 
     @property
     def refusal(self) -> ErrorCode | None:
-        """Why no question can be answered now: still loading, or closed. None in between."""
+        """Why no request can be answered now: loading or closed. None otherwise."""
         return self._refusal
 
-    def exists(self, topic: str, partition: int) -> bool:
-        return self._partitions.exists(topic, partition)
-
-    def describe(self, transactional_id: str) -> TransactionDescription | None:
-        slot = self._slots.get(transactional_id)
-        return slot.describe() if slot is not None and slot.born and slot.pending is not TransactionState.DEAD else None
+    def describe(self, transactional_id: str) -> Transaction | None:
+        slot = self.slots.get(transactional_id)
+        return (
+            slot.describe()
+            if slot is not None and slot.is_stored and slot.pending is not TransactionState.DEAD
+            else None
+        )
 
     def descriptions(
         self,
@@ -385,29 +401,22 @@ class TransactionCoordinator:
         states: Collection[TransactionState] = (),
         producer_ids: Collection[int] = (),
         longer_than_ms: int = -1,
-    ) -> list[TransactionDescription]:
-        """Those in one of the states, of one of the producers, begun longer ago; what is not given does not matter."""
+    ) -> list[Transaction]:
+        """Transactions that match every given filter."""
         began_before_ms = self._clock.wall_ms() - longer_than_ms if longer_than_ms >= 0 else None
-        return list(self._slots.select(states, producer_ids, began_before_ms))
+        return list(self.slots.select(states, producer_ids, began_before_ms))
 
-    def _owned(self, transactional_id: str | None, identity: ProducerIdentity) -> Slot | ErrorCode:
-        return self._refusal or self._slots.owned(transactional_id, identity)
+    def _owned(self, transactional_id: str | None, identity: ProducerIdentity) -> TransactionSlot | ErrorCode:
+        return self._refusal or self.slots.owned(transactional_id, identity)
 
     def _partition_of(self, transactional_id: str) -> int:
         return internal_partition(transactional_id, self._topic.partition_count)
 
 
-def _unborn(transactional_id: str, timeout_ms: int) -> Transaction:
-    return Transaction(
-        transactional_id=transactional_id,
-        producer_id=NO_PRODUCER_ID,
-        producer_epoch=NO_EPOCH,
-        timeout_ms=timeout_ms,
-        state=TransactionState.EMPTY,
-        partitions=frozenset(),
-        start_ms=-1,
-        last_update_ms=-1,
-    )
+def _is_past(error: Exception) -> bool:
+    """Whether a partition refused a marker because it has a later one for that producer. An operator can force that
+    (WriteTxnMarkers with a higher epoch). The transaction has ended there."""
+    return isinstance(error, InvalidProducerEpochError | TransactionCoordinatorFencedError)
 
 
 def _given(producer_id: int, producer_epoch: int) -> Initialised:

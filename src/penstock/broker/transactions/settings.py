@@ -1,36 +1,31 @@
-"""What can be set about transactions. Names, defaults and meaning are Kafka's, with underscores for the dots."""
+"""Settings of transactions. Names, defaults and meaning are Kafka's, with underscores for dots."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from penstock.errors import ConfigError
+from penstock.log.configs.setting import whole_number
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    transaction_max_timeout_ms: int = 900_000
-    """The longest `transaction.timeout.ms` that a producer may ask for, in ms (15 minutes).
-
-    An open transaction holds back everything behind it from `read_committed` readers. More lets slow producers finish;
-    less bounds how long a dead one can block readers. A producer that asks for more gets INVALID_TRANSACTION_TIMEOUT.
-    """
-
-    transactional_id_expiration_ms: int = 604_800_000
-    """How long a transactional id without an open transaction is remembered after its last use, in ms (7 days).
-
-    A forgotten id may be used again, but an instance of the producer from before is then no longer told that it was
-    replaced. Less keeps `__transaction_state` small where ids are made up anew for each run.
-    """
-
-    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
-    """How often transactions that outlived their timeout are looked for and aborted, in ms."""
-
-    transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
-    """How often transactional ids that have expired are looked for and removed, in ms (1 hour)."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise ConfigError(f"{field.name.replace('_', '.')} is {value}; use a number of milliseconds from 1 up")
+    # A dead producer hides everything after its open transaction from `read_committed` readers for this long.
+    transaction_max_timeout_ms: int = whole_number(
+        "transaction.max.timeout.ms", 900_000, "the longest transaction timeout that a producer may ask for"
+    )
+    # A forgotten id may be used again, but earlier instances of its producer are then no longer fenced.
+    transactional_id_expiration_ms: int = whole_number(
+        "transactional.id.expiration.ms",
+        604_800_000,
+        "how long a transactional id without an open transaction is remembered after its last use",
+    )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = whole_number(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        10_000,
+        "how often to look for transactions past their timeout, and abort them",
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = whole_number(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        3_600_000,
+        "how often to look for expired transactional ids, and remove them",
+    )

@@ -1,9 +1,9 @@
-"""All transactional ids in memory, and the questions that can be answered from memory alone."""
+"""All transactional ids in memory, and queries about them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kio.schema.errors import ErrorCode
 
@@ -16,66 +16,40 @@ from penstock.broker.transactions.states import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionDescription:
-    """One transactional id, for those who look on."""
+@dataclass(slots=True, eq=False)
+class TransactionSlot:
+    """One transactional id: its durable state, and the step that is being written."""
 
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-    state: TransactionState
-    timeout_ms: int
-    start_ms: int
-    """When its present or last transaction began; -1 if it had none since it was initialised."""
-    last_update_ms: int
-    partitions: frozenset[TopicPartition]
-    """Those in the transaction; while it is being ended, those that lack their marker."""
-
-
-class Slot:
-    """One transactional id: what is durable, and the step that is being written."""
-
-    __slots__ = ("current", "pending", "unmarked")
-
-    def __init__(self, current: Transaction) -> None:
-        self.current = current
-        self.pending: TransactionState | None = None
-        self.unmarked: Collection[TopicPartition] = ()
-        """While a decision is carried out: the partitions that still lack their marker."""
+    current: Transaction
+    pending: TransactionState | None = None
+    unmarked: Collection[TopicPartition] = ()
+    """The partitions that still lack their marker while a decision is executed."""
 
     @property
-    def born(self) -> bool:
-        """Whether anything of it is durable."""
+    def is_stored(self) -> bool:
+        """Whether it has any durable state."""
         return self.current.producer_epoch != NO_EPOCH
 
-    def describe(self) -> TransactionDescription:
+    def describe(self) -> Transaction:
+        """Its state; while it is being ended, with the partitions that still lack their marker."""
         current = self.current
-        return TransactionDescription(
-            current.transactional_id,
-            current.producer_id,
-            current.producer_epoch,
-            current.state,
-            current.timeout_ms,
-            current.start_ms,
-            current.last_update_ms,
-            frozenset(self.unmarked) if current.state.preparing else current.partitions,
-        )
+        return replace(current, partitions=frozenset(self.unmarked)) if current.state.preparing else current
 
 
 class Slots:
     def __init__(self) -> None:
-        self._by_id: dict[str, Slot] = {}
-        self._by_producer: dict[int, Slot] = {}
+        self._by_id: dict[str, TransactionSlot] = {}
+        self._by_producer: dict[int, TransactionSlot] = {}
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[TransactionSlot]:
         return iter(self._by_id.values())
 
-    def get(self, transactional_id: str) -> Slot | None:
+    def get(self, transactional_id: str) -> TransactionSlot | None:
         return self._by_id.get(transactional_id)
 
-    def add(self, current: Transaction) -> Slot:
+    def add(self, current: Transaction) -> TransactionSlot:
         self.remove(current.transactional_id)
-        slot = self._by_id[current.transactional_id] = Slot(current)
+        slot = self._by_id[current.transactional_id] = TransactionSlot(current)
         self._by_producer[current.producer_id] = slot
         return slot
 
@@ -84,15 +58,14 @@ class Slots:
         if slot is not None and self._by_producer.get(slot.current.producer_id) is slot:
             del self._by_producer[slot.current.producer_id]
 
-    def replace(self, slot: Slot, current: Transaction) -> None:
-        """Let `current`, which is durable now, be true."""
+    def replace(self, slot: TransactionSlot, current: Transaction) -> None:
         if slot.current.producer_id != current.producer_id:
             if self._by_producer.get(slot.current.producer_id) is slot:
                 del self._by_producer[slot.current.producer_id]
             self._by_producer[current.producer_id] = slot
         slot.current = current
 
-    def owned(self, transactional_id: str | None, identity: ProducerIdentity) -> Slot | ErrorCode:
+    def owned(self, transactional_id: str | None, identity: ProducerIdentity) -> TransactionSlot | ErrorCode:
         """The slot, if `identity` is the newest instance of its producer."""
         if not transactional_id:
             return ErrorCode.invalid_request
@@ -104,9 +77,18 @@ class Slots:
         return slot
 
     def knows(self, producer_id: int) -> bool:
+        """Whether a transactional id uses that producer id. Nothing ends the transaction of an unknown one."""
         return producer_id in self._by_producer
 
+    def highest_producer_id(self) -> int:
+        """The highest current or former id of a transactional id; -1 if there is none."""
+        return max(
+            (max(slot.current.producer_id, slot.current.previous_producer_id) for slot in self._by_id.values()),
+            default=-1,
+        )
+
     def is_ongoing(self, producer_id: int, epoch: int, topic: str, partition: int) -> bool:
+        """Whether that producer has an open transaction that includes this partition."""
         slot = self._by_producer.get(producer_id)
         if slot is None:
             return False
@@ -129,11 +111,11 @@ class Slots:
 
     def select(
         self, states: Collection[TransactionState], producer_ids: Collection[int], began_before_ms: int | None
-    ) -> Iterable[TransactionDescription]:
+    ) -> Iterable[Transaction]:
         for slot in self._by_id.values():
             current = slot.current
             if (
-                slot.born
+                slot.is_stored
                 and slot.pending is not TransactionState.DEAD
                 and (not states or current.state in states)
                 and (not producer_ids or current.producer_id in producer_ids)

@@ -1,5 +1,5 @@
-"""Bytes of the Kafka protocol to requests, and answers to bytes.
+"""Decoding Kafka requests and encoding responses.
 
-Produce and Fetch carry the records and are written by hand, so that a batch is never copied; everything else goes by
-the protocol's own schemas, as the kio package has them.
+Produce and Fetch carry the records and are written by hand, so that a batch is never copied; everything else uses the
+protocol's schemas from the kio package.
 """

@@ -1,8 +1,8 @@
-"""Requests by the protocol's schemas, with room for what the schemas do not know yet.
+"""Decoding requests by the protocol's schemas, with memory bounded by the request's size.
 
-A client may put tagged fields into a request that were added to the protocol after our schemas were made, and whoever
-does not know them must pass them over. kio's own reader, which is quicker, refuses them, so this one takes its place
-for such a request. What it gives are kio's own objects, the same as from the quick reader.
+A claimed count or length is compared with the remaining bytes before anything is allocated for it, and null is refused
+where the protocol does not allow it; kio's own reader does neither, and a claimed array of 2^31 entries would end the
+process. Unknown tagged fields are skipped, as the protocol requires. The result is kio's objects.
 """
 
 from __future__ import annotations
@@ -16,141 +16,177 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from kio.schema.errors import ErrorCode
+from penstock.broker.wire.primitives import MalformedRequestError, claim_entries, read_uvarint
+from penstock.broker.wire.shapes import FIXED, Shape, shape_of
 
-from penstock.broker.wire.primitives import MalformedRequestError, read_uvarint
-from penstock.broker.wire.shapes import FIXED, shape_of
+LONGEST_STRING_BYTES: Final = 0x7FFF
+"""The maximum of a two-byte length. Kafka applies the same limit to compact strings."""
 
-Read = Callable[[bytes, int], tuple[Any, int]]
-
-_FIXED: Final = FIXED | {
-    "timedelta_i32": struct.Struct(">i"),
-    "timedelta_i64": struct.Struct(">q"),
-    "datetime_i64": struct.Struct(">q"),
-}
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MILLISECOND: Final = datetime.timedelta(milliseconds=1)
+_LONGEST_MS: Final = -(datetime.timedelta.min // _MILLISECOND)
+_DURATIONS: Final = {"timedelta_i32": FIXED["int32"], "timedelta_i64": FIXED["int64"]}
+
+
+class Source:
+    __slots__ = ("data", "entries_left", "position")
+
+    def __init__(self, data: bytes, max_entries: int) -> None:
+        self.data = data
+        self.position = 0
+        self.entries_left = max_entries
+
+    def uvarint(self) -> int:
+        position = self.position
+        value = self.data[position]
+        if value < 0x80:
+            self.position = position + 1
+        else:
+            value, self.position = read_uvarint(self.data, position)
+        return value
+
+    def unpack(self, layout: struct.Struct) -> Any:
+        (value,) = layout.unpack_from(self.data, self.position)
+        self.position += layout.size
+        return value
+
+    def take(self, size: int) -> bytes:
+        begin, end = self.position, self.position + size
+        if end > len(self.data):
+            raise MalformedRequestError(f"a field claims {size} bytes where {len(self.data) - begin} are left")
+        self.position = end
+        return self.data[begin:end]
+
+    def claim(self, count: int) -> None:
+        """Check that this many array entries fit into the request and its limit."""
+        self.entries_left = claim_entries(count, len(self.data) - self.position, self.entries_left)
+
+
+Read = Callable[[Source], Any]
 
 
 @cache
 def decoder(schema: type) -> Read:
-    """What reads this schema."""
     flexible = bool(schema.__flexible__)  # type: ignore[attr-defined]
     hints = typing.get_type_hints(schema)
     plain: list[tuple[str, Read]] = []
     tagged: dict[int, tuple[str, Read]] = {}
     for field in dataclasses.fields(schema):
         tag = field.metadata.get("tag")
-        read = _field_reader(field, hints[field.name], flexible, nullable=tag is None)
+        read = _field_reader(field, shape_of(hints[field.name]), flexible, tagged=tag is not None)
         if tag is None:
             plain.append((field.name, read))
         else:
             tagged[int(tag)] = (field.name, read)
 
-    def read_fields(data: bytes, position: int) -> tuple[Any, int]:
-        values: dict[str, Any] = {}
-        for name, read in plain:
-            values[name], position = read(data, position)
-        if flexible:
-            position = _read_tagged(data, position, tagged, values)
-        return schema(**values), position
+    def read_fields(source: Source) -> Any:
+        values = {name: read(source) for name, read in plain}
+        if flexible and (count := source.uvarint()):
+            _read_tagged(source, count, tagged, values)
+        return schema(**values)
 
     return read_fields
 
 
-def _read_tagged(data: bytes, position: int, known: dict[int, tuple[str, Read]], values: dict[str, Any]) -> int:
-    count, position = read_uvarint(data, position)
+def _read_tagged(source: Source, count: int, known: dict[int, tuple[str, Read]], values: dict[str, Any]) -> None:
     for _ in range(count):
-        tag, position = read_uvarint(data, position)
-        size, position = read_uvarint(data, position)
-        if position + size > len(data):
-            raise MalformedRequestError("a tagged field reaches past the end of the request")
-        if tag in known:
-            name, read = known[tag]
-            values[name], _ = read(data, position)
-        position += size
-    return position
+        tag, size = source.uvarint(), source.uvarint()
+        if tag not in known:
+            source.take(size)
+            continue
+        name, read = known[tag]
+        end = source.position + size
+        values[name] = read(source)
+        if source.position != end:
+            raise MalformedRequestError(f"the tagged field {name} does not have the {size} bytes that it claims")
 
 
-def _field_reader(field: dataclasses.Field[Any], hint: Any, flexible: bool, *, nullable: bool) -> Read:
-    shape = shape_of(hint)
+def _field_reader(field: dataclasses.Field[Any], shape: Shape, flexible: bool, *, tagged: bool) -> Read:
     if shape.is_array:
-        return _array_reader(decoder(shape.schema) if shape.schema else _primitive(field, flexible), flexible)
+        return _array(field, shape, flexible)
     if shape.schema is None:
-        return _primitive(field, flexible)
+        return _primitive(field, flexible, shape.optional)
     entity = decoder(shape.schema)
-    return _nullable_entity(entity) if shape.optional and nullable else entity
+    return _nullable_entity(entity) if shape.optional and not tagged else entity
 
 
-def _array_reader(one: Read, flexible: bool) -> Read:
-    def read(data: bytes, position: int) -> tuple[Any, int]:
-        count, position = _length(data, position, flexible, _INT)
-        if count is None:
-            return None, position
-        values = []
-        for _ in range(count):
-            value, position = one(data, position)
-            values.append(value)
-        return tuple(values), position
+def _array(field: dataclasses.Field[Any], shape: Shape, flexible: bool) -> Read:
+    name, optional = field.name, shape.optional
+    layout = FIXED.get(field.metadata.get("kafka_type", ""))
+    one = decoder(shape.schema) if shape.schema else _primitive(field, flexible, False)
+
+    def read(source: Source) -> Any:
+        count = source.uvarint() - 1 if flexible else source.unpack(_INT)
+        if count < 0:
+            return _null(name, optional)
+        source.claim(count)
+        if layout is None:
+            return tuple([one(source) for _ in range(count)])
+        return struct.unpack(f">{count}{layout.format[1:]}", source.take(count * layout.size))
 
     return read
 
 
 def _nullable_entity(entity: Read) -> Read:
-    def read(data: bytes, position: int) -> tuple[Any, int]:
-        return (None, position + 1) if data[position] == 0xFF else entity(data, position + 1)
+    def read(source: Source) -> Any:
+        return None if source.unpack(FIXED["int8"]) < 0 else entity(source)
 
     return read
 
 
-def _length(data: bytes, position: int, flexible: bool, legacy: struct.Struct) -> tuple[int | None, int]:
-    if flexible:
-        size, position = read_uvarint(data, position)
-        return (size - 1 if size else None), position
-    (size,) = legacy.unpack_from(data, position)
-    return (size if size >= 0 else None), position + legacy.size
+def _null(name: str, optional: bool) -> None:
+    if not optional:
+        raise MalformedRequestError(f"{name} is null, which the protocol does not allow")
 
 
-def _primitive(field: dataclasses.Field[Any], flexible: bool) -> Read:
+def _primitive(field: dataclasses.Field[Any], flexible: bool, optional: bool) -> Read:
     kind = field.metadata["kafka_type"]
-    if kind in _FIXED:
-        return _fixed(_FIXED[kind], _MEANINGS.get(kind))
+    if kind in FIXED:
+        return _fixed(FIXED[kind])
+    if kind in _DURATIONS:
+        duration = _DURATIONS[kind]
+        return lambda source: min(max(source.unpack(duration), -_LONGEST_MS), _LONGEST_MS) * _MILLISECOND
     if kind == "uuid":
         return _uuid
-    return _bytes(flexible, text=kind == "string")
+    if kind == "string":
+        return _string(field.name, flexible, optional)
+    if kind == "bytes":
+        return _bytes(field.name, flexible, optional)
+    raise TypeError(f"no way to read {kind!r} of field {field.name}")
 
 
-def _fixed(layout: struct.Struct, meaning: Callable[[Any], Any] | None) -> Read:
-    def read(data: bytes, position: int) -> tuple[Any, int]:
-        (value,) = layout.unpack_from(data, position)
-        return (value if meaning is None else meaning(value)), position + layout.size
+def _fixed(layout: struct.Struct) -> Read:
+    unpack, size = layout.unpack_from, layout.size
+
+    def read(source: Source) -> Any:
+        position = source.position
+        source.position = position + size
+        return unpack(source.data, position)[0]
 
     return read
 
 
-_MEANINGS: Final[dict[str, Callable[[Any], Any]]] = {
-    "error_code": ErrorCode,
-    "timedelta_i32": lambda ms: datetime.timedelta(milliseconds=ms),
-    "timedelta_i64": lambda ms: datetime.timedelta(milliseconds=ms),
-    "datetime_i64": lambda ms: None if ms == -1 else _EPOCH + datetime.timedelta(milliseconds=ms),
-}
+def _uuid(source: Source) -> uuid.UUID | None:
+    value = uuid.UUID(bytes=source.take(16))
+    return value if value.int else None
 
 
-def _uuid(data: bytes, position: int) -> tuple[uuid.UUID | None, int]:
-    value = uuid.UUID(bytes=data[position : position + 16])
-    return (value if value.int else None), position + 16
+def _string(name: str, flexible: bool, optional: bool) -> Read:
+    def read(source: Source) -> Any:
+        size = source.uvarint() - 1 if flexible else source.unpack(_SHORT)
+        if size < 0:
+            return _null(name, optional)
+        if size > LONGEST_STRING_BYTES:
+            raise MalformedRequestError(f"{name} has {size} bytes; a string has at most {LONGEST_STRING_BYTES}")
+        return source.take(size).decode()
+
+    return read
 
 
-def _bytes(flexible: bool, *, text: bool) -> Read:
-    def read(data: bytes, position: int) -> tuple[Any, int]:
-        size, position = _length(data, position, flexible, _SHORT if text else _INT)
-        if size is None:
-            return None, position
-        end = position + size
-        if end > len(data):
-            raise MalformedRequestError(f"a field claims {size} bytes where {len(data) - position} are left")
-        value = data[position:end]
-        return (value.decode() if text else value), end
+def _bytes(name: str, flexible: bool, optional: bool) -> Read:
+    def read(source: Source) -> Any:
+        size = source.uvarint() - 1 if flexible else source.unpack(_INT)
+        return _null(name, optional) if size < 0 else source.take(size)
 
     return read

@@ -1,9 +1,8 @@
-"""Answers to bytes, by the schemas of the protocol.
+"""Encoding responses by the protocol's schemas.
 
 For each response schema an encoder is compiled once: a list of small functions, one per field, that write from a plain
-mapping. Handlers fill in the fields of every version; those that the version at hand does not have are passed over, and
-those that the handler left out get the protocol's default. A part that is given as bytes was encoded before and is
-copied as it is.
+mapping. Handlers fill in the fields of every version; those that a version does not have are skipped, and missing ones
+get the protocol's default. A part given as bytes is already encoded and is copied.
 """
 
 from __future__ import annotations
@@ -29,18 +28,20 @@ _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _REQUIRED: Final = object()
+LONGEST_MESSAGE: Final = 1_000
+"""How many characters of an error message are sent."""
 
 
 @cache
 def encoder(schema: type) -> Write:
-    """What writes a mapping as this schema."""
     flexible = bool(schema.__flexible__)  # type: ignore[attr-defined]
     hints = typing.get_type_hints(schema)
     plain: list[tuple[str, Write, Any]] = []
     tagged: list[tuple[int, str, Write, Any]] = []
     for field in dataclasses.fields(schema):
-        write, empty = _field_writer(field, hints[field.name], flexible)
-        default = _default(field, empty)
+        write, default = _field_writer(field, hints[field.name], flexible)
+        if field.default is not dataclasses.MISSING and not dataclasses.is_dataclass(field.default):
+            default = field.default
         tag = field.metadata.get("tag")
         if tag is None:
             plain.append((field.name, write, default))
@@ -55,7 +56,7 @@ def encoder(schema: type) -> Write:
         for field_name, write, default in plain:
             value = values.get(field_name, default)
             if value is _REQUIRED:
-                raise KeyError(f"{name}: the answer lacks {field_name}")
+                raise KeyError(f"{name}: the response lacks {field_name}")
             write(out, value)
         if flexible:
             _write_tagged(out, values, tagged)
@@ -63,14 +64,21 @@ def encoder(schema: type) -> Write:
     return write_fields
 
 
+def has_error_code(schema: type) -> bool:
+    """Whether a response can report that the whole request failed. Otherwise errors are in its lists, one per entry."""
+    return any(field.metadata.get("kafka_type") == "error_code" for field in dataclasses.fields(schema))
+
+
 def blank(schema: type, code: enum.IntEnum, message: str | None) -> dict[str, Any]:
-    """The fields of an answer that has nothing to say but an error: nothing in its lists, zero in its numbers."""
+    """The fields of a response with only an error: empty lists, zero numbers."""
     hints = typing.get_type_hints(schema)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
         shape = shape_of(hints[field.name])
         if field.name == "error_message":
             fields[field.name] = message
+        elif field.metadata.get("kafka_type") == "error_code":
+            fields[field.name] = code
         elif "tag" in field.metadata or shape.optional:
             continue
         elif shape.is_array:
@@ -78,14 +86,9 @@ def blank(schema: type, code: enum.IntEnum, message: str | None) -> dict[str, An
         elif shape.schema is not None:
             fields[field.name] = blank(shape.schema, code, message)
         elif field.default is dataclasses.MISSING:
-            fields[field.name] = _zero(field.metadata["kafka_type"], code)
+            zeros = {"string": "", "bytes": b"", "records": b"", "uuid": None}
+            fields[field.name] = zeros.get(field.metadata["kafka_type"], 0)
     return fields
-
-
-def _zero(kind: str, code: enum.IntEnum) -> Any:
-    if kind == "error_code":
-        return code
-    return {"string": "", "bytes": b"", "records": b"", "uuid": None}.get(kind, 0)
 
 
 def _write_tagged(out: bytearray, values: Mapping[str, Any], tagged: list[tuple[int, str, Write, Any]]) -> None:
@@ -98,7 +101,7 @@ def _write_tagged(out: bytearray, values: Mapping[str, Any], tagged: list[tuple[
 
 
 def _field_writer(field: dataclasses.Field[Any], hint: Any, flexible: bool) -> tuple[Write, Any]:
-    """What writes the field, and its value where the handler gives none and the schema neither."""
+    """The function that writes the field, and the default if neither the handler nor the schema has a value."""
     shape = shape_of(hint)
     if shape.is_array:
         one = encoder(shape.schema) if shape.schema is not None else _primitive(field, flexible, False)
@@ -110,12 +113,6 @@ def _field_writer(field: dataclasses.Field[Any], hint: Any, flexible: bool) -> t
     if field.name == "throttle_time" or field.metadata["kafka_type"] == "error_code":
         return write, 0
     return write, None if shape.optional else _REQUIRED
-
-
-def _default(field: dataclasses.Field[Any], empty: Any) -> Any:
-    if field.default is dataclasses.MISSING or dataclasses.is_dataclass(field.default):
-        return empty
-    return field.default
 
 
 def _array_writer(one: Write, flexible: bool) -> Write:
@@ -146,9 +143,9 @@ def _primitive(field: dataclasses.Field[Any], flexible: bool, optional: bool) ->
     if kind in FIXED:
         return _fixed(FIXED[kind])
     if kind == "string":
-        return _string(flexible)
+        return _message(_string(flexible)) if field.name == "error_message" else _string(flexible)
     if kind in ("bytes", "records"):
-        return _bytes(flexible)
+        return _sized(flexible, _INT)
     if kind == "uuid":
         return _uuid
     if kind in ("timedelta_i32", "timedelta_i64"):
@@ -167,34 +164,34 @@ def _fixed(layout: struct.Struct) -> Write:
     return write
 
 
+def _sized(flexible: bool, layout: struct.Struct) -> Write:
+    """Bytes after their length; null has a length of -1, or 0 in flexible versions, which count from 1."""
+    null = b"\x00" if flexible else layout.pack(-1)
+
+    def write(out: bytearray, value: bytes | None) -> None:
+        if value is None:
+            out += null
+        else:
+            out += uvarint(len(value) + 1) if flexible else layout.pack(len(value))
+            out += value
+
+    return write
+
+
 def _string(flexible: bool) -> Write:
-    def write_compact(out: bytearray, value: str | None) -> None:
-        if value is None:
-            out += b"\x00"
-        else:
-            data = value.encode()
-            out += uvarint(len(data) + 1)
-            out += data
-
-    def write_legacy(out: bytearray, value: str | None) -> None:
-        if value is None:
-            out += b"\xff\xff"
-        else:
-            data = value.encode()
-            out += _SHORT.pack(len(data))
-            out += data
-
-    return write_compact if flexible else write_legacy
+    write_bytes = _sized(flexible, _SHORT)
+    return lambda out, value: write_bytes(out, None if value is None else value.encode())
 
 
-def _bytes(flexible: bool) -> Write:
-    def write_compact(out: bytearray, value: bytes | None) -> None:
-        out += b"\x00" if value is None else uvarint(len(value) + 1) + value
+def _message(write_text: Write) -> Write:
+    """Messages may quote what the client sent, which may be very long."""
 
-    def write_legacy(out: bytearray, value: bytes | None) -> None:
-        out += b"\xff\xff\xff\xff" if value is None else _INT.pack(len(value)) + value
+    def write(out: bytearray, value: str | None) -> None:
+        if value is not None and len(value) > LONGEST_MESSAGE:
+            value = f"{value[: LONGEST_MESSAGE - 3]}..."
+        write_text(out, value)
 
-    return write_compact if flexible else write_legacy
+    return write
 
 
 def _uuid(out: bytearray, value: uuid.UUID | None) -> None:

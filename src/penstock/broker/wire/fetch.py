@@ -1,4 +1,4 @@
-"""Fetch, by hand: the answer is a few headers between which the records go straight from the file to the socket."""
+"""Fetch, by hand: the response is a few headers, between which records go directly from file to socket."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import struct
 import uuid
 from typing import Final, NamedTuple
 
-from penstock.broker.wire.primitives import read_uvarint, skip_tags, uvarint
-from penstock.broker.wire.produce import TopicKey, read_legacy_name
+from penstock.broker.wire.primitives import MAX_ENTRIES, claim_entries, read_name, read_uvarint, skip_tags, uvarint
+from penstock.broker.wire.produce import TopicKey
 from penstock.log.aborted import AbortedTransaction
 
 MIN_VERSION: Final = 4
@@ -48,10 +48,12 @@ class FetchRequest(NamedTuple):
     session_epoch: int
     topics: list[tuple[TopicKey, list[FetchPartition]]]
     forgotten: list[tuple[TopicKey, list[int]]]
+    uses_topic_ids: bool
+    """Whether topics are identified by ids, or by names."""
 
 
 class FetchAnswer(NamedTuple):
-    """What is said of one partition; `length` bytes of records follow."""
+    """The response for one partition; `length` bytes of records follow."""
 
     partition: int
     error_code: int
@@ -62,7 +64,8 @@ class FetchAnswer(NamedTuple):
     length: int
 
 
-def read_fetch(data: memoryview, position: int, version: int) -> FetchRequest:
+def read_fetch(data: memoryview, position: int, version: int, max_entries: int = MAX_ENTRIES) -> FetchRequest:
+    """Parse the request whose body starts at `position`. Raises MalformedRequestError, IndexError or struct.error."""
     if version < 15:
         position += 4
     max_wait_ms, min_bytes, max_bytes, isolation = _LIMITS.unpack_from(data, position)
@@ -71,61 +74,41 @@ def read_fetch(data: memoryview, position: int, version: int) -> FetchRequest:
     if version >= 7:
         session_id, session_epoch = _SESSION.unpack_from(data, position)
         position += 8
-    if version >= FLEXIBLE_SINCE:
-        topics, forgotten = _read_flexible(data, position, version)
-    else:
-        topics, forgotten = _read_legacy(data, position, version)
-    return FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation == 1, session_id, session_epoch, topics, forgotten)
+    topics, position, left = _read_topics(data, position, version, max_entries)
+    forgotten = _read_forgotten(data, position, version, left) if version >= 7 else []
+    return FetchRequest(
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation == 1,
+        session_id,
+        session_epoch,
+        topics,
+        forgotten,
+        version >= TOPIC_IDS_SINCE,
+    )
 
 
 _Topics = list[tuple[TopicKey, list[FetchPartition]]]
 _Forgotten = list[tuple[TopicKey, list[int]]]
 
 
-def _read_flexible(data: memoryview, position: int, version: int) -> tuple[_Topics, _Forgotten]:
+def _read_topics(data: memoryview, position: int, version: int, left: int) -> tuple[_Topics, int, int]:
+    """The topics, the position after them, and how many more array entries the request may hold."""
+    flexible = version >= FLEXIBLE_SINCE
     topics: _Topics = []
-    count, position = read_uvarint(data, position)
-    for _ in range(count - 1):
-        topic, position = _read_topic(data, position, version)
-        partition_count, position = read_uvarint(data, position)
-        partitions = []
-        for _ in range(partition_count - 1):
-            index, epoch, offset, _, _, max_bytes = _PARTITION_V12.unpack_from(data, position)
-            partitions.append(FetchPartition(index, offset, max_bytes, epoch))
-            position += 32
-            position = position + 1 if data[position] == 0 else skip_tags(data, position)
-        topics.append((topic, partitions))
-        position = position + 1 if data[position] == 0 else skip_tags(data, position)
-    forgotten: _Forgotten = []
-    count, position = read_uvarint(data, position)
-    for _ in range(count - 1):
-        topic, position = _read_topic(data, position, version)
-        partition_count, position = read_uvarint(data, position)
-        numbers = [_INT.unpack_from(data, position + 4 * n)[0] for n in range(max(partition_count - 1, 0))]
-        position = skip_tags(data, position + 4 * len(numbers))
-        forgotten.append((topic, numbers))
-    return topics, forgotten
-
-
-def _read_topic(data: memoryview, position: int, version: int) -> tuple[TopicKey, int]:
-    if version >= TOPIC_IDS_SINCE:
-        return uuid.UUID(bytes=bytes(data[position : position + 16])), position + 16
-    size, position = read_uvarint(data, position)
-    return bytes(data[position : position + size - 1]), position + size - 1
-
-
-def _read_legacy(data: memoryview, position: int, version: int) -> tuple[_Topics, _Forgotten]:
-    topics: _Topics = []
-    (count,) = _INT.unpack_from(data, position)
-    position += 4
+    count, position, left = _read_count(data, position, flexible, left)
     for _ in range(count):
-        topic, position = read_legacy_name(data, position)
-        (partition_count,) = _INT.unpack_from(data, position)
-        position += 4
+        topic, position = _read_topic(data, position, version)
+        partition_count, position, left = _read_count(data, position, flexible, left)
         partitions = []
         for _ in range(partition_count):
             epoch = -1
-            if version >= 9:
+            if flexible:
+                index, epoch, offset, _, _, max_bytes = _PARTITION_V12.unpack_from(data, position)
+                position += _PARTITION_V12.size
+                position = position + 1 if data[position] == 0 else skip_tags(data, position)
+            elif version >= 9:
                 index, epoch, offset, _, max_bytes = _PARTITION_V9.unpack_from(data, position)
                 position += _PARTITION_V9.size
             elif version >= 5:
@@ -136,17 +119,40 @@ def _read_legacy(data: memoryview, position: int, version: int) -> tuple[_Topics
                 position += _PARTITION_V4.size
             partitions.append(FetchPartition(index, offset, max_bytes, epoch))
         topics.append((topic, partitions))
+        if flexible:
+            position = position + 1 if data[position] == 0 else skip_tags(data, position)
+    return topics, position, left
+
+
+def _read_forgotten(data: memoryview, position: int, version: int, left: int) -> _Forgotten:
+    flexible = version >= FLEXIBLE_SINCE
     forgotten: _Forgotten = []
-    if version >= 7:
+    count, position, left = _read_count(data, position, flexible, left)
+    for _ in range(count):
+        topic, position = _read_topic(data, position, version)
+        number_count, position, left = _read_count(data, position, flexible, left)
+        numbers = [_INT.unpack_from(data, position + _INT.size * n)[0] for n in range(number_count)]
+        position += _INT.size * number_count
+        if flexible:
+            position = skip_tags(data, position)
+        forgotten.append((topic, numbers))
+    return forgotten
+
+
+def _read_count(data: memoryview, position: int, flexible: bool, left: int) -> tuple[int, int, int]:
+    if flexible:
+        count, position = read_uvarint(data, position)
+        count -= 1
+    else:
         (count,) = _INT.unpack_from(data, position)
-        position += 4
-        for _ in range(count):
-            topic, position = read_legacy_name(data, position)
-            (partition_count,) = _INT.unpack_from(data, position)
-            numbers = [_INT.unpack_from(data, position + 4 + 4 * n)[0] for n in range(partition_count)]
-            position += 4 + 4 * len(numbers)
-            forgotten.append((topic, numbers))
-    return topics, forgotten
+        position += _INT.size
+    return count, position, claim_entries(count, len(data) - position, left)
+
+
+def _read_topic(data: memoryview, position: int, version: int) -> tuple[TopicKey, int]:
+    if version >= TOPIC_IDS_SINCE:
+        return uuid.UUID(bytes=bytes(data[position : position + 16])), position + 16
+    return read_name(data, position, flexible=version >= FLEXIBLE_SINCE)
 
 
 def write_fetch(
@@ -156,7 +162,7 @@ def write_fetch(
     session_id: int,
     topics: list[tuple[TopicKey, list[FetchAnswer]]],
 ) -> list[bytes]:
-    """The headers of the answer: the records of the n-th partition go behind the n-th piece, the last piece ends it."""
+    """The headers of the response: the records of the n-th partition follow the n-th piece; the last piece ends it."""
     flexible = version >= FLEXIBLE_SINCE
     pieces: list[bytes] = []
     current: list[bytes] = [uvarint(len(topics) + 1) if flexible else _INT.pack(len(topics))]

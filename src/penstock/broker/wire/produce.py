@@ -1,4 +1,4 @@
-"""Produce, by hand: the records stay where they are in the connection's buffer, as memoryviews."""
+"""Produce, by hand: the records stay in the connection's buffer, as memoryviews."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import struct
 import uuid
 from typing import Final, NamedTuple
 
-from penstock.broker.wire.primitives import MalformedRequestError, read_uvarint, skip_tags, uvarint
+from penstock.broker.wire.primitives import (
+    MAX_ENTRIES,
+    MalformedRequestError,
+    claim_entries,
+    read_name,
+    read_uvarint,
+    skip_tags,
+    uvarint,
+)
 
 MIN_VERSION: Final = 0
 MAX_VERSION: Final = 13
 FLEXIBLE_SINCE: Final = 9
 TOPIC_IDS_SINCE: Final = 13
 BATCHES_SINCE: Final = 3
-"""Older versions carry message sets of the formats before record batches."""
+"""Older versions carry message sets, the formats before record batches."""
 
 _ACKS_TIMEOUT: Final = struct.Struct(">hi")
 _INT: Final = struct.Struct(">i")
@@ -41,17 +49,17 @@ class ProduceResult(NamedTuple):
     log_start_offset: int
     message: str | None = None
     records: tuple[int, ...] = ()
-    """Which records of the batch are at fault, counted from 0."""
+    """The indexes of the rejected records in the batch."""
 
 
-def read_produce(data: memoryview, position: int, version: int) -> ProduceRequest:
-    """The request whose body starts at `position`. Raises MalformedRequestError or IndexError/struct.error."""
+def read_produce(data: memoryview, position: int, version: int, max_entries: int = MAX_ENTRIES) -> ProduceRequest:
+    """Parse the request whose body starts at `position`. Raises MalformedRequestError, IndexError or struct.error."""
     if version >= FLEXIBLE_SINCE:
-        return _read_flexible(data, position, version)
-    return _read_legacy(data, position, version)
+        return _read_flexible(data, position, version, max_entries)
+    return _read_legacy(data, position, version, max_entries)
 
 
-def _read_flexible(data: memoryview, position: int, version: int) -> ProduceRequest:
+def _read_flexible(data: memoryview, position: int, version: int, left: int) -> ProduceRequest:
     size, position = read_uvarint(data, position)
     transactional_id = None
     if size:
@@ -59,6 +67,7 @@ def _read_flexible(data: memoryview, position: int, version: int) -> ProduceRequ
         position += size - 1
     acks, _ = _ACKS_TIMEOUT.unpack_from(data, position)
     topic_count, position = read_uvarint(data, position + 6)
+    left = claim_entries(topic_count - 1, len(data) - position, left)
     topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]] = []
     for _ in range(topic_count - 1):
         topic: TopicKey
@@ -66,10 +75,9 @@ def _read_flexible(data: memoryview, position: int, version: int) -> ProduceRequ
             topic = uuid.UUID(bytes=bytes(data[position : position + 16]))
             position += 16
         else:
-            size, position = read_uvarint(data, position)
-            topic = bytes(data[position : position + size - 1])
-            position += size - 1
+            topic, position = read_name(data, position, flexible=True)
         partition_count, position = read_uvarint(data, position)
+        left = claim_entries(partition_count - 1, len(data) - position, left)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count - 1):
             (index,) = _INT.unpack_from(data, position)
@@ -88,7 +96,7 @@ def _read_flexible(data: memoryview, position: int, version: int) -> ProduceRequ
     return ProduceRequest(transactional_id, acks, topics)
 
 
-def _read_legacy(data: memoryview, position: int, version: int) -> ProduceRequest:
+def _read_legacy(data: memoryview, position: int, version: int, left: int) -> ProduceRequest:
     transactional_id = None
     if version >= BATCHES_SINCE:
         (size,) = _SHORT.unpack_from(data, position)
@@ -99,11 +107,13 @@ def _read_legacy(data: memoryview, position: int, version: int) -> ProduceReques
     acks, _ = _ACKS_TIMEOUT.unpack_from(data, position)
     (topic_count,) = _INT.unpack_from(data, position + 6)
     position += 10
+    left = claim_entries(topic_count, len(data) - position, left)
     topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]] = []
     for _ in range(topic_count):
-        topic, position = read_legacy_name(data, position)
+        topic, position = read_name(data, position, flexible=False)
         (partition_count,) = _INT.unpack_from(data, position)
         position += 4
+        left = claim_entries(partition_count, len(data) - position, left)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count):
             index, size = _HEADER.unpack_from(data, position)
@@ -117,13 +127,6 @@ def _read_legacy(data: memoryview, position: int, version: int) -> ProduceReques
             partitions.append((index, records))
         topics.append((topic, partitions))
     return ProduceRequest(transactional_id, acks, topics)
-
-
-def read_legacy_name(data: memoryview, position: int) -> tuple[bytes, int]:
-    (size,) = _SHORT.unpack_from(data, position)
-    if size < 0:
-        raise MalformedRequestError("a topic has no name")
-    return bytes(data[position + 2 : position + 2 + size]), position + 2 + size
 
 
 def write_produce(correlation_id: int, version: int, results: list[tuple[TopicKey, list[ProduceResult]]]) -> bytes:

@@ -1,20 +1,25 @@
-"""Requests and answers by the protocol's schemas."""
+"""Decoding requests and encoding responses by the protocol's schemas."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
 from kio.index import load_payload_module
 from kio.schema.errors import ErrorCode
-from kio.serial import entity_reader
+from kio.schema.index import api_key_map
 from kio.static.constants import EntityType
 
-from penstock.broker.wire.decoder import decoder
-from penstock.broker.wire.encoder import Write, blank, encoder
-from penstock.broker.wire.primitives import MalformedRequestError
+from penstock.broker.wire.decoder import Read, Source, decoder
+from penstock.broker.wire.encoder import Write, blank, encoder, has_error_code
+from penstock.broker.wire.primitives import MAX_ENTRIES, MalformedRequestError
+
+
+def api_name(api_key: int) -> str:
+    return api_key_map.get(api_key, str(api_key))
+
 
 API_VERSIONS: Final = 18
 _HEADER: Final = struct.Struct(">ii")
@@ -30,8 +35,8 @@ def _schema(api_key: int, version: int, kind: EntityType) -> type:
 
 
 @cache
-def _reader(api_key: int, version: int) -> Callable[[bytes, int], tuple[Any, int]]:
-    return entity_reader(_schema(api_key, version, EntityType.request))
+def _reader(api_key: int, version: int) -> Read:
+    return decoder(_schema(api_key, version, EntityType.request))
 
 
 @cache
@@ -42,24 +47,20 @@ def _writer(api_key: int, version: int) -> tuple[Write, bool]:
 
 
 def request_is_flexible(api_key: int, version: int) -> bool:
-    """Whether the request's header ends with tagged fields."""
     return bool(_schema(api_key, version, EntityType.request).__flexible__)  # type: ignore[attr-defined]
 
 
-def decode_request(api_key: int, version: int, body: bytes) -> Any:
+def decode_request(api_key: int, version: int, body: bytes, max_entries: int = MAX_ENTRIES) -> Any:
+    """Decode a request as kio's object. Raises MalformedRequestError. Bytes after it are ignored."""
     try:
-        try:
-            entity, _ = _reader(api_key, version)(body, 0)
-        except KeyError:
-            # A tagged field that the quick reader has never heard of.
-            entity, _ = decoder(_schema(api_key, version, EntityType.request))(body, 0)
-    except Exception as error:
-        raise MalformedRequestError(f"API {api_key} version {version}: {error or type(error).__name__}") from error
-    return entity
+        return _reader(api_key, version)(Source(body, max_entries))
+    except (IndexError, struct.error) as error:
+        raise MalformedRequestError("it ends in the middle of a field") from error
+    except UnicodeDecodeError as error:
+        raise MalformedRequestError(f"a string is not UTF-8: {error.reason}") from error
 
 
 def encode_response(api_key: int, version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytes:
-    """The whole answer with its length in front."""
     write, tagged_header = _writer(api_key, version)
     out = bytearray(8)
     if tagged_header:
@@ -69,7 +70,10 @@ def encode_response(api_key: int, version: int, correlation_id: int, fields: Map
     return bytes(out)
 
 
-def encode_blank(api_key: int, version: int, correlation_id: int, code: ErrorCode, message: str | None) -> bytes:
-    """An answer that says nothing but the error. Raises kio's errors for what the protocol does not have."""
-    fields = blank(_schema(api_key, version, EntityType.response), code, message)
-    return encode_response(api_key, version, correlation_id, fields)
+def encode_blank(api_key: int, version: int, correlation_id: int, code: ErrorCode, message: str | None) -> bytes | None:
+    """A response with only the error. None if the response has no field for it: empty, it would look like success.
+    Raises kio's errors for an API or version that kio does not know."""
+    schema = _schema(api_key, version, EntityType.response)
+    if not has_error_code(schema):
+        return None
+    return encode_response(api_key, version, correlation_id, blank(schema, code, message))

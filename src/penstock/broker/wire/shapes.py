@@ -1,4 +1,4 @@
-"""What a field of one of kio's schemas is, and how plain ones are laid out."""
+"""The types of fields in kio's schemas, and the layout of plain ones."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FIXED: Final = {
     "bool": struct.Struct(">?"),
     "error_code": struct.Struct(">h"),
 }
-"""How values that always take the same number of bytes are written, by the protocol's name for their type."""
+"""The layout of fixed-size values, by the protocol's name of their type."""
 
 
 class Shape(NamedTuple):
     is_array: bool
     optional: bool
-    """Whether the field, for an array the array itself, may be null."""
+    """Whether the field, or for an array the array itself, may be null."""
     schema: type | None
     """The schema of the structure, or of the structures in the array; None for plain values."""
 

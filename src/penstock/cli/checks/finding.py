@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from enum import StrEnum
 class Level(StrEnum):
     OK = "ok"
     WARN = "warn"
-    """It works, and will not always, or not well."""
+    """It works, but not always, or not well."""
     FAIL = "fail"
-    """It does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     what: str
-    """What was looked at, in a word or two."""
     level: Level
     text: str
     fix: str | None = None
-    """What to do; for everything that is not well."""
+    """What to do, for a warning or failure."""
 
 
 def ok(what: str, text: str) -> Finding:

@@ -1,4 +1,4 @@
-"""The machine: Python, memory, file handles, clocks, and the folders for what is temporary."""
+"""The machine: Python, memory, file handles, clocks, and temporary folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.cli.output import size_text
 
 PYTHON: Final = (3, 11)
 NEEDED_HANDLES: Final = 512 + 256
-"""The broker keeps 512 segment files open (log.open.files.max); the rest are connections and what Python needs."""
+"""The broker keeps 512 segment files open (log.open.files.max); the rest is for connections and Python itself."""
 GOOD_HANDLES: Final = 4096
 LITTLE_MEMORY: Final = 256 * 2**20
 """The broker takes 40 MB and a consumer 220 MB."""
@@ -41,10 +41,10 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3], system: str = 
 def check_memory(
     with_spark: bool, meminfo: Path = Path("/proc/meminfo"), limit: Path = Path("/sys/fs/cgroup/memory.max")
 ) -> list[Finding]:
-    """What is free, or what the container leaves of it, whichever is less."""
+    """The free memory of the machine or its container, whichever is less."""
     available = _meminfo(meminfo, "MemAvailable")
     if available is None:
-        return [ok("memory", "this system does not tell")]
+        return [ok("memory", "unknown on this system")]
     within = _container(limit)
     free = available if within is None else min(available, within)
     text = f"{size_text(free)} free" + (" in this container" if within is not None and within <= available else "")
@@ -52,7 +52,7 @@ def check_memory(
         return [fail("memory", text, f"free some: a broker and a consumer need {size_text(LITTLE_MEMORY)}")]
     if with_spark and free < SPARK_MEMORY:
         return [
-            warn("memory", text, f"Spark wants {size_text(SPARK_MEMORY)}: close other programs, or run it elsewhere")
+            warn("memory", text, f"Spark needs {size_text(SPARK_MEMORY)}: close other programs, or run it elsewhere")
         ]
     return [ok("memory", text)]
 
@@ -63,7 +63,7 @@ def check_handles(limits: tuple[int, int] | None = None) -> list[Finding]:
         return [ok("file handles", "no limit")]
     text = f"{soft:,} for a process"
     raised = GOOD_HANDLES if hard == resource.RLIM_INFINITY else min(GOOD_HANDLES, hard)
-    how = f"run `ulimit -n {raised}` first, or set LimitNOFILE in the service" if raised > soft else _of_root(hard)
+    how = f"run `ulimit -n {raised}` first, or set LimitNOFILE in the service unit" if raised > soft else _of_root(hard)
     if soft < NEEDED_HANDLES:
         return [fail("file handles", f"{text}; a broker needs {NEEDED_HANDLES:,}", how)]
     if soft < 1024:
@@ -77,16 +77,16 @@ def check_clock(
     wall: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Finding]:
-    """Retention and event times go by the wall clock: it must run like the one that nobody sets."""
+    """Retention and event times use the wall clock: it must advance like the monotonic clock."""
     if wall() < 1_700_000_000:
         return [fail("clock", f"it says {time.strftime('%Y-%m-%d', time.gmtime(wall()))}", "set the clock; run NTP")]
     began_monotonic, began_wall = monotonic(), wall()
     sleep(sample_s)
-    # The wall clock is read between two readings of the other, so that a thread that waits for its turn proves nothing.
+    # Read the wall clock between two readings of the other, so that a thread switch proves nothing.
     before, passed_wall, after = monotonic() - began_monotonic, wall() - began_wall, monotonic() - began_monotonic
     apart_s = max(before - passed_wall, passed_wall - after, 0.0)
     if apart_s > CLOCK_STEP_S:
-        return [warn("clock", f"it jumped by {apart_s * 1000:.0f} ms while it was watched", "run NTP, which slews it")]
+        return [warn("clock", f"it jumped by {apart_s * 1000:.0f} ms during the check", "run NTP, which slews it")]
     return [ok("clock", "runs evenly")]
 
 
@@ -99,7 +99,7 @@ def check_temporary(with_spark: bool, folder: Path | None = None, shared: Path =
             pass
         free = shutil.disk_usage(temporary).free
     except OSError as error:
-        return [fail("temporary", f"no file can be made: {error}", "free some space, or set TMPDIR to another folder")]
+        return [fail("temporary", f"cannot create a file: {error}", "free some space, or set TMPDIR to another folder")]
     text = f"{temporary}, {size_text(free)} free"
     if with_spark and free < LITTLE_TEMPORARY:
         found.append(warn("temporary", text, "Spark spills there: free some, or set TMPDIR or SPARK_LOCAL_DIRS"))
@@ -132,7 +132,7 @@ def _meminfo(path: Path, name: str) -> int | None:
 
 
 def _container(limit: Path) -> int | None:
-    """What the container may still take; None: it has no limit."""
+    """What the container may still use; None: no limit."""
     try:
         most = limit.read_text("ascii").strip()
         used = (limit.parent / "memory.current").read_text("ascii").strip()
@@ -142,4 +142,4 @@ def _container(limit: Path) -> int | None:
 
 
 def _of_root(hard: int) -> str:
-    return f"the hard limit is {hard:,}: have it raised in /etc/security/limits.conf, or in the container's settings"
+    return f"the hard limit is {hard:,}: raise it in /etc/security/limits.conf, or in the container's settings"

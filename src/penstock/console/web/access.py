@@ -1,8 +1,8 @@
-"""Who may come in: nobody need sign in on loopback unless a password or token was set; everybody must elsewhere.
+"""Who may sign in: on loopback no login is needed unless a password or token is set; elsewhere it always is.
 
 The password is kept as an scrypt hash, the token as a digest; both are compared in constant time. Sessions live in
-memory: when the console is started anew, everybody signs in anew. Attempts that fail make their address wait, longer
-every time, and only a few passwords are tried at once, as each attempt costs a processor some milliseconds on purpose.
+memory: after a restart, everyone signs in again. Failed attempts make their address wait, longer every time, and only
+a few passwords are tried at once, as each attempt deliberately costs some milliseconds of CPU.
 """
 
 from __future__ import annotations
@@ -19,25 +19,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import ConfigError, SignInError
+from penstock.model.addresses import is_loopback
 
 PASSWORD_LENGTH: Final = 8
 TOKEN_LENGTH: Final = 20
 SESSION_S: Final = 12 * 3600.0
-"""How long somebody stays signed in."""
 SESSIONS: Final = 1_000
 ADDRESSES: Final = 10_000
 FREE_ATTEMPTS: Final = 3
-"""So many may fail before an address has to wait."""
+"""This many attempts may fail before an address has to wait."""
 LONGEST_WAIT_S: Final = 300.0
 FORGET_S: Final = 3600.0
-"""Failures this old are forgotten."""
 TRIED_AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody who is signed in."""
-
     name: str
     """For the audit log: local (no login is needed), password, or token."""
     ends_s: float = float("inf")
@@ -47,15 +44,13 @@ LOCAL: Final = Session("local")
 
 
 class TooManyAttempts(SignInError):
-    """This address has failed too often and has to wait."""
-
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"too many attempts have failed; try again in {max(1, round(wait_s))} s")
         self.wait_s = wait_s
 
 
 class Access:
-    """Who may come in, and who is in. May be used from any thread."""
+    """Who may sign in, and who is signed in. Thread-safe."""
 
     def __init__(
         self,
@@ -69,7 +64,8 @@ class Access:
             raise ConfigError(f"the console's password must have at least {PASSWORD_LENGTH} characters")
         if token is not None and len(token) < TOKEN_LENGTH:
             raise ConfigError(
-                f"the console's token must have at least {TOKEN_LENGTH} characters; make one with: openssl rand -hex 24"
+                f"the console's token must have at least {TOKEN_LENGTH} characters; create one with: openssl rand "
+                "-hex 24"
             )
         self.cookie = cookie
         self._salt = secrets.token_bytes(16)
@@ -90,7 +86,7 @@ class Access:
         return self._password is not None
 
     def sign_in(self, secret: str, address: str) -> str:
-        """The id of a new session for whoever knows the password or the token; keep it in the cookie. Takes a while."""
+        """The id of a new session, for the cookie. Raises for a wrong password or token. Takes a while."""
         place = _place_of(address)
         self._refuse_while_waiting(place)
         if not self._trying.acquire(blocking=False):
@@ -115,7 +111,7 @@ class Access:
             self._sessions.pop(_digest(id).hex(), None)
 
     def session(self, id: str | None) -> Session | None:
-        """Who the cookie says it is; None: somebody who is not signed in."""
+        """The session of a cookie; None: not signed in."""
         if not self.needs_login:
             return LOCAL
         with self._lock:
@@ -123,7 +119,7 @@ class Access:
         return found if found is not None and found.ends_s > self._clock_s() else None
 
     def bearer(self, token: str, address: str) -> Session:
-        """Whoever sends the token with the request itself, as programs do. Raises for any other."""
+        """A session for a program that sends the token with the request itself. Raises for a wrong one."""
         place = _place_of(address)
         self._refuse_while_waiting(place)
         if self._token is not None and hmac.compare_digest(_digest(token), self._token):
@@ -157,20 +153,12 @@ class Access:
 
 
 def check_reach(host: str, access: Access) -> None:
-    """Refuse to let everybody in: elsewhere than on loopback a login is needed."""
+    """Refuse to listen elsewhere than on loopback without a login."""
     if not is_loopback(host) and not access.needs_login:
         raise ConfigError(
-            f"the console does not listen on {host} without a login: everybody who reaches it could read and change "
+            f"the console does not listen on {host} without a login: everyone who reaches it could read and change "
             "the stream. Give it --password-file or --token-file, or listen on 127.0.0.1"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can reach it there."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _digest(text: str) -> bytes:
@@ -178,7 +166,7 @@ def _digest(text: str) -> bytes:
 
 
 def _place_of(address: str) -> str:
-    """What an attacker cannot change at will: with IPv6 a single machine has a whole /64 to itself."""
+    """The part of an address that an attacker cannot change at will: one machine may own a whole IPv6 /64."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

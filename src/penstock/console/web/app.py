@@ -7,44 +7,62 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.exception_handlers import http_exception_handler
 from nicegui import Client, app, core, ui
+from nicegui.page import page
+from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from penstock.console.web import login, missing, pages, parts
-from penstock.console.web.access import Access, check_reach, is_loopback
+from penstock.console.service import Service
+from penstock.console.web import login, pages, parts, texts
+from penstock.console.web.access import Access, check_reach
 from penstock.console.web.assets import FOLDER, Assets, head
-from penstock.console.web.frame import ENTRIES, Console
+from penstock.console.web.frame import ENTRIES, Console, frame
 from penstock.console.web.security import SESSION_ID, Guard, Nonces
 from penstock.errors import ConfigError, PenstockError
+from penstock.model.addresses import is_loopback
 from penstock.streams.url import without_password
 
-if TYPE_CHECKING:
-    from penstock.console.service import Service
+
+def register(console: Console) -> None:
+    @app.exception_handler(404)
+    async def missing(request: Request, error: HTTPException) -> Response:
+        """Answer programs and asset requests in plain text; show people a page with a link back."""
+        if "text/html" not in request.headers.get("accept", ""):
+            return await http_exception_handler(request, error)
+        with Client(page(""), request=request) as client, frame(console, "No such page", ""):
+            parts.title("There is no such page")
+            with parts.panel():
+                parts.empty("Nothing is at this address.", request.url.path)
+                with ui.element("a").props('href="/"').classes("link"):
+                    parts.label("Go to the overview")
+        return client.build_response(request, 404)
+
 
 SOCKET_BYTES: Final = 4 * 1024 * 1024
-"""The largest message that is taken from a browser."""
 GRACE_S: Final = 2
 SESSIONS_EVERY_S: Final = 5.0
-"""How often it is looked whose session has ended by itself."""
 log = logging.getLogger(__name__)
 
 
 def build(service: Service, access: Access, *, hosts: Iterable[str] = (), takes_addresses: bool = False) -> ASGIApp:
-    """The whole console as an ASGI application. NiceGUI keeps its pages for the process, so there is one in a process.
+    """The whole console as an ASGI application. NiceGUI keeps its pages per process, so there is one in a process.
 
-    `hosts` and `takes_addresses`: by which names it may be called, see `security.Guard`."""
+    `hosts` and `takes_addresses`: the host names it accepts, see `security.Guard`."""
     console = Console(service, access)
     outer = FastAPI(title="Penstock console", docs_url=None, redoc_url=None, openapi_url=None)
     outer.mount("/assets", Assets())
     login.register(outer, access, _end_pages)
     _register_answers(outer, console)
     pages.register(console)
-    missing.register(console)
+    register(console)
     app.on_page_exception(_show_failure)
     app.on_startup(lambda: _end_pages_of_the_past(access))
     Client.shared_head_html += head()
@@ -62,7 +80,7 @@ def build(service: Service, access: Access, *, hosts: Iterable[str] = (), takes_
         message_history_length=100,
         show_welcome_message=False,
     )
-    # Scripts get their nonce before the answer is compressed.
+    # Scripts get their nonce before the response is compressed.
     answering = GZipMiddleware(Nonces(outer), minimum_size=1000, compresslevel=5)
     return Guard(answering, access, hosts=hosts, takes_addresses=takes_addresses)
 
@@ -77,7 +95,7 @@ def serve(
     on_listening: Callable[[str], None] = lambda address: None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, or until `stop` is set. `on_listening` is told the address.
+    """Serve until SIGINT or SIGTERM, or until `stop` is set. `on_listening` is called with the address.
 
     Elsewhere than on loopback a password or token is needed."""
     check_reach(host, access)
@@ -110,7 +128,7 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 takes a free one."""
+    """A listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -127,14 +145,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _end_pages(session_id: str) -> None:
-    """Who has signed out in one tab is out in all of them."""
+    """End all pages of a session that was signed out in one tab."""
     for client in list(Client.instances.values()):
         if client.request.scope.get(SESSION_ID) == session_id:
             _end_page(client)
 
 
 async def _end_pages_of_the_past(access: Access) -> None:
-    """A page that is open is not asked who it is again: when its session ends, it must end too."""
+    """End open pages whose sessions have expired, as an open page does not authenticate again."""
     while True:
         await asyncio.sleep(SESSIONS_EVERY_S)
         for client in list(Client.instances.values()):
@@ -144,7 +162,7 @@ async def _end_pages_of_the_past(access: Access) -> None:
 
 
 def _end_page(client: Client) -> None:
-    """Send it to the login, and then end it here, whether it went there or not."""
+    """Send it to the login page, and then end it here in any case."""
     client.run_javascript("location.reload()")
     asyncio.get_running_loop().call_later(GRACE_S, _forget, client)
 
@@ -162,12 +180,12 @@ async def _end_with(server: uvicorn.Server, stop: threading.Event) -> None:
 def _register_answers(outer: FastAPI, console: Console) -> None:
     @outer.get("/health")
     def health() -> dict[str, str]:
-        """For whoever watches the console itself: it answers. Whether the stream does is said beside it."""
+        """For monitoring the console itself: it answers. The state of the stream is included."""
         return {"console": "answers", "stream": "away" if console.service.snapshot().problem else "answers"}
 
     @outer.get("/api/names")
     def names() -> list[dict[str, str]]:
-        """What the search finds: pages, topics, groups, places of dead letters and pipelines, with their addresses."""
+        """What the search finds: pages, topics, groups, dead-letter stores and pipelines, with their addresses."""
         snapshot = console.service.snapshot()
         found = [{"kind": "page", "name": entry.label, "path": entry.path} for entry in ENTRIES]
         for kind, noun, known in (
@@ -177,7 +195,7 @@ def _register_answers(outer: FastAPI, console: Console) -> None:
             ("pipeline", "pipelines", snapshot.pipelines),
         ):
             shown = sorted(map(without_password, known))
-            found += [{"kind": kind, "name": name, "path": parts.path_to(noun, name)} for name in shown]
+            found += [{"kind": kind, "name": name, "path": texts.path_to(noun, name)} for name in shown]
         return found
 
 

@@ -1,21 +1,23 @@
-"""Plots. They are drawn as SVG, so that the style sheet gives their texts the colours of the theme."""
+"""Charts, drawn as SVG, so that the style sheet sets the colours of their texts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from nicegui import ui
 
+from penstock.console.web.background import from_disk
+
 Points = Sequence[tuple[int, float]]
 Unit = Literal["", "/s", "s", "bytes"]
 
 COLOURS: Final = ("#2b8fb5", "#c9772e", "#5f9a4c", "#9a6fc0", "#c25a6a", "#7d8a99")
-"""Each has a contrast of 3:1 with the surface in both themes, and they differ for the colour-blind."""
+"""Each has a contrast of 3:1 with the surface in both themes, and they are distinguishable for the colour-blind."""
 _GRID: Final = "rgba(128, 140, 150, 0.22)"
-# How values are written at the axis and in the tip. They are numbers of our own; no name of a user goes in here.
+# The format of values at the axis and in the tooltip: numbers only, never a name of a user.
 _FORMATS: Final = {
     "": "value => Intl.NumberFormat('en', {notation: 'compact', maximumFractionDigits: 1}).format(value)",
     "/s": "value => Intl.NumberFormat('en', {notation: 'compact', maximumFractionDigits: 1}).format(value) + '/s'",
@@ -27,18 +29,18 @@ _FORMATS: Final = {
 
 
 _SHORTEST_SPAN_S: Final = 300
+RANGES_S: Final = {"15 min": 900, "1 h": 3_600, "6 h": 21_600, "24 h": 86_400, "7 d": 604_800}
+PLOTS_EVERY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a plot: times in milliseconds with values."""
-
     name: str
     points: Points
 
 
 class LineChart:
-    """A plot over time. `show` sends new points only when they differ."""
+    """A chart over time. `show` sends new points only when they differ."""
 
     def __init__(self, lines: Sequence[Line], *, unit: Unit = "", height_px: int = 180, span_s: float = 3600) -> None:
         self._shown = list(lines)
@@ -65,7 +67,7 @@ class LineChart:
         self.element.update()
 
     def _span(self, lines: Sequence[Line]) -> dict[str, int]:
-        """As long as was asked for; shorter while there is little to show, which would be a stroke at the edge."""
+        """The requested span; shorter while there is little to show."""
         now_ms = int(time.time() * 1000)
         first_ms = min((line.points[0][0] for line in lines if line.points), default=now_ms)
         shown_ms = max(now_ms - first_ms, _SHORTEST_SPAN_S * 1000)
@@ -99,13 +101,52 @@ class BarChart:
         self.element.update()
 
 
-def line_chart(lines: Sequence[Line], *, unit: Unit = "", height_px: int = 180, span_s: float = 3600) -> LineChart:
-    """A plot over the last `span_s` seconds, drawn where this is called."""
-    return LineChart(lines, unit=unit, height_px=height_px, span_s=span_s)
+class Plots:
+    """A chart for each metric over a range of time that the user chooses. Call `draw` once, then `update` often."""
 
+    def __init__(
+        self,
+        metrics: Sequence[tuple[str, str, Unit]],
+        names: Sequence[str],
+        lines: Callable[[str, int], list[Line]],
+        height_px: int,
+    ) -> None:
+        """`metrics` are names, labels and units; `names` those of the lines; `lines` reads a metric since a time in
+        milliseconds."""
+        self._metrics = metrics
+        self._names = names
+        self._lines = lines
+        self._height_px = height_px
+        self._charts: dict[str, LineChart] = {}
+        self._fed_at_s = 0.0
+        self._range = ui.toggle(list(RANGES_S), value="1 h").props("no-caps dense flat").classes("choices")
+        self._range.on_value_change(self.draw)
+        self._element = ui.element("div").classes("plots")
 
-def bar_chart(names: Sequence[str], values: Sequence[float], *, unit: Unit = "", height_px: int = 180) -> BarChart:
-    return BarChart(names, values, unit=unit, height_px=height_px)
+    async def draw(self) -> None:
+        self._element.clear()
+        lines = [Line(name, ()) for name in self._names]
+        with self._element:
+            for metric, label, unit in self._metrics:
+                with ui.element("div").classes("plot"):
+                    ui.label(label).classes("about")
+                    chart = LineChart(lines, unit=unit, height_px=self._height_px, span_s=self._span_s)
+                    self._charts[metric] = chart
+        await self._feed()
+
+    async def update(self) -> None:
+        if time.monotonic() - self._fed_at_s >= PLOTS_EVERY_S:
+            await self._feed()
+
+    @property
+    def _span_s(self) -> int:
+        return RANGES_S[str(self._range.value)]
+
+    async def _feed(self) -> None:
+        self._fed_at_s = time.monotonic()
+        since_ms = int((time.time() - self._span_s) * 1000)
+        for metric, chart in list(self._charts.items()):
+            chart.show(await from_disk(self._lines, metric, since_ms))
 
 
 def _frame_of(unit: Unit, *, has_legend: bool) -> dict[str, Any]:

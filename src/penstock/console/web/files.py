@@ -1,4 +1,4 @@
-"""Keys and values as files to keep: always that, and never something to show."""
+"""Keys and values as downloads, never shown in the browser."""
 
 from __future__ import annotations
 

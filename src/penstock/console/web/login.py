@@ -1,4 +1,4 @@
-"""Signing in and out: plain pages without a line of JavaScript, so that they work before anything is let through."""
+"""Signing in and out: plain pages without JavaScript, so that they work before sign-in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from penstock.console.web.access import SESSION_S, Access, TooManyAttempts
-from penstock.console.web.assets import address_of_asset
+from penstock.console.web.assets import address_of_asset, theme_of
 from penstock.console.web.security import SESSION, SESSION_ID, address_of, is_https
-from penstock.console.web.theme import theme_of
 from penstock.errors import SignInError
 
 BODY_BYTES: Final = 8 * 1024
@@ -35,7 +34,7 @@ _PAGE: Final = """<!doctype html>
 
 
 def register(app: FastAPI, access: Access, on_sign_out: Callable[[str], None] = lambda id: None) -> None:
-    """Declare `/login` and `/logout`. `on_sign_out` is told the id of the session that has ended."""
+    """Declare `/login` and `/logout`. `on_sign_out` is called with the id of the ended session."""
 
     @app.get("/login")
     def show(request: Request) -> Response:
@@ -48,7 +47,7 @@ def register(app: FastAPI, access: Access, on_sign_out: Callable[[str], None] = 
     async def sign_in(request: Request) -> Response:
         form = await _form_in(request)
         if form is None:
-            return _page(request, access, "/", "That was too much to be a password.", 413)
+            return _page(request, access, "/", "That is too long for a password.", 413)
         next_page = safe_next(form.get("next", "/"))
         try:
             id = await anyio.to_thread.run_sync(access.sign_in, form.get("secret", ""), address_of(request.scope))

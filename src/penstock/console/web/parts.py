@@ -1,90 +1,29 @@
-"""The pieces pages are made of. Every text that is given to them is shown as text, with what is hidden in it visible:
-names of groups, clients and errors are written by others, and marks in them could turn one name into another."""
+"""The building blocks of pages. Texts given to them are shown as text, with hidden characters made visible: names of
+groups, clients and errors are written by others, and marks in them could disguise one name as another."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Literal, TypeVar
+from urllib.parse import urlencode
 
 from nicegui import ui
 
 from penstock.console.views import Shown
 from penstock.console.visible import visible
-from penstock.console.web.background import in_background
-from penstock.console.web.charts import BarChart, Line, LineChart, Points, bar_chart, line_chart
-from penstock.console.web.chosen import Chosen
-from penstock.console.web.tables import Column, Row, Table, Tone, table
-from penstock.console.web.texts import (
-    NOTHING,
-    ago_text,
-    count_text,
-    duration_text,
-    number_text,
-    path_to,
-    rate_text,
-    sentence,
-    short_text,
-    size_text,
-    time_text,
-)
+from penstock.console.web.tables import Table, Tone
+from penstock.console.web.texts import sentence, size_text
 from penstock.errors import PenstockError
 
-__all__ = [
-    "NOTHING",
-    "READ_ONLY",
-    "BarChart",
-    "Column",
-    "Line",
-    "LineChart",
-    "Points",
-    "Row",
-    "Stat",
-    "Table",
-    "Tone",
-    "ago_text",
-    "ask",
-    "badge",
-    "bar_chart",
-    "button",
-    "count_text",
-    "duration_text",
-    "empty",
-    "facts",
-    "field",
-    "filter_field",
-    "filtering",
-    "forbid",
-    "heading",
-    "in_background",
-    "label",
-    "line_chart",
-    "number_text",
-    "opened_dialog",
-    "panel",
-    "path_to",
-    "rate_text",
-    "say",
-    "saying_errors",
-    "sentence",
-    "short_text",
-    "shown",
-    "size_text",
-    "stat",
-    "stats",
-    "table",
-    "time_text",
-    "title",
-    "toolbar",
-]
-
 Result = TypeVar("Result")
-READ_ONLY: Final = "This console only looks: it was started with --read-only."
+READ_ONLY: Final = "This console is read-only: it was started with --read-only."
 
 
 @asynccontextmanager
 async def saying_errors() -> AsyncIterator[None]:
-    """What the user can solve is told as a notice instead of being raised: put every action inside one of these."""
+    """Show errors that the user can solve as a notice: put every action inside one of these."""
     try:
         yield
     except PenstockError as error:
@@ -100,8 +39,31 @@ def say(text: str, tone: Tone = "info") -> None:
         close_button="Close" if tone in ("bad", "warn") else False,
         timeout=0 if tone == "bad" else 5000,
         classes=f"notice tone-{tone}",
-        textColor="notice",  # else it is white, which nothing of ours can undo: text-white is !important in its layer
+        textColor="notice",  # else it is white: Quasar's text-white is !important
     )
+
+
+class Problem:
+    """A line that says what is wrong, hidden while nothing is. Unlike a notice it does not come again and again."""
+
+    def __init__(self, tone: Tone = "bad") -> None:
+        self._label = ui.label().classes(f"notice-inline tone-{tone}").props('role="alert"')
+        self._label.set_visibility(False)
+
+    def show(self, text: str) -> None:
+        """Show this text; an empty one hides the line."""
+        self._label.set_text(text)
+        self._label.set_visibility(bool(text))
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Show an error that the user can solve, or hide the last one when there is none."""
+        try:
+            yield
+        except PenstockError as error:
+            self.show(str(error))
+        else:
+            self.show("")
 
 
 def title(text: str, about: str = "") -> None:
@@ -145,16 +107,14 @@ def panel(text: str = "", about: str = "") -> Iterator[ui.element]:
 class Stat:
     """One figure with its name. `show` sends it only when it changed."""
 
-    def __init__(
-        self, label: str, value: str, *, note: str = "", tone: Tone = "plain", href: str | None = None
-    ) -> None:
+    def __init__(self, label: str, value: str = "", *, href: str | None = None) -> None:
         with ui.element("a" if href else "div").classes("stat") as self.element:
             if href:
                 self.element.props["href"] = href
             ui.label(label).classes("stat-label")
-            self._value = ui.label(value).classes(f"stat-value tone-text-{tone}")
-            self._note = ui.label(note).classes("stat-note")
-        self._tone = tone
+            self._value = ui.label(value).classes("stat-value tone-text-plain")
+            self._note = ui.label().classes("stat-note")
+        self._tone: Tone = "plain"
 
     def show(self, value: str, *, note: str = "", tone: Tone = "plain") -> None:
         if self._value.text != value:
@@ -168,13 +128,8 @@ class Stat:
 
 @contextmanager
 def stats() -> Iterator[ui.element]:
-    """A row of figures."""
     with ui.element("div").classes("stats") as element:
         yield element
-
-
-def stat(label: str, value: str, *, note: str = "", tone: Tone = "plain", href: str | None = None) -> Stat:
-    return Stat(label, value, note=note, tone=tone, href=href)
 
 
 def badge(text: str, tone: Tone = "plain") -> ui.label:
@@ -182,7 +137,6 @@ def badge(text: str, tone: Tone = "plain") -> ui.label:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> ui.element:
-    """Names with values, one to a line."""
     with ui.element("dl").classes("facts") as element:
         for name, value in pairs:
             with ui.element("dt"):
@@ -193,7 +147,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> ui.element:
 
 
 def empty(text: str, hint: str = "", command: str = "") -> ui.element:
-    """There is nothing here: say so, what to do next, and the command to type for it."""
+    """A placeholder: that there is nothing, what to do next, and the command for it."""
     with ui.element("div").classes("empty") as element:
         label(text).classes("empty-text")
         if hint:
@@ -205,7 +159,7 @@ def empty(text: str, hint: str = "", command: str = "") -> ui.element:
 
 
 def shown(what: Shown, *, is_block: bool = False) -> ui.element:
-    """Bytes of a record as text: in one line, or as a block with all of its lines."""
+    """Bytes of a record as text: in one line, or as a block."""
     with ui.element("pre" if is_block else "span").classes(f"shown form-{_word(what.form)}") as element:
         ui.label(what.text if what.form not in ("null", "empty") else what.form)
         if what.is_cut:
@@ -215,6 +169,25 @@ def shown(what: Shown, *, is_block: bool = False) -> ui.element:
     return element
 
 
+def headers(pairs: Sequence[tuple[str, Shown]]) -> ui.element:
+    """The headers of a record, one per line."""
+    with ui.element("dl").classes("facts") as element:
+        for name, value in pairs:
+            with ui.element("dt"):
+                label(name)
+            with ui.element("dd"):
+                shown(value)
+    return element
+
+
+def downloads(address: str, value: Shown, key: Shown) -> None:
+    """Links to the value and the key as files, where they are not empty."""
+    for which, what in (("value", value), ("key", key)):
+        if what.size_bytes:
+            with ui.element("a").classes("button button-link").props(f'href="{address}/{which}" download'):
+                label(f"Download {which}")
+
+
 def button(
     text: str,
     on_click: Callable[..., Any] | None = None,
@@ -222,19 +195,19 @@ def button(
     kind: Literal["plain", "primary", "danger", "quiet"] = "plain",
     icon: str | None = None,
 ) -> ui.button:
-    """`kind`: one primary button on a page at most; danger for what cannot be undone."""
+    """`kind`: at most one primary button on a page; danger for what cannot be undone."""
     element = ui.button(text, on_click=on_click, icon=icon, color=None)
     return element.props("flat no-caps dense").classes(f"button button-{kind}")
 
 
 def filter_field(chosen: Chosen) -> ui.input:
-    """The field with which the rows of a table are filtered; see `filtering`."""
+    """The field that filters the rows of a table; see `filtering`."""
     element = field(ui.input("Filter", value=chosen.asked("filter")), width="16rem")
     return element.props("clearable debounce=200")
 
 
 def filtering(element: ui.input, shown_table: Table, chosen: Chosen) -> None:
-    """Show only rows that hold what is written in the field, and keep that in the address."""
+    """Show only rows that contain the text of the field, and keep it in the address."""
 
     def filter_by(text: str) -> None:
         shown_table.filter(text)
@@ -245,14 +218,14 @@ def filtering(element: ui.input, shown_table: Table, chosen: Chosen) -> None:
 
 
 def forbid(element: ui.button, why: str = READ_ONLY) -> ui.button:
-    """A button that cannot be used, and says why to who points at it."""
+    """Disable a button, with the reason as its tooltip."""
     element.disable()
     element.props["title"] = why
     return element
 
 
 def field(element: Result, *, width: str = "") -> Result:
-    """An input, select, number or textarea of NiceGUI in the console's looks: `field(ui.input("Name"))`."""
+    """An input, select, number or textarea of NiceGUI in the console's style: `field(ui.input("Name"))`."""
     element.props("outlined dense").classes("field")  # type: ignore[attr-defined]
     if width:
         element.style(f"width: {width}")  # type: ignore[attr-defined]
@@ -260,41 +233,90 @@ def field(element: Result, *, width: str = "") -> Result:
 
 
 @contextmanager
-def opened_dialog(text: str) -> Iterator[ui.dialog]:
-    """A dialog with a heading, open once the block has drawn what is in it, and deleted once it is closed and hidden:
-    whoever closes it may go on drawing, as long as nothing is awaited in between."""
-    with ui.dialog() as dialog, ui.card().classes("dialog"):
+def drawn_dialog(text: str, classes: str = "") -> Iterator[ui.dialog]:
+    """A dialog with a heading, to be opened by `until_closed`."""
+    with ui.dialog() as dialog, ui.card().classes(f"dialog {classes}"):
         heading("h2", text)
+        yield dialog
+
+
+@contextmanager
+def opened_dialog(text: str) -> Iterator[ui.dialog]:
+    """A dialog with a heading, opened when the block ends, and deleted once it is closed and hidden: the code that
+    closes it may continue to draw, as long as it awaits nothing in between."""
+    with drawn_dialog(text) as dialog:
         yield dialog
     dialog.on("hide", dialog.delete)
     dialog.open()
 
 
+def dialog_buttons(dialog: ui.dialog, close: str = "Cancel") -> ui.element:
+    """The buttons at the end of a dialog. The first one closes it; draw others in a `with` block."""
+    with ui.element("div").classes("dialog-buttons") as element:
+        button(close, dialog.close, kind="quiet")
+    return element
+
+
+async def until_closed(dialog: ui.dialog) -> Any:
+    """Open a dialog, and return what was submitted in it; None when it was closed. When its page is left meanwhile, the
+    caller is cancelled."""
+    result = await dialog
+    if dialog.is_deleted:
+        raise asyncio.CancelledError
+    dialog.delete()
+    return result
+
+
 async def ask(
     question: str, text: str, *, confirm_word: str | None = None, action: str = "Go on", is_dangerous: bool = False
 ) -> bool:
-    """Ask whether to go on. With `confirm_word` the answer is yes only once that word was typed."""
-    with ui.dialog() as dialog, ui.card().classes("dialog"):
-        heading("h2", question)
+    """Ask for a confirmation. With `confirm_word` the answer is yes only once that word was typed."""
+    with drawn_dialog(question) as dialog:
         label(text).classes("dialog-text")
         typed = None
         if confirm_word is not None:
-            confirm_word = visible(confirm_word)  # what is hidden in a name cannot be typed
+            confirm_word = visible(confirm_word)  # hidden characters cannot be typed
             label(f"Type {confirm_word} to confirm.").classes("about")
             typed = field(ui.input()).props('autofocus aria-label="confirmation"')
-        with ui.element("div").classes("dialog-buttons"):
-            button("Cancel", lambda: dialog.submit(False), kind="quiet")
+        with dialog_buttons(dialog):
             go = button(action, lambda: dialog.submit(True), kind="danger" if is_dangerous else "primary")
         if typed is not None:
             go.disable()
             typed.on_value_change(lambda event: go.set_enabled(event.value == confirm_word))
-    dialog.open()
-    answer = await dialog
+    answer = await until_closed(dialog)
     # What the browser sends is checked once more: a button that was enabled by hand confirms nothing.
-    is_confirmed = bool(answer) and (typed is None or typed.value == confirm_word)
-    dialog.delete()
-    return is_confirmed
+    return bool(answer) and (typed is None or typed.value == confirm_word)
 
 
 def _word(form: str) -> str:
     return "".join(letter for letter in form if letter.isalnum())
+
+
+LONGEST: Final = 4_000
+"""Longer choices are not kept: browsers and proxies accept addresses of some kilobytes."""
+
+
+class Chosen:
+    """The choices of one open page at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._asked = dict(ui.context.client.request.query_params)
+        self._kept = {name: text for name, text in self._asked.items() if text}
+
+    def asked(self, name: str, default: str = "", among: Collection[str] | None = None) -> str:
+        """The choice in the address; `default` where there is none, or none of those allowed."""
+        text = self._asked.get(name, default)
+        return text if among is None or text in among else default
+
+    def keep(self, **chosen: str) -> None:
+        """Keep these choices; an empty text is the default choice."""
+        kept = {name: text for name, text in {**self._kept, **chosen}.items() if text}
+        if kept != self._kept:
+            self._kept = kept
+            ui.navigate.history.replace(address(self._path, kept))
+
+
+def address(path: str, chosen: dict[str, str]) -> str:
+    query = urlencode(chosen)
+    return f"{path}?{query}" if query and len(query) <= LONGEST else path

@@ -1,9 +1,9 @@
 """What stands in front of everything: one ASGI application that lets only the right requests through.
 
-A page that somebody opens elsewhere must not be able to reach the console through the browser. So the Host header has
-to be a name by which the console is known (a name of the attacker's that leads to 127.0.0.1, "DNS rebinding", is not),
-and whatever can act (every WebSocket, every request that is not GET or HEAD) has to come from a page of the console
-itself, by its Origin. All changes are made over the WebSocket. After that comes the login, where there is one.
+A page opened elsewhere must not reach the console through the browser. So the Host header must be a known name of the
+console (an attacker's name that resolves to 127.0.0.1, "DNS rebinding", is not), and whatever can act (every WebSocket,
+every request that is not GET or HEAD) must come from a page of the console itself, by its Origin. All changes are made
+over the WebSocket. After that comes the login, where there is one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from penstock.console.web.access import Access, Session, TooManyAttempts
 from penstock.errors import SignInError
 
 SESSION: Final = "penstock.session"
-"""Where in an ASGI scope the session stands once it was checked."""
+"""The key of the checked session in an ASGI scope."""
 SESSION_ID: Final = "penstock.session_id"
 NONCE: Final = "penstock.nonce"
 SOCKET: Final = "/_nicegui_ws/"
 OPEN: Final = ("/login", "/health", "/assets/")
-"""What can be seen before signing in: nothing in it tells anything about the stream."""
+"""What can be seen before signing in: it reveals nothing about the stream."""
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
-# Pages are put together from templates in the browser, which takes `unsafe-eval`. Inline scripts need the nonce of the
-# answer they came in, so what is brought in later, such as an `onerror` in a record, could not run if it got in.
+# Pages are built from templates in the browser, which needs `unsafe-eval`. Inline scripts need the nonce of their
+# response, so a script that is injected later, such as an `onerror` in a record, could not run.
 POLICY: Final = (
     "default-src 'none'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -48,8 +48,6 @@ HEADERS: Final = {
 
 
 class Refused(Exception):
-    """This request goes no further."""
-
     def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(reason)
         self.status = status
@@ -57,11 +55,9 @@ class Refused(Exception):
 
 
 class Guard:
-    """Wraps the console's application."""
-
     def __init__(self, app: ASGIApp, access: Access, *, hosts: Iterable[str], takes_addresses: bool = False) -> None:
-        """`hosts`: names in Host that are ours, besides those of loopback. `takes_addresses`: also take every numeric
-        address, as when all of a machine's are listened on; those cannot be rebound."""
+        """`hosts`: accepted names in Host, besides those of loopback. `takes_addresses`: also accept every numeric
+        address, as when listening on all of them; those cannot be rebound."""
         self._app = app
         self._access = access
         self._hosts = {*LOOPBACK_NAMES, *(host.strip("[]").lower() for host in hosts)}
@@ -71,7 +67,7 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        # Addresses in pages are made from this header, which nobody who is to be trusted sends here.
+        # URLs in pages are built from this header, which no trusted client sends here.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0].lower() != b"x-forwarded-prefix"]
         scope[NONCE] = secrets.token_urlsafe(16)
         adorned = _adorning(send, scope) if scope["type"] == "http" else send
@@ -87,13 +83,13 @@ class Guard:
     def _check_host(self, scope: Scope) -> None:
         given = Headers(scope=scope).getlist("host")
         if len(given) != 1:
-            raise Refused(400, "The request must say once which host it is for.")
+            raise Refused(400, "The request must have exactly one Host header.")
         host = _host_in(given[0])
         if host in self._hosts or (self._takes_addresses and _is_address(host)):
             return
         raise Refused(
             403,
-            "This console is not known by the name in your address bar. Use the address that it printed when it was "
+            "This console does not know the name in your address bar. Use the address that it printed when it was "
             "started, or start it with --host-name NAME.",
         )
 
@@ -101,7 +97,7 @@ class Guard:
         headers = Headers(scope=scope)
         is_socket = scope["type"] == "websocket"
         if not is_socket and scope["path"].startswith(SOCKET):
-            raise Refused(403, "This address takes WebSockets only.")
+            raise Refused(403, "This address accepts only WebSockets.")
         origin = headers.get("origin")
         if origin is not None and not _is_same(origin, headers["host"]):
             raise Refused(403, "The request comes from a page that is not of this console.")
@@ -137,7 +133,7 @@ class Guard:
 
 
 class Nonces:
-    """Gives every script of a page the nonce that the page's policy asks for."""
+    """Gives every script of a page the nonce of the page's policy."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -158,7 +154,7 @@ class Nonces:
             else:
                 body.extend(message.get("body", b""))
                 if not message.get("more_body"):
-                    # All text of others in a page is escaped, so what reads like a script here is one of ours.
+                    # All text of others in a page is escaped, so what looks like a script here is ours.
                     page = bytes(body).replace(b"<script", b'<script nonce="%s"' % scope[NONCE].encode())
                     MutableHeaders(raw=start["headers"])["content-length"] = str(len(page))
                     await send(start)
@@ -173,8 +169,8 @@ def address_of(scope: Scope) -> str:
 
 
 def is_https(scope: Scope) -> bool:
-    """Whether the browser came by https, perhaps to something in front of the console. It only decides whether the
-    cookie is for https alone; who says so falsely gets a cookie that does not work."""
+    """Whether the browser used https, perhaps to a proxy. It only decides whether the cookie is for https alone; a
+    false claim gets a cookie that does not work."""
     return scope.get("scheme") in ("https", "wss") or Headers(scope=scope).get("x-forwarded-proto") == "https"
 
 
@@ -198,7 +194,7 @@ def _adorning(send: Send, scope: Scope) -> Send:
 
 async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
-        # Closed before it was accepted, the server answers the handshake with 403.
+        # Closed before it was accepted: the server answers the handshake with 403.
         await receive()
         await send({"type": "websocket.close", "code": 1008, "reason": str(refused)})
         return
@@ -227,7 +223,7 @@ def _is_address(host: str) -> bool:
 
 
 def _is_same(origin: str, host: str) -> bool:
-    """Whether a page of `origin` is one of this host. Ports count; the usual port of the scheme may be left out."""
+    """Whether a page of `origin` belongs to this host. Ports count; the scheme's default port may be omitted."""
     try:
         ours, theirs = urlsplit(f"//{host}"), urlsplit(origin)
         if theirs.scheme not in ("http", "https") or theirs.hostname is None:

@@ -1,4 +1,4 @@
-"""A table that people can sort, which draws only the rows in view, and is sent again only when something changed."""
+"""A sortable table that draws only the visible rows, and is sent again only after a change."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Tone = Literal["plain", "good", "warn", "bad", "info"]
 
 ROW_HEIGHT_PX: Final = 40
 
-# One template for every cell. All that comes from a row is interpolated as text, or is an address that `texts.path_to`
-# made. `v-html` has no place here.
+# One template for every cell. Everything from a row is interpolated as text, or is an address from `texts.path_to`.
+# Never use `v-html` here.
 _CELL: Final = """
 <q-td :props="props" :class="['cell', 'cell-' + props.col.kind, props.col.phone ? '' : 'not-phone']">
   <span v-if="props.col.kind === 'badge' && props.value != null && props.value !== ''"
@@ -34,6 +34,15 @@ _CELL: Final = """
     >{{ props.row[props.col.name + '_text'] ?? props.value ?? '–' }}</span>
 </q-td>
 """
+# The points of a trend are bound as an attribute of a drawing, which accepts only numbers.
+_SPARK_CELL: Final = """
+<q-td :props="props" :class="props.col.phone ? '' : 'not-phone'">
+  <svg v-if="props.value" class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" aria-hidden="true">
+    <polyline :points="props.value" />
+  </svg>
+  <span v-else>–</span>
+</q-td>
+"""
 _HEAD: Final = """
 <q-th :props="props" :class="props.col.phone ? '' : 'not-phone'">{{ props.col.label }}</q-th>
 """
@@ -41,17 +50,18 @@ _HEAD: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. A row is sorted by `row[name]`; it shows `row[name + "_text"]` instead where there is one, leads to
-    `row[name + "_href"]`, and is coloured by the tone in `row[name + "_tone"]`."""
+    """One column. Rows are sorted by `row[name]`. A cell shows that value as `text` writes it, or `row[name + "_text"]`
+    where there is one; it links to `row[name + "_href"]`, and is coloured by the tone in `row[name + "_tone"]`."""
 
     name: str
     label: str
     kind: Literal["text", "number", "time", "mono", "wide", "sentence", "badge"] = "text"
-    """number: to the right, in figures of one width; mono: cut to one line; wide: the same, and takes the room that is
-    left; sentence: takes it too, and wraps; time: a text of `time_text`, without its date at phone width."""
+    """number: right-aligned, tabular figures; mono: cut to one line; wide: the same, and takes the remaining room;
+    sentence: takes it too, and wraps; time: a text of `time_text`, without its date at phone width."""
     is_sortable: bool = True
     on_phone: bool = True
-    """Whether there is room for it at phone width."""
+    """Whether it is shown at phone width."""
+    text: Callable[[Any], str] | None = None
 
 
 class Table:
@@ -69,12 +79,13 @@ class Table:
         is_selectable: bool = False,
         on_click: Callable[[Row], Any] | None = None,
     ) -> None:
-        """`key`: the column that tells rows apart. `height`: any CSS length, inside which the table scrolls and draws
-        only what is in view: needed from some hundred rows on. `on_click` is given the row, of which only `key` must
-        be believed: it comes back from the browser."""
+        """`key`: the column that identifies rows. `height`: any CSS length; the table scrolls inside it and draws only
+        the visible rows: needed from some hundred rows on. `on_click` gets the row, of which only `key` can be
+        trusted: it comes back from the browser."""
         self._key = key
+        self._columns = columns
         self._texts = [field for column in columns for field in (column.name, f"{column.name}_text")]
-        self._rows = [legible(row, self._texts) for row in rows]
+        self._rows = self._written(rows)
         self.element = ui.table(
             columns=[_described(each) for each in columns],
             rows=self._rows,
@@ -92,14 +103,17 @@ class Table:
             self.element.classes("table-clickable")
             self.element.on("row-click", lambda event: on_click(self._clicked(event)), [[], [key]])
 
+    def draw_sparks(self, column: str) -> None:
+        """Show this column, which holds the results of `group_words.spark`, as a small chart."""
+        self.element.add_slot(f"body-cell-{column}", _SPARK_CELL)
+
     def show(self, rows: Sequence[Row]) -> None:
-        fresh = [legible(row, self._texts) for row in rows]
+        fresh = self._written(rows)
         if fresh != self._rows:
             self._rows = fresh
             self.element.rows = fresh
 
     def filter(self, text: str) -> None:
-        """Show only rows in which a cell holds this text."""
         self.element.filter = text
 
     @property
@@ -108,11 +122,18 @@ class Table:
 
     @property
     def selected(self) -> list[Any]:
-        """The keys of the rows that are ticked."""
+        """The keys of the ticked rows."""
         return [row[self._key] for row in self.element.selected]
 
     def select_none(self) -> None:
         self.element.selected = []
+
+    def _written(self, rows: Sequence[Row]) -> list[Row]:
+        found = []
+        for row in rows:
+            written = {f"{each.name}_text": each.text(row.get(each.name)) for each in self._columns if each.text}
+            found.append(legible({**written, **row}, self._texts))
+        return found
 
     def _clicked(self, event: GenericEventArguments) -> Row:
         key = event.args[1].get(self._key)
@@ -120,18 +141,13 @@ class Table:
 
 
 def legible(row: Row, fields: Sequence[str]) -> Row:
-    """The row with what is hidden in its texts visible. What it is known and sorted by stays as it is."""
+    """The row with hidden characters in its texts made visible. Its key and sort values stay as they are."""
     shown = {
         field.removesuffix("_text") + "_text": visible(text)
         for field in fields
         if isinstance(text := row.get(field), str) and is_hiding(text)
     }
     return {**row, **shown} if shown else row
-
-
-def table(columns: Sequence[Column], rows: Sequence[Row], **options: Any) -> Table:
-    """A table, drawn where this is called; see `Table` for the options."""
-    return Table(columns, rows, **options)
 
 
 def _described(column: Column) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Numbers, sizes, times and durations as people read them. Pure functions; None is always a dash."""
+"""Numbers, sizes, times and durations for people. Pure functions; None is always a dash."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
 
+from penstock.model.text import duration_text as model_duration_text
+
 NOTHING: Final = "–"
 _SIZES: Final = ("B", "KB", "MB", "GB", "TB", "PB")
 _SHORT: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def path_to(noun: str, name: str, **query: str) -> str:
-    """The address of the page of one thing: `path_to("topics", "orders")`. Any name makes a safe address."""
+    """The address of the page of one thing: `path_to("topics", "orders")`. Any name gives a safe address."""
     asked = "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
     return f"/{noun}/{quote(name, safe='')}" + (f"?{asked}" if asked else "")
 
 
 def number_text(number: float | None) -> str:
-    """1234567 -> 1,234,567; what is no whole number gets one decimal below 100."""
+    """1234567 -> 1,234,567; fractions below 100 get one decimal."""
     if number is None:
         return NOTHING
     return f"{number:,.1f}" if number != int(number) and abs(number) < 100 else f"{number:,.0f}"
@@ -52,7 +54,7 @@ def size_text(size_bytes: float | None) -> str:
 
 
 def duration_text(duration_s: float | None) -> str:
-    """3725 -> 1 h 2 min: the two largest units that say something."""
+    """3725 -> 1 h 2 min: the two largest units that are not zero."""
     if duration_s is None:
         return NOTHING
     if duration_s < 0:
@@ -61,12 +63,7 @@ def duration_text(duration_s: float | None) -> str:
         return f"{duration_s * 1000:.0f} ms" if duration_s else "0 s"
     if duration_s < 60:
         return f"{duration_s:.1f} s" if duration_s < 10 else f"{duration_s:.0f} s"
-    minutes, seconds = divmod(round(duration_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
-    first = next(index for index, (amount, _) in enumerate(parts) if amount)
-    return " ".join(f"{amount} {unit}" for amount, unit in parts[first : first + 2] if amount)
+    return model_duration_text(duration_s)
 
 
 def time_text(at_ms: int | None) -> str:
@@ -91,11 +88,11 @@ def ago_text(at_ms: int | None, now_ms: int | None = None) -> str:
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
-    """1 topic, 3 topics; the plural is said when it is not made with an s."""
+    """1 topic, 3 topics; give the plural when it does not end in s."""
     return f"{number_text(count)} {one if count == 1 else many or one + 's'}"
 
 
 def sentence(text: str) -> str:
-    """An error as people begin a sentence; what begins with a name stays as it is."""
+    """An error as the beginning of a sentence; one that begins with a name stays as it is."""
     first = text.partition(" ")[0]
     return text[:1].upper() + text[1:] if first.isascii() and first.isalpha() and first.islower() else text

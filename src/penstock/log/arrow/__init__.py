@@ -1,10 +1,10 @@
-"""Stored records as Arrow: what comes in is a buffer of record batches, what goes out is columns.
+"""Decoding stored record batches into Arrow columns.
 
-The buffer is a segment file that is mapped into memory, a part of one, or the answer to a fetch. Its batches are
-checked, decompressed and taken apart by the million a second, by numpy or, where it is installed, by numba. Damage is
-never served as data, and no bytes, whatever they claim, make this read outside of its buffer.
+The input is a memory-mapped segment file, a part of one, or a fetch response. Its batches are checked, decompressed and
+decoded at millions of records a second, by numpy or, if installed, by numba. Damage is never served as data, and no
+input can make this read outside of its buffer.
 
-`decode` gives one RecordBatch, `decode_in_chunks` many of a bounded size, `schema` what their columns are.
+`decode` gives one RecordBatch, `decode_in_chunks` many of a bounded size, `schema` their columns.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ except ModuleNotFoundError as error:
 from penstock.log.aborted import AbortedTransaction
 from penstock.log.arrow.columns import schema
 from penstock.log.arrow.decoding import decode, decode_in_chunks
-from penstock.log.arrow.scan import Origin
+from penstock.log.arrow.scan import BufferOrigin
 
-__all__ = ["AbortedTransaction", "Origin", "decode", "decode_in_chunks", "schema"]
+__all__ = ["AbortedTransaction", "BufferOrigin", "decode", "decode_in_chunks", "schema"]

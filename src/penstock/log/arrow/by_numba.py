@@ -1,10 +1,10 @@
-"""The engine that numba compiles: one pass over the bytes, record by record.
+"""The numba engine: one compiled pass over the bytes, record by record.
 
-Importing this module compiles it, which takes seconds the first time; the machine code is then kept on disk, beside
-this file or in the user's cache folder, and the next process starts in well under a second. Where neither can be
-written to, each process compiles for itself.
+Importing this module compiles it, which takes seconds the first time; the machine code is cached on disk, beside this
+file or in the user's cache folder, so that the next process starts in well under a second. If neither is writable, each
+process compiles for itself.
 
-The loops run without the interpreter's lock: other threads go on meanwhile.
+The loops release the GIL.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from penstock.log.arrow.spans import (
 )
 
 Number = int | np.int64
-"""Every number in compiled code is one of 64 bits."""
+"""Every number in compiled code has 64 bits."""
 
 _BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
 _LONGS_IN = types.Array(types.int64, 1, "C", readonly=True)
@@ -60,14 +60,14 @@ _ALL_BUT_SIGN = 0x7FFFFFFFFFFFFFFF
 
 
 def _compiled(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile for these types now, and keep the result on disk if there is a place for it."""
+    """Compile for these types now, and cache the result on disk if possible."""
 
     def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
         compiler = functools.partial(numba.njit, signature, nogil=True, error_model="numpy")
         try:
             return compiler(cache=True)(function)
         except (RuntimeError, OSError):
-            # numba found no folder it may write to (RuntimeError), or the one it found is full.
+            # numba found no writable folder (RuntimeError), or that folder is full.
             return compiler()(function)
 
     return compile_it
@@ -75,7 +75,7 @@ def _compiled(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 @numba.njit(forceinline=True)
 def _varint(data: Bytes, at: Number, end: Number, last_shift: int, last_bits: int) -> tuple[Number, Number]:
-    """The number at `at` and where it ends, or -1 for the end if it is cut off or too long."""
+    """The number at `at` and where it ends; the end is -1 if it is cut off or too long."""
     if at >= end:
         return 0, -1
     byte = np.int64(data[at])
@@ -96,7 +96,7 @@ def _varint(data: Bytes, at: Number, end: Number, last_shift: int, last_bits: in
 
 @numba.njit(forceinline=True)
 def _span(data: Bytes, at: Number, end: Number) -> tuple[Number, Number, Number]:
-    """A size, where the bytes of that size begin, and where they end, or -1 for the end if that is out of reach."""
+    """A size, where its bytes begin, and where they end; the end is -1 if it is out of range."""
     size, at = _varint(data, at, end, _LAST_SHIFT, _LAST_BITS)
     if at < 0:
         return 0, 0, -1

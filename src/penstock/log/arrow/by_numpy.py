@@ -1,12 +1,12 @@
-"""The engine that needs nothing but numpy: every step is done for many records at once.
+"""The numpy engine: every step is done for many records at once.
 
-Only one thing in a batch is inherently one after the other: where a record begins is known from the length of the one
-before it. Where many batches are at hand, they are walked in step, one record of each at a time; the last few, too few
-for that to pay, are walked by a plain loop. All else then happens to whole columns, in blocks that fit the cache.
+Only one thing in a batch is sequential: where a record begins follows from the length of the one before it. If there
+are many batches, they are walked in step, one record of each at a time; the last few are walked by a plain loop.
+Everything else happens to whole columns, in blocks that fit the cache.
 
-Nothing is checked along the way that can be checked once at the end. Reads are clipped to the buffer, so a lie leads to
-a wrong place but never out of it; and as no field goes backwards, a record whose fields end exactly at its end, and a
-batch whose records end exactly at its end, had all of them inside.
+What can be checked once at the end is not checked along the way. Reads are clipped to the buffer, so a wrong length
+leads to a wrong position but never outside; and because no field goes backwards, a record whose fields end exactly at
+its end, and a batch whose records end exactly at its end, had all of them inside.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from penstock.log.arrow.spans import (
 
 _BLOCK_ROWS = 16 * 1024
 _IN_STEP = 100
-"""Fewer than this walked in step cost more than each walked by itself."""
+"""With fewer batches, walking in step costs more than walking each by itself."""
 
 _LAST_BITS = {VARINT_BYTES: 0x0F, VARLONG_BYTES: 0x01}
-"""What the last byte of the longest number may hold: the bits that are left of 32 or 64."""
+"""The allowed bits in the last byte of the longest number: what is left of 32 or 64."""
 
 _ALL_BUT_SIGN = np.int64(0x7FFFFFFFFFFFFFFF)
 
@@ -92,7 +92,7 @@ def _blocks(count: Longs) -> Iterator[tuple[int, int, int, int, Longs]]:
 def _fill_records(
     batches: Batches, within: slice, rows_of: Longs, starts: Longs, found: Records, rows: slice
 ) -> tuple[int, int] | None:
-    """Find the parts of a block of records; answers the first that is damaged, and why, if there is one."""
+    """Find the parts of a block of records; returns the first damaged one, and why, if there is one."""
     data = batches.data
 
     def spread(column: Longs) -> Longs:
@@ -125,7 +125,7 @@ def _fill_records(
 
 
 def _starts(batches: Batches) -> Longs:
-    """Where each record begins, if the lengths of those before it are true."""
+    """Where each record begins, if the lengths before it are correct."""
     data, count = batches.data, batches.count
     starts = np.empty(int(count.sum()), np.int64)
     order = np.argsort(-count, kind="stable")
@@ -161,10 +161,8 @@ def _starts(batches: Batches) -> Longs:
 
 
 def _walk(section: bytes, count: int) -> tuple[list[int], int]:
-    """Where each record of a section begins, and where the last one ends. Raises IndexError past the end.
-
-    The sign of a length is not looked at, so that every step goes forward: no fields can fill a negative one.
-    """
+    """Where each record of a section begins, and where the last one ends. Raises IndexError past the end. The sign of a
+    length is ignored, so that every step goes forward: no fields can fill a negative one."""
     starts: list[int] = []
     found = starts.append
     at = 0
@@ -184,7 +182,6 @@ def _walk(section: bytes, count: int) -> tuple[list[int], int]:
 
 
 def _read_varint(section: bytes, at: int) -> tuple[int, int]:
-    """One number, by plain Python. Raises IndexError if it is cut off or too long."""
     bits = 0
     for shift in range(0, 7 * VARINT_BYTES, 7):
         byte = section[at]
@@ -198,7 +195,7 @@ def _read_varint(section: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(data: Bytes, at: Longs, longest: int) -> tuple[Longs, Longs]:
-    """The numbers at these places, and the places behind them."""
+    """The numbers at these positions, and the positions after them."""
     byte = data.take(at, mode="clip")
     after = at + 1
     bits = byte.astype(np.int64)
@@ -266,7 +263,7 @@ def headers(data: Bytes, records: Records) -> Headers:
 
 
 def _walk_headers(section: bytes, begin: int, row: int, count: int, found: Headers) -> int:
-    """Find the headers of one record, whose bytes are `section`; answers where the last one ends."""
+    """Find the headers of one record, whose bytes are `section`; returns where the last one ends."""
     at = 0
     for i in range(row, row + count):
         size, at = _read_varint(section, at)
@@ -304,8 +301,8 @@ def _fill_views(data: Bytes, at: Longs, size: Ints, filled: Bytes) -> None:
 
 
 def _inline_parts(data: Bytes, at: Longs, size: Ints) -> Bytes:
-    """The first bytes of values that fit into a view, with zeros behind them."""
-    # Reading 12 bytes where fewer are meant may run past the end of the buffer, so its last bytes are read from a copy.
+    """The first bytes of values that fit into a view, followed by zeros."""
+    # Reading 12 bytes of a shorter value may run past the end of the buffer, so its last bytes are read from a copy.
     tail = max(len(data) - INLINE_BYTES + 1, 0)
     padded = np.concatenate([data[tail:], np.zeros(INLINE_BYTES, np.uint8)])
     near_end = at >= tail
@@ -317,10 +314,10 @@ def _inline_parts(data: Bytes, at: Longs, size: Ints) -> Bytes:
 
 
 def _each_as(dtype: np.dtype[Any], data: Bytes) -> npt.NDArray[Any]:
-    """What stands at every byte of the data, read as this type: an array that overlaps itself."""
+    """The value of this type at every byte of the data: an array that overlaps itself."""
     return np.ndarray(len(data) - dtype.itemsize + 1, dtype, data, strides=1)
 
 
 def _owner(rows_of: Longs, row: int) -> int:
-    """Which of those that own so many rows each owns this row."""
+    """The owner of a row, given how many rows each owner has."""
     return int(np.searchsorted(np.cumsum(rows_of), row, side="right"))

@@ -1,7 +1,7 @@
-"""Found records as Arrow columns.
+"""Turning found records into Arrow columns.
 
-The columns are those of Spark's own Kafka source, without the topic. Keys and values are views that point into the data
-where they stand, or, for engines that do not read views, plain binary that Arrow copies out of them.
+The columns are those of Spark's Kafka source, without the topic. Keys and values are views into the data or, for
+engines that cannot read views, plain binary that Arrow copies.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _TICKS_A_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 def schema(unit: Unit = "ms", *, views: bool = False) -> pa.Schema:
     """The columns that `decode` gives for the same `unit` and `views`.
 
-    `timestamp_type` is 0 where the timestamp is the producer's, 1 where it is the broker's.
+    `timestamp_type` is 0 if the timestamp is the producer's, 1 if it is the broker's.
     """
     if unit not in _TICKS_A_MS:
-        raise ValueError(f"no unit of time is called {unit!r}; choose from {', '.join(_TICKS_A_MS)}")
+        raise ValueError(f"{unit!r} is not a unit of time; use one of {', '.join(_TICKS_A_MS)}")
     return pa.schema(
         [
             pa.field("key", _binary_type(views)),
@@ -48,7 +48,7 @@ def record_batch(
     unit: Unit,
     views: bool,
 ) -> pa.RecordBatch:
-    """One row for each record. With `views`, the columns keep the data alive and must not outlive a change to them."""
+    """One row for each record. With `views`, the columns keep the data alive, and the data must not change."""
     columns = _Columns(engine, data, views)
     return pa.RecordBatch.from_arrays(
         [
@@ -76,7 +76,7 @@ class _Columns:
         return column if self._views else column.cast(pa.binary())
 
     def text(self, at: Longs, size: Ints) -> pa.Array:
-        """Header names, as `penstock.model.header_name` has those that are not UTF-8."""
+        """Header names; `penstock.model.header_name` handles those that are not UTF-8."""
         column = self._viewed(pa.string_view(), at, size)
         try:
             column.validate(full=True)
@@ -104,7 +104,7 @@ class _Columns:
 
 
 def _timestamps(milliseconds: Longs, unit: Unit) -> pa.Array:
-    """A time that the unit cannot hold, which only a mistaken producer sends, becomes the furthest that it can."""
+    """A time beyond the unit's range, which only a faulty producer sends, becomes the largest or smallest possible."""
     ticks = _TICKS_A_MS[unit]
     if ticks > 1:
         furthest = np.iinfo(np.int64).max // ticks
@@ -113,7 +113,7 @@ def _timestamps(milliseconds: Longs, unit: Unit) -> pa.Array:
 
 
 def _plain(kind: pa.DataType, numbers: Longs | Ints) -> pa.Array:
-    """Numbers as they are. `pa.array` would do the same, but look for pandas first, and loading that takes a second."""
+    """Convert numbers without copying. `pa.array` would first look for pandas, whose import takes a second."""
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 

@@ -13,15 +13,15 @@ import pyarrow as pa
 from penstock.log.aborted import AbortedTransaction
 from penstock.log.arrow import engines
 from penstock.log.arrow.columns import Unit, record_batch, schema
-from penstock.log.arrow.scan import Gathered, Origin, in_chunks, scan
+from penstock.log.arrow.scan import BufferOrigin, Gathered, in_chunks, scan
 from penstock.log.arrow.spans import MOST_BYTES, DamagedBatch, DamagedRecord
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Small enough for the columns of a chunk to be made in memory that is still warm from the one before."""
+"""Small enough that the columns of a chunk reuse memory that is still in the cache."""
 
-_UNKNOWN: Final = Origin()
+_UNKNOWN: Final = BufferOrigin()
 
 
 def decode(
@@ -35,20 +35,20 @@ def decode(
     verify: bool = True,
     views: bool = False,
     unit: Unit = "ms",
-    origin: Origin = _UNKNOWN,
+    origin: BufferOrigin = _UNKNOWN,
 ) -> pa.RecordBatch:
-    """The records of a buffer of whole record batches, as `schema(unit, views=views)`, in the order of their offsets.
+    """Decode a buffer of whole record batches, as `schema(unit, views=views)`, in the order of their offsets.
 
-    Left out: records before offset `start` and from offset `stop` on, transaction markers, and the records of `aborted`
-    transactions. Those of a transaction that is still open are not: a reader of committed data sets `stop` no further
-    than the last stable offset. A batch that the end of the buffer cuts off is not there yet, unless `origin` says that
-    it must be.
+    Left out are records before offset `start` and from offset `stop` on, transaction markers, and records of `aborted`
+    transactions. Records of open transactions are not left out: a reader of committed data sets `stop` to the last
+    stable offset at most. A batch cut off by the end of the buffer is ignored, unless `origin` says that it must be
+    whole.
 
-    Damage anywhere before `stop` raises CorruptSegmentError, which names the batch, and nothing is given out.
-    `verify=False` trusts the checksums, for a caller who has just checked them; all else is checked regardless.
+    Damage anywhere before `stop` raises CorruptSegmentError, which names the batch, and nothing is returned.
+    `verify=False` skips the checksums, for callers who have just checked them; everything else is still checked.
 
-    `views=True` gives `binary_view` and `string_view` columns that point into the buffer, where that is not compressed:
-    no key or value is copied, but the buffer is kept alive and must not change while the columns are in use.
+    `views=True` gives `binary_view` and `string_view` columns that point into the buffer where it is not compressed: no
+    key or value is copied, but the buffer stays alive and must not change while the columns are in use.
 
     All records must fit into 2 GiB, decompressed; `decode_in_chunks` has no such limit.
     """
@@ -88,15 +88,15 @@ def decode_in_chunks(
     verify: bool = True,
     views: bool = False,
     unit: Unit = "ms",
-    origin: Origin = _UNKNOWN,
+    origin: BufferOrigin = _UNKNOWN,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """As `decode`, in RecordBatches of about `chunk_bytes` of decompressed records each, made as they are asked for.
+    """As `decode`, in RecordBatches of about `chunk_bytes` of decompressed records each, created on demand.
 
-    All that stands before a damaged batch is given out before the damage is raised. None of the RecordBatches is empty.
+    Everything before a damaged batch is returned before the damage is raised. No RecordBatch is empty.
     """
     if chunk_bytes < 1:
-        raise ValueError(f"chunk_bytes is {chunk_bytes}; a chunk holds at least one byte")
+        raise ValueError(f"chunk_bytes={chunk_bytes} must be an integer >= 1")
     engines.choose(engine, 0)
     schema(unit, views=views)
     rows = _Rows(partition, start, stop, engine, views, unit, origin)
@@ -107,18 +107,16 @@ def decode_in_chunks(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What is asked for, the same for each chunk."""
-
     partition: int
     start: int | None
     stop: int | None
     engine: engines.Name
     views: bool
     unit: Unit
-    origin: Origin
+    origin: BufferOrigin
 
     def of(self, chunk: Gathered) -> Iterator[pa.RecordBatch]:
-        """The chunk's records, if any is in range; where a batch is damaged, those before it and then the damage."""
+        """The chunk's records, if any is in range; if a batch is damaged, those before it and then the error."""
         try:
             columns = self._columns(chunk)
         except DamagedBatch as error:

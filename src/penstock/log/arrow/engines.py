@@ -1,4 +1,4 @@
-"""Choosing between the engines: numba is ten times as fast, once it has started."""
+"""Choosing the engine: numba is ten times as fast, once it has started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Progress:
 def choose(name: str, size_bytes: int) -> Engine:
     """The engine of that name; with "auto", numba if it is installed and has started or is worth starting.
 
-    It is worth starting as soon as this process has decoded, or is about to, what numpy decodes in the time that takes.
+    It is worth starting once this process has decoded, or is about to decode, what numpy decodes in numba's start time.
     """
     if name == "numpy":
         return by_numpy
@@ -39,7 +39,7 @@ def choose(name: str, size_bytes: int) -> Engine:
             raise MissingExtraError('engine="numba"', "numba")
         return _numba()
     if name != "auto":
-        raise ValueError(f'no engine is called {name!r}; choose "auto", "numba" or "numpy"')
+        raise ValueError(f'{name!r} is not an engine; use "auto", "numba" or "numpy"')
     if _BY_NUMBA in sys.modules:
         return _numba()
     _Progress.decoded_bytes += size_bytes

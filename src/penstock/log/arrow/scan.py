@@ -1,4 +1,4 @@
-"""Which batches of a buffer are to be decoded, each proven whole and unharmed before anything in it is believed."""
+"""Finding the batches of a buffer to decode; each is verified before anything in it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from penstock.errors import CorruptBatchError, CorruptSegmentError
 from penstock.log.aborted import AbortedTransaction
 from penstock.log.arrow.spans import MOST_BYTES, SMALLEST_RECORD_BYTES, Batches
-from penstock.log.batch import (
+from penstock.log.batches.batch import (
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     LOG_APPEND_TIME,
@@ -22,42 +22,40 @@ from penstock.log.batch import (
     check_crc,
     read_header,
 )
-from penstock.log.compression import NONE, decompress
+from penstock.log.batches.compression import NONE, decompress
 
 _LAST_OFFSET: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a buffer comes from, for errors to name, and what may be expected of it."""
+class BufferOrigin:
+    """Where a buffer comes from, for error messages, and what is known about it."""
 
     file: str = "<buffer>"
     position: int = 0
     """Where in the file the buffer begins."""
     dense: bool = False
-    """No offset is missing between two batches. True of every segment that was never compacted; it proves the base
+    """No offset is missing between two batches, as in every segment that was never compacted. This confirms the base
     offsets, which no checksum covers."""
     whole: bool = False
-    """The last batch must be complete. True of every segment that is no longer written to."""
+    """The last batch must be complete, as in every segment that is no longer written to."""
 
     def damage(self, position: int, offset: int, reason: str) -> CorruptSegmentError:
         return CorruptSegmentError(self.file, self.position + position, offset, reason)
 
 
-class Found(NamedTuple):
-    """A batch that is to be decoded, and where it stands in the buffer."""
-
+class FoundBatches(NamedTuple):
     position: int
     header: BatchHeader
 
 
 def scan(
-    buffer: memoryview, origin: Origin, stop: int | None, aborted: Iterable[AbortedTransaction], verify: bool
-) -> Iterator[Found]:
-    """The batches with records for a reader of committed data, as far as offset `stop`.
+    buffer: memoryview, origin: BufferOrigin, stop: int | None, aborted: Iterable[AbortedTransaction], verify: bool
+) -> Iterator[FoundBatches]:
+    """The batches with records for a reader of committed data, up to offset `stop`.
 
-    Everything up to there is checked, also what is then left out: what a batch says about itself decides if it is.
-    What comes behind is not looked at.
+    Everything up to there is checked, even what is then left out, because the batch itself decides that. What follows
+    is not read.
     """
     rolled_back = _Aborted(aborted)
     position = next_offset = 0
@@ -79,12 +77,12 @@ def scan(
         if reason is not None:
             raise origin.damage(position, header.base_offset, reason)
         if header.record_count and not header.is_control and not rolled_back.holds(header):
-            yield Found(position, header)
+            yield FoundBatches(position, header)
         position += header.size_bytes
         next_offset = header.next_offset
 
 
-def _whole_header(buffer: memoryview, position: int, origin: Origin) -> BatchHeader | None:
+def _whole_header(buffer: memoryview, position: int, origin: BufferOrigin) -> BatchHeader | None:
     """The header of the batch that begins here, or None if the buffer ends before the batch does."""
     left_bytes = len(buffer) - position
     if left_bytes < HEADER_BYTES:
@@ -98,7 +96,7 @@ def _whole_header(buffer: memoryview, position: int, origin: Origin) -> BatchHea
 
 
 def _fault(header: BatchHeader, next_offset: int, *, exact: bool) -> str | None:
-    """What cannot be true in a header, if anything."""
+    """What is impossible in a header, if anything."""
     if header.base_offset < next_offset or (exact and header.base_offset != next_offset):
         return f"its offset does not follow the one before it: {next_offset} was expected"
     if not 0 <= header.last_offset_delta <= _LAST_OFFSET - 1 - header.base_offset:
@@ -109,22 +107,21 @@ def _fault(header: BatchHeader, next_offset: int, *, exact: bool) -> str | None:
 
 
 class Gathered(NamedTuple):
-    """Batches that are decoded together, and where each stands in the buffer."""
+    """Batches that are decoded together, and the position of each in the buffer."""
 
     batches: Batches
-    found: list[Found]
+    found: list[FoundBatches]
 
     def cut(self, count: int) -> Gathered:
-        """The first `count` of them."""
         return Gathered(self.batches.cut(count), self.found[:count])
 
 
 def in_chunks(
-    buffer: memoryview, found: Iterator[Found], origin: Origin, start: int | None, chunk_bytes: int
+    buffer: memoryview, found: Iterator[FoundBatches], origin: BufferOrigin, start: int | None, chunk_bytes: int
 ) -> Iterator[Gathered]:
-    """Gather batches, decompressed, until they hold `chunk_bytes`; those that end before `start` are left out.
+    """Collect decompressed batches until they hold `chunk_bytes`; those that end before `start` are left out.
 
-    Where a batch is damaged, what was gathered before it comes out first.
+    If a batch is damaged, what was collected before it is returned first.
     """
     chunk = _Chunk(buffer)
     damage: CorruptSegmentError | None = None
@@ -152,8 +149,8 @@ def in_chunks(
         raise damage
 
 
-def _section(buffer: memoryview, batch: Found, origin: Origin) -> bytes | memoryview:
-    """The batch's records, as bytes of their own if they were compressed."""
+def _section(buffer: memoryview, batch: FoundBatches, origin: BufferOrigin) -> bytes | memoryview:
+    """The batch's records, as their own bytes if they were compressed."""
     position, header = batch
     section: bytes | memoryview = buffer[position + HEADER_BYTES : position + header.size_bytes]
     if header.codec != NONE:
@@ -168,19 +165,19 @@ def _section(buffer: memoryview, batch: Found, origin: Origin) -> bytes | memory
 
 
 class _Chunk:
-    """Batches that are decoded together, out of the file itself if none of them was compressed."""
+    """Batches that are decoded together, directly from the file if none of them is compressed."""
 
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
         self._sections: list[bytes | memoryview] = []
-        self.found: list[Found] = []
+        self.found: list[FoundBatches] = []
         self.size_bytes = 0
 
-    def has_room(self, batch: Found, section_bytes: int) -> bool:
+    def has_room(self, batch: FoundBatches, section_bytes: int) -> bool:
         reach_bytes = batch.position + batch.header.size_bytes - self.found[0].position
         return max(self.size_bytes + section_bytes, reach_bytes) <= MOST_BYTES
 
-    def add(self, batch: Found, section: bytes | memoryview) -> None:
+    def add(self, batch: FoundBatches, section: bytes | memoryview) -> None:
         self.found.append(batch)
         self._sections.append(section)
         self.size_bytes += len(section)
@@ -211,8 +208,6 @@ class _Chunk:
 
 
 class _Aborted:
-    """Looks up whether a batch belongs to a transaction that was rolled back."""
-
     def __init__(self, transactions: Iterable[AbortedTransaction]) -> None:
         self._of: dict[int, tuple[list[int], list[int]]] = {}
         for producer_id, first_offset, last_offset in sorted(transactions):
@@ -224,7 +219,7 @@ class _Aborted:
         if not header.is_transactional or header.producer_id not in self._of:
             return False
         firsts, lasts = self._of[header.producer_id]
-        # Transactions of one producer follow each other, so only the last that began before can still be going on.
+        # Transactions of one producer follow each other, so only the last that began before can still be open.
         i = bisect_right(firsts, header.base_offset) - 1
         return i >= 0 and header.base_offset <= lasts[i]
 

@@ -1,8 +1,8 @@
-"""What the steps of decoding hand to each other: where in a buffer every key, value and header stands.
+"""The data between the steps of decoding: the position of every key, value and header in a buffer.
 
-No step copies a key or a value. They are found, as (position, size) pairs in plain arrays, and only the last step turns
-these into Arrow columns. An engine is a module that finds them: `by_numpy` or `by_numba`. Both must give the same
-answer and refuse the same damage; neither may read a byte outside of the buffer, whatever the bytes say.
+No step copies a key or a value. They are (position, size) pairs in plain arrays, and only the last step turns these
+into Arrow columns. An engine is a module that finds them: `by_numpy` or `by_numba`. Both must give the same answer and
+refuse the same damage; neither may read a byte outside of the buffer, whatever the bytes say.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
 
-NULL_SIZE: Final = -1
-"""The size of a key or value that is null. Any negative size means the same."""
 SMALLEST_RECORD_BYTES: Final = 7
 """Length, attributes, timestamp, offset, key, value and header count, of one byte each."""
 SMALLEST_HEADER_BYTES: Final = 2
@@ -26,7 +24,7 @@ VARINT_BYTES: Final = 5
 VARLONG_BYTES: Final = 10
 VIEW_BYTES: Final = 16
 INLINE_BYTES: Final = 12
-"""A view holds values up to this size in itself; of larger ones it holds the first four bytes and where they stand."""
+"""A view stores values up to this size itself; of larger ones it stores the first four bytes and their position."""
 PREFIX_BYTES: Final = 4
 MOST_BYTES: Final = 2**31 - 1
 """The most data that one set of columns can point into: positions in Arrow's views and offsets have 31 bits."""
@@ -45,42 +43,38 @@ REASONS: Final = {
 }
 
 
-class DamagedBatch(Exception):
-    """The batch at `index` of those given to `Engine.records` is not what its header says; for the caller to name."""
-
+class _Damaged(Exception):
     def __init__(self, index: int, reason: int) -> None:
         super().__init__(REASONS[reason])
         self.index = index
         self.reason = reason
 
 
-class DamagedRecord(Exception):
-    """The record at `index` of those given to `Engine.headers` is not what it says; for the caller to name."""
+class DamagedBatch(_Damaged):
+    """The batch at `index` of those passed to `Engine.records` does not match its header; the caller names it."""
 
-    def __init__(self, index: int, reason: int) -> None:
-        super().__init__(REASONS[reason])
-        self.index = index
-        self.reason = reason
+
+class DamagedRecord(_Damaged):
+    """The record at `index` of those passed to `Engine.headers` is damaged; the caller names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Batches to decode, in the order of their offsets, as one array for each field."""
+    """Batches to decode, in the order of their offsets, as one array per field."""
 
     data: Bytes
-    """What `begin` and `end` are positions in: a part of the file, or what was decompressed from it."""
+    """The data that `begin` and `end` are positions in: a part of the file, or what was decompressed from it."""
     begin: Longs
     end: Longs
     count: Longs
     base_offset: Longs
     last_delta: Longs
     base_timestamp: Longs
-    """The timestamp that is added to a record's own; the batch's greatest where that counts for all its records."""
+    """The timestamp that is added to a record's own; with the broker's time, the batch's largest."""
     own_time: Longs
-    """1 where records have a time of their own, 0 where the broker's time counts for the whole batch."""
+    """1 if records have their own time, 0 if the broker's time applies to the whole batch."""
 
     def cut(self, count: int) -> Batches:
-        """The first `count` of them."""
         return Batches(self.data, *(getattr(self, field.name)[:count] for field in fields(self)[1:]))
 
 
@@ -100,7 +94,7 @@ class Records:
 
     @classmethod
     def empty(cls, count: int) -> Records:
-        """Room for that many rows, for an engine to fill."""
+        """Allocate that many rows, for an engine to fill."""
         return cls(
             offset=np.empty(count, np.int64),
             timestamp=np.empty(count, np.int64),
@@ -117,7 +111,7 @@ class Records:
         return len(self.offset)
 
     def rows_between(self, start: int | None, stop: int | None) -> slice:
-        """Which rows have offsets from `start` up to, not including, `stop`. Offsets ascend, so they stand together."""
+        """The rows with offsets from `start` up to, not including, `stop`. Offsets ascend."""
         low = 0 if start is None else int(np.searchsorted(self.offset, start))
         high = len(self) if stop is None else int(np.searchsorted(self.offset, stop))
         return slice(low, max(low, high))
@@ -128,8 +122,6 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """One row for each header of each record, in order."""
-
     name_at: Longs
     name_size: Ints
     value_at: Longs
@@ -152,11 +144,11 @@ class Engine(Protocol):
         """Find the parts of every record. Raises DamagedBatch.
 
         A record must lie within its batch and be filled by its fields, offsets must ascend and stay within the batch's
-        range, the last record must end where its batch does. What stands in the room for headers is left to `headers`.
+        range, and the last record must end where its batch does. The contents of the headers are left to `headers`.
         """
 
     def headers(self, data: Bytes, records: Records) -> Headers:
-        """Find the parts of every header, which must fill the room that their record leaves. Raises DamagedRecord."""
+        """Find the parts of every header; they must fill the space that their record leaves. Raises DamagedRecord."""
 
     def views(self, data: Bytes, at: Longs, size: Ints) -> Bytes:
-        """The spans as Arrow view structs, 16 bytes a row. Null ones are all zero."""
+        """The spans as Arrow view structs of 16 bytes per row. Null ones are all zero."""

@@ -1,24 +1,32 @@
-"""Alerts: rules in, snapshots in, and people told, once, when something begins to be wrong and once when it is over.
+"""Alerts: from rules and snapshots to one notification when a problem starts and one when it is resolved.
 
-`Judge` is the pure part: it turns snapshots into alerts. `Alerting` puts it together with the file of rules, with the
-notifiers (log, webhook, email) and with a memory that survives restarts; the console and `penstock alerts` use it.
+`Evaluator` is the pure part: it turns snapshots into alerts. `Alerting` adds the file of rules, the notifiers (log,
+webhook, email) and state that survives restarts; the console and `penstock alerts` use it.
 """
 
 from penstock.observe.alerts.alerting import Alerting
-from penstock.observe.alerts.book import Book, Mute
-from penstock.observe.alerts.judge import Judge
-from penstock.observe.alerts.rules import DEFAULT_RULES, Kind, Rule, Severity
+from penstock.observe.alerts.config_file import AlertConfig, Mute
+from penstock.observe.alerts.evaluator import Evaluator
+from penstock.observe.alerts.rules import (
+    DEFAULT_RULES,
+    AlertState,
+    NotificationOutcome,
+    NotifierState,
+    Phase,
+    Rule,
+    RuleKind,
+    Severity,
+)
 from penstock.observe.alerts.settings import EmailSettings, LogSettings, NotifierSettings, WebhookSettings
-from penstock.observe.alerts.states import AlertState, NotifierState, Phase, Told
 
 __all__ = [
     "DEFAULT_RULES",
     "AlertState",
     "Alerting",
-    "Book",
+    "AlertConfig",
     "EmailSettings",
-    "Judge",
-    "Kind",
+    "Evaluator",
+    "RuleKind",
     "LogSettings",
     "Mute",
     "NotifierSettings",
@@ -26,6 +34,6 @@ __all__ = [
     "Phase",
     "Rule",
     "Severity",
-    "Told",
+    "NotificationOutcome",
     "WebhookSettings",
 ]

@@ -1,7 +1,7 @@
-"""What survives a restart: alerts and who was told, in a file beside the rules that one process at a time writes.
+"""The state that survives a restart: alerts and who was notified, in a file that one process at a time writes.
 
-Whoever holds the lock tells; others judge and show what is so, and take over, with all that was remembered, when it
-goes away. So a console and a `penstock alerts watch` with the same rules do not both wake somebody up.
+The process that holds the lock notifies; others evaluate and show, and take over with the stored state when it ends.
+So a console and a `penstock alerts watch` with the same rules do not both notify.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Final
 import msgspec
 
 from penstock.checkpoints.frames import replace_file
-from penstock.observe.alerts.judge import JudgeMemory
-from penstock.observe.alerts.ledger import Line
+from penstock.observe.alerts.evaluator import EvaluatorState
+from penstock.observe.alerts.notification_log import NotificationState
 
 LARGEST_BYTES: Final = 64 * 1024 * 1024
 
 
 class Memory(msgspec.Struct):
-    judge: JudgeMemory = msgspec.field(default_factory=JudgeMemory)
-    ledger: list[Line] = []
+    evaluator: EvaluatorState = msgspec.field(default_factory=EvaluatorState, name="judge")
+    ledger: list[NotificationState] = []
 
 
 class MemoryFile:
@@ -36,7 +36,7 @@ class MemoryFile:
         return self._lock is not None
 
     def claim(self) -> bool:
-        """Whether we may write it, and tell. OSError when there is no place for it."""
+        """Whether this process may write the file and notify. Raises OSError when the file cannot be created."""
         if self._lock is not None:
             return True
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class MemoryFile:
         return True
 
     def holder(self) -> str:
-        """Which process tells, for people."""
+        """Which process notifies, for people."""
         with contextlib.suppress(OSError):
             number = Path(f"{self.path}.lock").read_text("ascii", errors="replace").strip()
             if number.isdecimal():
@@ -63,22 +63,22 @@ class MemoryFile:
         return "another process"
 
     def read(self) -> tuple[Memory, str | None]:
-        """What is remembered, and what is wrong with it. One that is damaged is put aside, and we begin anew."""
+        """The state, and what is wrong with it. A damaged file is moved aside, and the state starts empty."""
         try:
             with open(self.path, "rb") as file:
                 return msgspec.json.decode(file.read(LARGEST_BYTES), type=Memory), None
         except FileNotFoundError:
             return Memory(), None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            problem = f"what was remembered of alerts in {self.path} cannot be read ({error}): what fires is told again"
+            problem = f"the alert state in {self.path} cannot be read ({error}): firing alerts are notified again"
             if self.is_ours:
-                with contextlib.suppress(OSError):  # the next write replaces it anyway
+                with contextlib.suppress(OSError):  # the next write replaces it
                     os.replace(self.path, f"{self.path}.damaged")
             return Memory(), problem
 
     def write(self, memory: Memory) -> None:
-        """OSError when it cannot be."""
-        assert self.is_ours, "only who has claimed the memory writes it"
+        """Raises OSError when it fails."""
+        assert self.is_ours, "only the process that has claimed the state writes it"
         replace_file(self.path, msgspec.json.encode(memory))
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""What is said about alerts: one message for everything that changed at once, as lines, as a subject, and as JSON."""
+"""The text of notifications: one message for all changes of one moment, as lines, as a subject, and as JSON."""
 
 from __future__ import annotations
 
@@ -9,58 +9,52 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.observe.alerts.rules import Kind, Severity
-from penstock.observe.alerts.states import Phase
-from penstock.observe.alerts.wording import count_text, duration_text, shown_name
+from penstock.model.text import count_text, duration_text, shown_name
+from penstock.observe.alerts.rules import AlertState, Phase, RuleKind, Severity
 
 MOST_IN_A_MESSAGE: Final = 100
-"""More go into the next message."""
+"""The rest go into the next message."""
 LINES_IN_TEXT: Final = 20
 TEST_RULE: Final = "test"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One alert, as it was when the message was made."""
+    """An alert that fires or is resolved, as it was when the message was composed."""
 
-    rule: str
-    kind: Kind
-    subject: str
-    severity: Severity
-    phase: Phase
-    """FIRING or RESOLVED."""
+    alert: AlertState
     fired_ms: int
-    at_ms: int
-    """When it fired, or was resolved."""
-    value: float
-    threshold: float
-    text: str
     is_repeated: bool = False
-    """Said before; it still fires."""
+    """Sent before; it still fires."""
+
+    @property
+    def phase(self) -> Phase:
+        return self.alert.phase
 
     @property
     def line(self) -> str:
+        alert = self.alert
         if self.phase is Phase.RESOLVED:
-            lasted = duration_text((self.at_ms - self.fired_ms) / 1000)
-            return f"resolved {self.rule}, after {lasted}. It was: {self.text}"
+            lasted = duration_text((alert.since_ms - self.fired_ms) / 1000)
+            return f"resolved {alert.rule}, after {lasted}. It was: {alert.text}"
         still = "still " if self.is_repeated else ""
-        return f"{still}firing {self.rule} ({self.severity}): {self.text}"
+        return f"{still}firing {alert.rule} ({alert.severity}): {alert.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a notifier is to say."""
-
     stream: str
-    """Which one, for those who have several."""
+    """Which notifier, for readers of several."""
     at_ms: int
     items: tuple[Item, ...]
     is_test: bool = False
 
     @property
     def id(self) -> str:
-        """The same for the same news, so that who gets a message twice can tell."""
-        news = [(item.rule, item.subject, item.phase, item.fired_ms, item.is_repeated) for item in self.items]
+        """The same for the same news, so that receivers can detect duplicates."""
+        news = [
+            (item.alert.rule, item.alert.subject, item.phase, item.fired_ms, item.is_repeated) for item in self.items
+        ]
         when = self.at_ms if self.is_test or any(item.is_repeated for item in self.items) else 0
         return hashlib.sha256(msgspec.json.encode([self.stream, when, news])).hexdigest()[:32]
 
@@ -70,28 +64,28 @@ class Message:
 
     @property
     def subject(self) -> str:
-        """One line that says the most important."""
+        """One line with the most important fact."""
         if self.is_test:
             return "[penstock] test message"
         resolved = len(self.items) - self.firing
         counts = [f"{self.firing} firing"] * bool(self.firing) + [f"{resolved} resolved"] * bool(resolved)
-        first = self.items[0]
+        first = self.items[0].alert
         about = f": {first.rule} {shown_name(first.subject)}".rstrip() + (", ..." if len(self.items) > 1 else "")
         return f"[penstock] {', '.join(counts)}{about}"
 
     def lines(self) -> list[str]:
-        """One line each, with the time at which it happened."""
-        return [f"{time_text(item.at_ms)} {item.line}" for item in self.items]
+        """One line per alert, with its time."""
+        return [f"{time_text(item.alert.since_ms)} {item.line}" for item in self.items]
 
     def text(self) -> str:
-        """For people: the subject, what happened, and where."""
+        """For people: the subject, the alerts, and the stream."""
         lines = [item.line for item in self.items[:LINES_IN_TEXT]]
         if len(self.items) > LINES_IN_TEXT:
             lines.append(f"and {count_text(len(self.items) - LINES_IN_TEXT, 'alert')} more")
         return "\n".join([self.subject, *lines, *([f"stream: {self.stream}"] if self.stream else [])])
 
     def document(self) -> dict[str, Any]:
-        """For programs. `text` stands at the top, where chat services look for it."""
+        """For programs. `text` comes first, where chat services look for it."""
         return {
             "text": self.text(),
             "id": self.id,
@@ -100,17 +94,17 @@ class Message:
             "at": time_text(self.at_ms),
             "alerts": [
                 {
-                    "rule": item.rule,
-                    "kind": item.kind,
-                    "subject": item.subject,
-                    "severity": item.severity,
+                    "rule": item.alert.rule,
+                    "kind": item.alert.kind,
+                    "subject": item.alert.subject,
+                    "severity": item.alert.severity,
                     "status": item.phase,
                     "fired_at": time_text(item.fired_ms),
-                    "at": time_text(item.at_ms),
-                    "value": item.value,
-                    "threshold": item.threshold,
-                    "unit": item.kind.unit,
-                    "text": item.text,
+                    "at": time_text(item.alert.since_ms),
+                    "value": item.alert.value,
+                    "threshold": item.alert.threshold,
+                    "unit": item.alert.kind.unit,
+                    "text": item.alert.text,
                     "repeated": item.is_repeated,
                 }
                 for item in self.items
@@ -119,21 +113,12 @@ class Message:
 
 
 def trial_message(notifier: str, stream: str, at_ms: int) -> Message:
-    """What `penstock alerts test` sends: nothing is wrong."""
+    """What `penstock alerts test` sends."""
     text = f"this is a test of the notifier {notifier}; nothing is wrong"
-    item = Item(
-        TEST_RULE,
-        Kind.LAG,
-        TEST_RULE,
-        Severity.WARNING,
-        Phase.FIRING,
-        at_ms,
-        at_ms,
-        value=0.0,
-        threshold=1.0,
-        text=text,
+    alert = AlertState(
+        TEST_RULE, RuleKind.LAG, TEST_RULE, Severity.WARNING, Phase.FIRING, at_ms, at_ms, 0.0, threshold=1.0, text=text
     )
-    return Message(stream, at_ms, (item,), is_test=True)
+    return Message(stream, at_ms, (Item(alert, at_ms),), is_test=True)
 
 
 def time_text(at_ms: int) -> str:

@@ -1,25 +1,28 @@
-"""Who is told of alerts, and how: the settings of notifiers, as they stand in the file. It only names secrets."""
+"""Settings of notifiers, as stored in the file of rules. Secrets are named, not stored."""
 
 from __future__ import annotations
 
-import ipaddress
+import os
 import urllib.parse
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, NotifyError
+from penstock.model.addresses import is_loopback
 from penstock.observe.alerts.rules import LONGEST_S, check_name
 
 SHORTEST_REPEAT_S: Final = 60.0
 LONGEST_TIMEOUT_S: Final = 60.0
+LONGEST_SECRET_BYTES: Final = 64 * 1024
 PORTS: Final = {"starttls": 587, "ssl": 465, "none": 25}
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
     name: str
     repeat_s: float = 4 * 3600.0
-    """Say again after so long that something still fires; 0: never again."""
+    """Repeat after this time that an alert still fires; 0: never."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "a notifier")
@@ -30,10 +33,8 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class LogSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="log"):
-    """A line for each alert."""
-
     file: str | None = None
-    """Where the lines are appended; None: to standard error of the process that judges."""
+    """Where the lines are appended; None: standard error of the process that evaluates the rules."""
 
     @property
     def target(self) -> str:
@@ -41,13 +42,11 @@ class LogSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class WebhookSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="webhook"):
-    """JSON, posted to a URL."""
-
     url: str | None = None
     url_env: str | None = None
-    """The environment variable that holds the URL, where the URL itself is a secret."""
+    """The environment variable with the URL, for a URL that is a secret."""
     secret_env: str | None = None
-    """The environment variable that holds the secret by which messages are signed."""
+    """The environment variable with the secret that signs messages."""
     secret_file: str | None = None
     timeout_s: float = 10.0
 
@@ -70,8 +69,6 @@ class WebhookSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EmailSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="email"):
-    """A letter by SMTP."""
-
     host: str
     sender: str
     to: tuple[str, ...]
@@ -80,7 +77,6 @@ class EmailSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     security: Literal["starttls", "ssl", "none"] = "starttls"
     user: str | None = None
     password_env: str | None = None
-    """The environment variable that holds the password."""
     password_file: str | None = None
     timeout_s: float = 20.0
 
@@ -93,17 +89,17 @@ class EmailSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"{what}: user and password_env or password_file go together: give both or neither")
         if self.user is not None and self.security == "none" and not is_loopback(self.host):
             raise ConfigError(
-                f"{what}: the password would go to {self.host} in the clear: use security starttls or ssl"
+                f"{what}: the password would be sent to {self.host} in clear text: use security starttls or ssl"
             )
         if self.security not in PORTS:
             raise ConfigError(f"{what}: security {self.security!r} is not one of {', '.join(PORTS)}")
         if self.port is not None and not 0 < self.port < 65536:
-            raise ConfigError(f"{what}: port {self.port} is not from 1 to 65535")
+            raise ConfigError(f"{what}: port {self.port} must be from 1 to 65535")
         if not self.host or not self.to:
-            raise ConfigError(f"{what}: host and to must not be empty: name the mail server, and who gets the letters")
+            raise ConfigError(f"{what}: host and to must not be empty: name the mail server and the recipients")
         for address in (self.sender, *self.to):
             if address.count("@") != 1 or not address.isprintable() or any(each in address for each in " ,;<>"):
-                raise ConfigError(f"{what}: {address!r} is no address such as oncall@example.com")
+                raise ConfigError(f"{what}: {address!r} is not an address such as oncall@example.com")
 
     @property
     def target(self) -> str:
@@ -119,27 +115,18 @@ def type_of(settings: NotifierSettings) -> str:
 
 
 def check_url(url: str, what: str) -> None:
-    """ConfigError for a URL to which nothing should be posted."""
+    """Raise ConfigError for a URL that must not be posted to."""
     try:
         parts = urllib.parse.urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"{what}: {url!r} is no URL: {error}") from error
+        raise ConfigError(f"{what}: {url!r} is not a URL: {error}") from error
     if parts.scheme not in ("https", "http") or not host or not url.isprintable() or " " in url:
-        raise ConfigError(f"{what}: {url!r} is no URL such as https://example.com/hook")
+        raise ConfigError(f"{what}: {url!r} is not a URL such as https://example.com/hook")
     if parts.username is not None or parts.password is not None:
-        raise ConfigError(f"{what}: a URL with a user or password in it is not sent: sign messages with secret_env")
+        raise ConfigError(f"{what}: the URL must not contain a user or password: sign messages with secret_env")
     if parts.scheme == "http" and not is_loopback(host):
-        raise ConfigError(f"{what}: http://{host} would be read by anybody on the way: use https, or http on loopback")
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        raise ConfigError(f"{what}: http://{host} is not encrypted: use https, or http on loopback")
 
 
 def _exactly_one(what: str, **given: str | None) -> None:
@@ -155,3 +142,22 @@ def _at_most_one(what: str, **given: str | None) -> None:
 def _check_timeout(what: str, timeout_s: float) -> None:
     if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
         raise ConfigError(f"{what}: timeout_s {timeout_s} must be above 0 and at most {LONGEST_TIMEOUT_S:.0f} s")
+
+
+def secret_of(what: str, env: str | None, file: str | None) -> str | None:
+    """A secret from its environment variable or file, read each time so that a new one takes effect; else None."""
+    if env is not None:
+        value = os.environ.get(env)
+        if not value:
+            raise NotifyError(f"{what}: the environment variable {env} is not set")
+        return value
+    if file is None:
+        return None
+    try:
+        with open(Path(file).expanduser(), encoding="utf-8") as opened:
+            secret = opened.read(LONGEST_SECRET_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotifyError(f"{what}: the secret in {file} cannot be read: {error}") from error
+    if not secret:
+        raise NotifyError(f"{what}: {file} is empty")
+    return secret

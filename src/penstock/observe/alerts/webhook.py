@@ -1,12 +1,13 @@
 """Messages posted as JSON to a URL.
 
-A message counts as taken when the answer is a 2xx. Redirects are not followed: a URL that has moved is to be written
-anew, rather than have what was meant for one host go to another. With a secret, each request is signed:
+A message counts as delivered when the response is a 2xx. Redirects are not followed: configure the new URL, so that
+what was meant for one host does not go to another. With a secret, each request is signed:
 
     Penstock-Signature: t=1800000000,v1=HEX
 
-where HEX is the HMAC-SHA256 by the secret of the time, a dot, and the body. Who checks it, and refuses old times, knows
-that the message is ours and not a repetition. `Penstock-Message` is the id of the message: the same news has the same.
+where HEX is the HMAC-SHA256 with the secret over the time, a dot, and the body. A receiver that checks it and rejects
+old times knows that the message is ours and not a replay. `Penstock-Message` is the id of the message, the same for
+the same news.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import ConfigError, NotifyError
+from penstock.model.addresses import is_loopback
+from penstock.model.text import shown_name
 from penstock.observe.alerts.messages import Message
-from penstock.observe.alerts.notifying import secret_of
-from penstock.observe.alerts.settings import WebhookSettings, check_url, is_loopback
-from penstock.observe.alerts.wording import shown_name
+from penstock.observe.alerts.settings import WebhookSettings, check_url, secret_of
 
 LONGEST_RETRY_AFTER_S: Final = 3600.0
 READ_BYTES: Final = 300
@@ -83,14 +84,14 @@ class WebhookNotifier:
 
 
 def signature(secret: str, at_s: int, body: bytes) -> str:
-    """The header by which who gets a message knows that it is ours."""
+    """The header that lets the receiver verify the message."""
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
 
 
 def _told(error: urllib.error.HTTPError) -> str:
     if 300 <= error.code < 400:
-        return f"{error.code}: it has moved; write its new URL into the settings"
+        return f"{error.code}: it has moved; configure its new URL"
     try:
         said = shown_name(error.read(READ_BYTES).decode("utf-8", errors="replace").strip())
     except (OSError, http.client.HTTPException):
@@ -99,6 +100,6 @@ def _told(error: urllib.error.HTTPError) -> str:
 
 
 def _retry_after_s(error: urllib.error.HTTPError) -> float | None:
-    """Only the form in seconds; a date would need a clock that both sides share."""
+    """Only the form in seconds; a date would need synchronised clocks."""
     told = error.headers.get("Retry-After", "")
     return min(float(told), LONGEST_RETRY_AFTER_S) if told.isascii() and told.isdecimal() else None

@@ -1,8 +1,7 @@
-"""The spool: a buffer that survives the process, kept as a log in a folder of its own.
+"""The spool: a producer buffer that survives the process, stored as a log in its own folder.
 
-Records come in one by one and are kept when `put` returns; they go out in order, and their segments are deleted once
-they are committed. The files are segments of record batches as `penstock.log` lays them out, checks them and finds its
-way behind damage.
+Records are safe when `put` returns, are delivered in order, and their segments are deleted once they are committed. The
+files are segments of record batches in the format of `penstock.log`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How far a spool is committed: one number, in two slots that are written in turn.
+"""The committed position of a spool: one number, in two slots that are written in turn.
 
-A process that is killed in the middle of a write spoils the slot it wrote; the other one holds what was true before.
-The file is mapped, so a commit costs no system call; it survives the process at once, and a power cut after `sync`.
+A process killed during a write damages the slot it wrote; the other one still holds the previous value. The file is
+memory-mapped, so a commit costs no system call; it survives the process at once, and a power cut after `sync`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILE_BYTES: Final = 2 * _SLOT_BYTES
 
 
 class PositionFile:
-    """`committed` is the number of the last record that need not be delivered any more; -1: there is none."""
+    """`committed` is the number of the last record that need not be delivered; -1 if there is none."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._disk = disk
@@ -63,7 +63,7 @@ class PositionFile:
 
 
 def _newest(data: bytes) -> tuple[int, int]:
-    """The turn and the number of the newer slot that is sound; turn 0 when neither is."""
+    """The turn and number of the newer valid slot; turn 0 if neither is valid."""
     best = (0, -1)
     for start in (0, _SLOT_BYTES):
         turn, committed, crc = _SLOT.unpack_from(data, start)

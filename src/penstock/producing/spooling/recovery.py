@@ -1,8 +1,8 @@
-"""Opening what an earlier process left behind: every batch is checked, torn ends are cut, damage is told and kept.
+"""Opening the spool of an earlier process: every batch is checked, torn ends are cut off, damage is logged.
 
-An end that is not a whole batch is the trace of a process that was killed while it wrote: the write had not returned,
-so nobody was told that its record is kept. Damage with sound batches behind it is another matter: records that were
-kept are lost there. It is logged, and the records around it are delivered.
+An incomplete batch at the end is an interrupted write: `put` had not returned, so its records were never promised.
+Damage followed by valid batches means that stored records are lost. It is logged, and the records around it are
+delivered.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import CorruptBatchError, CorruptSegmentError, StorageError
+from penstock.log.batches.scan import Bad, Found, scan
 from penstock.log.disk import Disk
-from penstock.log.scan import Bad, Found, scan
 from penstock.log.segment import LOG_SUFFIX
 from penstock.model import NewRecord
-from penstock.producing.kept import size_of
+from penstock.producing.buffers import size_of
 from penstock.producing.spooling.batches import records_in
 from penstock.producing.spooling.folder import Holes
 
@@ -31,28 +31,28 @@ _NAME: Final = re.compile(r"\d{20}" + re.escape(LOG_SUFFIX), re.ASCII)
 
 @dataclass(slots=True)
 class Sealed:
-    """A segment that is not written to any more."""
+    """A segment that is no longer written to."""
 
     path: Path
     base: int
     size: int
     end: int
-    """Behind the number of its last record."""
+    """The number after its last record."""
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What was found in a spool's folder."""
+    """The contents of a spool's folder."""
 
     segments: list[Sealed] = field(default_factory=list)
     records: int = 0
-    """Those that are to be delivered."""
+    """Records to deliver."""
     size_bytes: int = 0
     damaged: list[CorruptSegmentError] = field(default_factory=list)
 
 
 def recover(folder: Path, committed: int, dropped: Holes, disk: Disk) -> Recovered:
-    """Look through all segments. What is left are segments without a torn end, none of them empty."""
+    """Check all segments, cut torn ends and delete empty segments."""
     found = Recovered()
     paths = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
     for path in paths:
@@ -64,7 +64,7 @@ def recover(folder: Path, committed: int, dropped: Holes, disk: Disk) -> Recover
                 if _is_empty(segment, step, disk):
                     continue
                 if torn:
-                    logger.warning("%s: cut an unfinished write behind record %d", path, segment.end - 1)
+                    logger.warning("%s: cut off an unfinished write after record %d", path, segment.end - 1)
                 else:
                     _report(found, segment, step)
                 continue
@@ -82,7 +82,7 @@ def recover(folder: Path, committed: int, dropped: Holes, disk: Disk) -> Recover
 
 
 def batches_of(segment: Sealed, position: int, sequence: int, disk: Disk) -> Iterator[Found | Bad]:
-    """Its batches from a position on, at which the record with this number is expected."""
+    """The batches of a segment from a position on; `sequence` is the number expected there."""
     try:
         fd = disk.open(segment.path)
     except OSError as error:
@@ -100,7 +100,7 @@ def batches_of(segment: Sealed, position: int, sequence: int, disk: Disk) -> Ite
 
 
 def records_of(found: Found) -> list[NewRecord]:
-    """The records of a sound batch; none where it is sound, but not a spool's: `recover` has told so."""
+    """The records of a valid batch; none if it is not a spool's batch, which `recover` has logged."""
     try:
         return records_in(found.batch)
     except CorruptBatchError:
@@ -124,7 +124,7 @@ def _count(found: Recovered, segment: Sealed, step: Found, committed: int, dropp
 
 
 def _is_empty(segment: Sealed, step: Bad, disk: Disk) -> bool:
-    """Whether nothing was ever written there: the unused end of a segment."""
+    """Whether this is the unused end of a segment, where nothing was ever written."""
     fd = disk.open(segment.path)
     try:
         return step.end == segment.size and not any(disk.read(fd, step.end - step.position, step.position))
@@ -143,7 +143,7 @@ def _cut(segment: Sealed, end: int, disk: Disk) -> None:
     try:
         disk.truncate(fd, end)
     except OSError as error:
-        raise StorageError(f"{segment.path} could not be cut behind its last record: {error.strerror}") from error
+        raise StorageError(f"{segment.path} could not be truncated after its last record: {error.strerror}") from error
     finally:
         os.close(fd)
     segment.size = end

@@ -1,8 +1,8 @@
-"""A segment that is being written: a file of its full size from the start, mapped into memory.
+"""The segment being written: a file of full size from the start, mapped into memory.
 
-Writing through the map costs no system call, so a record is in the operating system's hands, and safe from the death of
-this process, for the price of a copy. The file is filled with zeros first: a disk without room says so then, as an
-error, and not in the middle of a copy, as a signal that ends the process.
+Writing through the map costs no system call: a copy puts the record into the hands of the operating system, where it
+survives the death of this process. The file is first filled with zeros, so that a full disk is an error at that point,
+and not a signal that kills the process during a copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def segment_path(folder: Path, base: int) -> Path:
 
 
 class WrittenSegment:
-    """The last segment of a spool. One thread at a time writes; `sync` may run beside it."""
+    """The last segment of a spool. One thread at a time writes; `sync` may run concurrently."""
 
     def __init__(self, folder: Path, base: int, size_bytes: int, disk: Disk) -> None:
         self.path = segment_path(folder, base)
@@ -58,18 +58,18 @@ class WrittenSegment:
         self.used = end
 
     def sync(self) -> None:
-        """What was written before survives a power cut. Raises OSError."""
+        """Make what was written before survive a power cut. Raises OSError."""
         with self._syncing:
-            if self._fd >= 0:  # else it was sealed meanwhile, and synced with that
+            if self._fd >= 0:  # else it was sealed, and synced, in the meantime
                 self._sync()
 
     def _sync(self) -> None:
-        if sys.platform != "linux":  # elsewhere the map's pages may be unknown to the file's sync
+        if sys.platform != "linux":  # elsewhere fsync may not cover the mapped pages
             self._map.flush()
         self._disk.sync(self._fd)
 
     def seal(self, *, durable: bool) -> None:
-        """Nothing follows: the file ends behind its last batch."""
+        """Truncate the file after its last batch: nothing follows."""
         with self._syncing:
             try:
                 if durable:
@@ -80,7 +80,7 @@ class WrittenSegment:
                 self._close()
 
     def abandon(self) -> None:
-        """Let go of the file as it is."""
+        """Close the file as it is."""
         self._map.close()
         self._close()
 
@@ -92,7 +92,7 @@ class WrittenSegment:
 def _refused(path: Path, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
-            f"the disk is full: {path} could not be begun. Nothing was taken, and what the spool holds is safe; make "
-            "room, and send again"
+            f"the disk is full: {path} could not be created. The record was not accepted, and what "
+            "the spool holds is safe; make room and send again"
         )
-    return StorageError(f"{path} could not be begun: {error.strerror}. What the spool holds is safe")
+    return StorageError(f"{path} could not be created: {error.strerror}. What the spool holds is safe")

@@ -1,4 +1,4 @@
-"""The spool itself: `abc.Buffer` on a folder."""
+"""The spool: `abc.Buffer` in a folder."""
 
 from __future__ import annotations
 
@@ -7,23 +7,67 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from penstock.abc import Feature, Features
 from penstock.errors import BufferFullError, ConfigError, ConnectionClosedError, CorruptSegmentError, StorageError
+from penstock.log.batches.scan import Found
 from penstock.log.disk import Disk
-from penstock.log.scan import Found
 from penstock.model import NewRecord
-from penstock.producing.kept import Held, Kept, size_of
+from penstock.producing.buffers import Held, Kept, size_of
 from penstock.producing.settings import SpoolFlush
 from penstock.producing.spooling.batches import build_many, build_one, place
-from penstock.producing.spooling.flushing import GroupFlush
 from penstock.producing.spooling.folder import Holes, load_dropped, lock_spool, save_dropped, take_identity
 from penstock.producing.spooling.position import PositionFile
 from penstock.producing.spooling.recovery import Sealed, batches_of, is_dropped, records_of, recover
 from penstock.producing.spooling.segment import WrittenSegment
+
+
+class GroupFlush:
+    """Group commit: the first waiter syncs for all that wait when it starts; the others wait for it or for the next
+    one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._reached = 0
+        self._busy = False
+        self.failed: str | None = None
+        """Why nothing more can be made durable. A failed sync is never repeated: it is unknown what the operating
+        system has discarded."""
+
+    def wait_for(self, end: int, sync: Callable[[], int]) -> None:
+        """Return once everything before `end` is durable. `sync` makes it durable and returns how far it got."""
+        while True:
+            with self._changed:
+                while self._busy and self._reached < end and self.failed is None:
+                    self._changed.wait()
+                if self.failed is not None and self._reached < end:
+                    raise StorageError(self.failed)
+                if self._reached >= end:
+                    return
+                self._busy = True
+            self._run(sync)
+
+    def _run(self, sync: Callable[[], int]) -> None:
+        reached = 0
+        failed = "the sync was interrupted"
+        try:
+            reached = sync()
+            failed = ""
+        except OSError as error:
+            failed = (
+                f"the disk could not sync the spool ({error.strerror}): it accepts no more records until it is "
+                "opened again. Earlier records are kept"
+            )
+        finally:
+            with self._changed:
+                self._busy = False
+                self._reached = max(self._reached, reached)
+                self.failed = self.failed or failed or None
+                self._changed.notify_all()
+
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +76,17 @@ _LEAST_SEGMENT_BYTES: Final = 4 << 10
 _MEMORY_BYTES: Final = 64 << 20
 _LOAD_BYTES: Final = 1 << 20
 _LEAP: Final = 1 << 40
-"""How far the numbers jump when a spool is opened. A power cut may take away records that the stream has already taken;
-were their numbers given to others, the stream's memory of them would take those for delivered. No run of a producer
-puts so many records, and there is room for eight million openings."""
+"""How far record numbers jump when a spool is opened. A power cut may lose records that the stream already has; if
+their numbers were reused, the new records would count as delivered. No producer puts so many records, and the numbers
+suffice for eight million openings."""
 
 
 class Spool:
-    """Keeps records in a folder until they are committed. One process owns the folder at a time.
+    """Stores records in a folder until they are committed. One process owns the folder at a time.
 
-    `flush`: "os", what was put survives the death of this process; "fsync", it survives a power cut, for the price of a
-    sync of the disk for all who wait at the same time. `memory_bytes` is how much of it is held in memory, too, so that
-    a quick stream is fed without reading.
+    With flush="os", records survive the death of this process; with "fsync" they survive a power cut, at the cost of a
+    disk sync shared by all waiting threads. Up to `memory_bytes` of records are also kept in memory, so that a fast
+    stream is fed without reading the disk.
     """
 
     def __init__(
@@ -57,9 +101,11 @@ class Spool:
         disk: Disk | None = None,
     ) -> None:
         if flush not in ("os", "fsync"):
-            raise ConfigError(f"flush={flush!r} of a spool is not one of os, fsync")
+            raise ConfigError(f"flush={flush!r} of a spool must be 'os' or 'fsync'")
         if limit_records < 1 or limit_bytes < 1:
-            raise ConfigError(f"a spool of {limit_records} records and {limit_bytes} bytes holds nothing")
+            raise ConfigError(
+                f"a spool needs limits of at least 1 record and 1 byte, not {limit_records} and {limit_bytes}"
+            )
         self.folder = Path(folder)
         self._limit_records = limit_records
         self._limit_bytes = limit_bytes
@@ -81,7 +127,7 @@ class Spool:
     def _open(self) -> None:
         identity = take_identity(self.folder, self._disk)
         self.id = identity.id
-        """The name by which the stream remembers how far it has taken this spool."""
+        """The name under which the stream stores the progress of this spool."""
         try:
             self._position = PositionFile(self.folder, self._disk)
         except OSError as error:
@@ -94,7 +140,7 @@ class Spool:
             self._position.close()
             raise
         self.damaged: Sequence[CorruptSegmentError] = tuple(found.damaged)
-        """Places where records were lost to damage, as they were found when the spool was opened."""
+        """Where records were lost to damage, as found when the spool was opened."""
         self._sealed = found.segments
         self._active: WrittenSegment | None = None
         self._count = found.records
@@ -103,7 +149,7 @@ class Spool:
         behind = max([committed + 1, *(segment.end for segment in found.segments)])
         self._end = max((identity.openings - 1) * _LEAP, -(-behind // _LEAP) * _LEAP)
         self._read_on = (0, 0, 0)
-        """Where in the files the records behind `_kept` stand: base of the segment, position, expected number."""
+        """Where in the files the records after `_kept` are: segment base, position, expected number."""
         self._delete_committed()
 
     @property
@@ -117,7 +163,7 @@ class Spool:
 
     @property
     def end(self) -> int:
-        """The number that the next record gets."""
+        """The number of the next record."""
         return self._end
 
     def put(self, records: Sequence[NewRecord]) -> int:
@@ -134,8 +180,8 @@ class Spool:
                 raise StorageError(self._flush.failed)
             if self._count + len(records) > self._limit_records or self._size + size > self._limit_bytes:
                 raise BufferFullError(
-                    f"the spool {self.folder} holds {self._count} records and {self._size} bytes, of at most "
-                    f"{self._limit_records} and {self._limit_bytes}: {len(records)} more do not fit"
+                    f"the spool {self.folder} holds {self._count} of {self._limit_records} records and {self._size} of "
+                    f"{self._limit_bytes} bytes: {len(records)} more do not fit"
                 )
             sequence = self._end
             batch = place(sequence, crc, rest)
@@ -210,14 +256,14 @@ class Spool:
         return self._size
 
     def close(self) -> None:
-        """Let go of the folder. What is not committed stays for the next one who opens it."""
+        """Release the folder. What is not committed stays for the next owner."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         _living.discard(self)
         if os.getpid() != self._pid:
-            return  # in a forked process all of it was let go of already
+            return  # a forked process has released everything already
         try:
             if self._active is not None:
                 self._seal()
@@ -236,7 +282,7 @@ class Spool:
             try:
                 self._seal()
             except OSError as error:
-                raise StorageError(f"the spool {self.folder} cannot begin a segment: {error.strerror}") from error
+                raise StorageError(f"the spool {self.folder} cannot create a segment: {error.strerror}") from error
         active = WrittenSegment(self.folder, self._end, max(self._segment_bytes, size), self._disk)
         if self._flush is not None:
             try:
@@ -244,7 +290,7 @@ class Spool:
                 self._disk.sync_folder(self.folder)
             except OSError as error:
                 active.abandon()
-                raise StorageError(f"{active.path} could not be made durable: {error.strerror}") from error
+                raise StorageError(f"{active.path} could not be synced: {error.strerror}") from error
         self._active = active
         return active
 
@@ -255,7 +301,7 @@ class Spool:
         active.seal(durable=self._flush is not None)
 
     def _sync(self) -> int:
-        """Have the disk keep everything that was put so far. Gives the number behind it."""
+        """Sync everything that was put so far to the disk. Returns the number after it."""
         with self._lock:
             end, active = self._end, self._active
         if active is not None:
@@ -263,7 +309,7 @@ class Spool:
         return end
 
     def _delete_committed(self) -> None:
-        """Remove segments that hold nothing to deliver. The position must not be older than what is gone."""
+        """Delete segments without records to deliver. The stored position must not be older than what is deleted."""
         committed = self._position.committed
         gone = [segment for segment in self._sealed if segment.end <= committed + 1]
         if not gone:
@@ -277,11 +323,12 @@ class Spool:
         try:
             save_dropped(self.folder, holes, self._disk, durable=self._flush is not None)
         except OSError as error:
-            raise StorageError(f"the spool {self.folder} could not write down a drop: {error.strerror}") from error
+            raise StorageError(f"the spool {self.folder} could not record a drop: {error.strerror}") from error
         self._dropped = holes
 
     def _load(self) -> bool:
-        """Read records behind those in memory, not too many, as others wait meanwhile. Whether there were any."""
+        """Read some records after those in memory, a limited number because others wait. Returns whether there were
+        any."""
         found = False
         before = self._kept.size_bytes
         for segment in self._readable():
@@ -299,14 +346,14 @@ class Spool:
         return found
 
     def _readable(self) -> list[Sealed]:
-        """The segments that may hold records behind those in memory."""
+        """The segments that may hold records after those in memory."""
         segments = list(self._sealed)
         if self._active is not None:
             segments.append(Sealed(self._active.path, self._active.base, self._active.used, self._end))
         return [segment for segment in segments if segment.end > self._kept.end]
 
     def _take_in(self, step: Found) -> bool:
-        """Add the records of a batch that are not here yet, and not committed or dropped."""
+        """Add the records of a batch that are new, not committed and not dropped."""
         first = step.header.base_offset
         if step.header.next_offset <= self._kept.end:
             return False
@@ -328,9 +375,9 @@ class Spool:
             raise ConnectionClosedError(f"the spool {self.folder} is closed: open it again")
 
     def _let_go_in_child(self) -> None:
-        """A forked process is not the owner: it must not hold the folder when the owner has ended."""
+        """Release the folder in a forked process, which is not the owner and must not keep the lock."""
         self._closed = True
-        self._lock = threading.Lock()  # a thread that is not in this process may have held it
+        self._lock = threading.Lock()  # a thread of the parent may have held it
         self._position.close()
         if self._active is not None:
             self._active.abandon()

@@ -1,7 +1,6 @@
-"""Schema registries that speak Confluent's HTTP API: schemas go in, numbers come out, and the other way round.
+"""Schema registries with Confluent's HTTP API, which map schemas to ids and ids to schemas.
 
-A serde with a registry puts the number of its schema before every value, so that whoever reads it later can ask what
-it was written with.
+A serde with a registry writes the id of its schema before every value, so that readers can look up the writer's schema.
 """
 
 from __future__ import annotations

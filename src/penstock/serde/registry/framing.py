@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import ConfigError, RegistryError, SerdeError
 from penstock.serde.registry.schema import Schema
 
-if TYPE_CHECKING:  # the client loads all of HTTP, which a program without a registry need not
+if TYPE_CHECKING:  # the client imports the HTTP modules, which a program without a registry does not need
     from penstock.serde.registry.client import SchemaRegistry
 
 _HEAD: Final = struct.Struct(">bI")
@@ -18,7 +18,7 @@ _MAGIC: Final = 0
 _NOT_FOUND: Final = 404
 
 SubjectName = Callable[[str, str | None, bool], str]
-"""The subject for a topic, the name of the record (None where it has none), and whether it is about keys."""
+"""The subject for a topic, the record's name (None if it has none), and whether it is for keys."""
 
 
 def _by_topic(topic: str, record: str | None, for_keys: bool) -> str:
@@ -27,7 +27,9 @@ def _by_topic(topic: str, record: str | None, for_keys: bool) -> str:
 
 def _by_record(topic: str, record: str | None, for_keys: bool) -> str:
     if record is None:
-        raise ConfigError(f"topic {topic!r}: subjects are named for the record, and this schema's record has no name")
+        raise ConfigError(
+            f"topic {topic!r}: the subject is the record's name, and the record of this schema has no name"
+        )
     return record
 
 
@@ -43,14 +45,14 @@ _STRATEGIES: Final[dict[str, SubjectName]] = {
 
 
 class Framing:
-    """Puts the id of one schema before values, and takes ids off what others have written."""
+    """Adds the id of one schema to values, and reads the ids of others' values."""
 
     def __init__(
         self,
-        registry: SchemaRegistry,
         schema: Callable[[], Schema],
         record: str | None,
         *,
+        registry: SchemaRegistry,
         subject: str | SubjectName,
         register: bool,
         for_keys: bool,
@@ -60,7 +62,7 @@ class Framing:
                 f"there is no subject name strategy {subject!r}: use {', '.join(_STRATEGIES)}, or a function"
             )
         if not (callable(getattr(registry, "register", None)) and callable(getattr(registry, "schema", None))):
-            raise ConfigError(f"{registry!r} is no SchemaRegistry: give SchemaRegistry(url)")
+            raise ConfigError(f"{registry!r} is not a SchemaRegistry: pass SchemaRegistry(url)")
         self.registry = registry
         self._schema = schema
         self._record = record
@@ -73,7 +75,7 @@ class Framing:
         return self._subject(topic, self._record, self._for_keys)
 
     def head(self, topic: str) -> bytes:
-        """What stands before a value of this topic. The first time for each topic, the registry is asked."""
+        """The bytes before a value of this topic. The first call for a topic asks the registry."""
         head = self._heads.get(topic)
         if head is None:
             subject = self.subject(topic)
@@ -92,14 +94,14 @@ class Framing:
             if error.status != _NOT_FOUND:
                 raise
             raise RegistryError(
-                f"the schema is no version of subject {subject!r}: register it there, or allow register=True ({error})",
+                f"the schema is not a version of subject {subject!r}: register it, or use register=True ({error})",
                 error.status,
                 error.code,
             ) from error
 
     def schema_of(self, id: int, topic: str) -> Schema:
-        """What a value was written with. SerdeError when the registry knows of no such schema: the bytes are junk, or
-        come from elsewhere. When it cannot be asked, that is a RegistryError, and the value may be good."""
+        """The schema that a value was written with. Raises SerdeError if the registry does not have it: the bytes are
+        invalid, or come from elsewhere. Raises RegistryError if the registry cannot be asked: the value may be good."""
         try:
             return self.registry.schema(id)
         except RegistryError as error:
@@ -111,12 +113,12 @@ class Framing:
 
 
 def schema_id(data: bytes, topic: str) -> int:
-    """The id before a value. SerdeError where there is none."""
+    """The schema id of a value. Raises SerdeError if there is none."""
     if len(data) < HEAD_BYTES:
-        raise SerdeError(f"topic {topic!r}: {len(data)} bytes are too few for a value with the id of its schema")
+        raise SerdeError(f"topic {topic!r}: {len(data)} bytes are too short for a value with a schema id")
     magic, id = _HEAD.unpack_from(data)
     if magic != _MAGIC:
         raise SerdeError(
-            f"topic {topic!r}: a value begins with {data[0]} and not with 0: it was written without a schema registry"
+            f"topic {topic!r}: a value starts with {data[0]}, not 0: it was written without a schema registry"
         )
     return int(id)

@@ -1,4 +1,4 @@
-"""Schemas as a registry knows them."""
+"""Schemas of a registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SchemaKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A schema that another one uses, by the name it uses, and where it is registered."""
+    """A schema that another one imports: the name it uses, and where it is registered."""
 
     name: str
     subject: str
@@ -24,14 +24,14 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The text of a schema. That of Protobuf may be a serialised file descriptor in base64 instead of `.proto`."""
+    """The text of a schema. For Protobuf it may be a serialized file descriptor in base64 instead of `.proto` text."""
 
     text: str
     kind: SchemaKind = SchemaKind.AVRO
     references: tuple[Reference, ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
-        """As it stands in a request: what is usual is left out, as the oldest registries know Avro only."""
+        """The fields of a request. Defaults are omitted, because the oldest registries know only Avro."""
         wire: dict[str, Any] = {"schema": self.text}
         if self.kind is not SchemaKind.AVRO:
             wire["schemaType"] = self.kind.value
@@ -51,7 +51,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema in its place: version `version` of a subject, and `id` in the whole registry."""
+    """A registered schema: version `version` of a subject, with an `id` unique in the registry."""
 
     subject: str
     version: int

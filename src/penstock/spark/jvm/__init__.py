@@ -1,14 +1,19 @@
-"""What Penstock brings into the JVM of Spark: a local file system that does less for each file, and quiet logging.
+"""The JVM of a session, and what Penstock adds to it: a local file system that does less per file, and quiet logging.
 
-Comes in: the Java sources below `java/`, which `python -m tools.build_jvm` compiles. Goes out: `penstock-spark.jar`,
-which every session puts before its JVM, and the settings that make Spark use what is in it.
+`python -m tools.build_jvm` compiles the Java sources in `java/` to `penstock-spark.jar`, which every session adds to
+the class path of its JVM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 HERE: Final = Path(__file__).resolve().parent
 JAR: Final = HERE / "penstock-spark.jar"
@@ -22,5 +27,15 @@ LEAN_FILES: Final[Mapping[str, str]] = {
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "penstock.LeanLocalFs",
     "spark.hadoop.penstock.local.sync": "true",
 }
-"""What makes Spark use the lean file system for `file:` paths, wherever the jar is at hand. Checkpoints are synced to
-the disk, which Hadoop's own does not do; `penstock.local.sync` set to false leaves it out."""
+"""The settings that make Spark use the lean file system for `file:` paths. It syncs checkpoints to the disk, which
+Hadoop's own does not do; `penstock.local.sync=false` turns that off."""
+
+
+def jvm_of(spark: SparkSession) -> Any:
+    """The JVM's classes by name. Raises ConfigError for a session of Spark Connect."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        raise ConfigError(
+            "this session has no JVM (it uses Spark Connect, or was stopped): create it with penstock.spark.session()"
+        )
+    return jvm

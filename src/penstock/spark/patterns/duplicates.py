@@ -1,4 +1,4 @@
-"""What comes twice counts once."""
+"""Removing duplicates."""
 
 from __future__ import annotations
 
@@ -7,54 +7,51 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType
 
-from penstock.errors import ConfigError, SchemaMismatchError
-from penstock.spark.watermarks import has_watermark
+from penstock.errors import ConfigError
+from penstock.spark.late.watermarks import has_watermark
+from penstock.spark.values.columns import record_column, require_columns
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
-_TOLD_APART: Final = "_told_apart"
+_DISTINCT: Final = "_told_apart"
 
 
 def without_duplicates(frame: DataFrame, by: str | Sequence[str]) -> DataFrame:
-    """The first row of each key, as long as the second comes within the grace of the frame's watermark.
+    """Drop rows whose key `by` was seen before, within the grace of the frame's watermark.
 
-    What is remembered of a key is forgotten when the watermark has passed its first row by the grace: choose the grace
-    as long as duplicates can be apart. Which of two rows in one batch is the first is not defined. Rows without a key
-    (null in one of `by`) are no duplicates of each other: all of them stay.
+    A key is forgotten once the watermark has passed its first row by the grace: make the grace as long as duplicates
+    can be apart. Which of two rows in one batch is kept is undefined. Rows with a null in `by` are all kept.
     """
     keys = [by] if isinstance(by, str) else list(by)
-    missing = [name for name in keys if name not in frame.columns]
-    if missing or not keys:
-        raise SchemaMismatchError(
-            f"no column {', '.join(missing)} to tell rows apart by: there are {', '.join(frame.columns)}"
-        )
+    require_columns(frame.columns, keys, " to identify rows by", at_least_one=True)
     if not frame.isStreaming:
         return _first_of_each(frame, keys)
     if not any(has_watermark(frame, name) for name in frame.columns):
         raise ConfigError(
-            "without a watermark every key would be remembered for ever: use pipe.on_time(frame, time, grace=...), with"
-            " a grace as long as duplicates can be apart"
+            "without a watermark, every key would be kept forever: use pipe.on_time(frame, time, grace=...), with a"
+            " grace as long as duplicates can be apart"
         )
-    told_apart = frame.withColumn(_TOLD_APART, F.when(~_all_present(keys), _place(frame)))
-    return told_apart.dropDuplicatesWithinWatermark([*keys, _TOLD_APART]).drop(_TOLD_APART)
+    distinct = frame.withColumn(_DISTINCT, F.when(~_all_present(keys), _row_id(frame)))
+    return distinct.dropDuplicatesWithinWatermark([*keys, _DISTINCT]).drop(_DISTINCT)
 
 
 def by_idempotency_key(frame: DataFrame, key: str = "key") -> DataFrame:
-    """The frame with a column `idempotency_key`, as the library's consumers understand one: "key" is the record's key,
-    "header:NAME" one of its headers."""
+    """The frame with a column `idempotency_key`: "key" is the record's key, "header:NAME" one of its headers."""
     if key == "key":
-        column = F.hex(F.col(_about(frame, "key"))) if _is_binary(frame, "key") else F.col(_about(frame, "key"))
+        name = record_column(frame.columns, "key")
+        is_binary = isinstance(frame.schema[name].dataType, BinaryType)
+        column = F.hex(F.col(name)) if is_binary else F.col(name)
     elif key.startswith("header:"):
         name = key.removeprefix("header:")
-        found = F.filter(F.col(_about(frame, "headers")), lambda header: _named(header, name))
+        found = F.filter(F.col(record_column(frame.columns, "headers")), lambda header: _named(header, name))
         column = F.try_element_at(found, F.lit(1))["value"].cast("string")
     else:
-        raise ConfigError(f'key={key!r} is no idempotency key: use "key" or "header:NAME"')
+        raise ConfigError(f'key={key!r} is not allowed: use "key" or "header:NAME"')
     return frame.withColumn(IDEMPOTENCY_KEY, column)
 
 
-def _place(frame: DataFrame) -> Column:
-    """What no two rows have in common."""
+def _row_id(frame: DataFrame) -> Column:
     if {"topic", "partition", "pointer"} <= set(frame.columns):
         return F.concat_ws("/", "topic", "partition", "pointer")
     return F.expr("uuid()")
@@ -62,17 +59,6 @@ def _place(frame: DataFrame) -> Column:
 
 def _named(header: Column, name: str) -> Column:
     return (header["key"] == name) & header["value"].isNotNull()
-
-
-def _about(frame: DataFrame, name: str) -> str:
-    for column in (f"record_{name}", name):
-        if column in frame.columns:
-            return column
-    raise SchemaMismatchError(f"there is no column {name!r} of the record: take it along when you select others")
-
-
-def _is_binary(frame: DataFrame, name: str) -> bool:
-    return frame.schema[_about(frame, name)].dataType.simpleString() == "binary"
 
 
 def _all_present(keys: Sequence[str]) -> Column:

@@ -1,4 +1,4 @@
-"""Events that come out of sequence: kept for a while, and let go in the order in which they happened."""
+"""Reordering events that arrive out of order."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from pyspark.sql.types import TimestampType
 
 from penstock.errors import SchemaMismatchError
 from penstock.spark.durations import Duration, interval, microseconds
-from penstock.spark.state import stateful
-from penstock.spark.state_context import KeyContext
-from penstock.spark.watermarks import has_watermark
+from penstock.spark.late.watermarks import has_watermark
+from penstock.spark.state.context import KeyContext
+from penstock.spark.state.stateful_functions import stateful
 
 _WAITING: Final = "waiting"
 _PIECE: Final = datetime.timedelta(milliseconds=1)
 
 
 def in_order(frame: DataFrame, key: str, time: str, grace: Duration | None = None) -> DataFrame:
-    """The same rows; those of one key in the order of their times, over all batches.
+    """The same rows, with those of a key in the order of their times across batches.
 
-    A row is kept until the watermark has reached it, so that everything that happened before it has come, or is late:
-    it waits about as long as the grace. `grace` makes the watermark, unless the frame has one, as behind
-    `Pipeline.on_time` (without a window), where the rows that come too late even so are not lost. Rows of one time stay
-    in the order of their pointers if they have any. A row without a time waits for nothing.
+    A row is kept in state until the watermark reaches its time, which takes about as long as the grace: earlier rows
+    have then arrived, or are late. `grace` sets the watermark unless the frame has one, as after `Pipeline.on_time`
+    (without a window), which can also deliver the late rows. Rows with equal times are in the order of their pointers,
+    if they have any. A row without a time is emitted at once.
 
-    What stands behind it must keep the order: write it under the same key.
+    To keep the order in the output, write it with the same key.
     """
     if time not in frame.columns or not isinstance(frame.schema[time].dataType, TimestampType):
-        raise SchemaMismatchError(f"there is no column {time!r} of type timestamp to put rows in order by")
+        raise SchemaMismatchError(f"there is no column {time!r} of type timestamp to sort rows by")
     if not has_watermark(frame, time):
         if grace is None:
             raise SchemaMismatchError(
-                f"{time!r} has no watermark: say with grace= how long a row waits for earlier ones"
+                f"{time!r} has no watermark: set grace=, the time that a row waits for earlier ones"
             )
         frame = frame.withWatermark(time, interval(microseconds(grace, "grace", zero=True)))
     releasing = InOrder(time, "pointer" if "pointer" in frame.columns else None)
@@ -50,7 +50,7 @@ def in_order(frame: DataFrame, key: str, time: str, grace: Duration | None = Non
 
 
 class InOrder:
-    """What is done with the rows of a key. One timer stands at the earliest of those that wait."""
+    """The stateful functions for the rows of a key. There is one timer, for the earliest waiting row."""
 
     def __init__(self, time: str, pointer: str | None) -> None:
         self._time = time
@@ -89,6 +89,6 @@ class InOrder:
 
 
 def _whole(time: datetime.datetime) -> datetime.datetime:
-    """Timers and watermarks count milliseconds, and this is the first that is not before the time."""
+    """The time rounded up to milliseconds, the unit of timers and watermarks."""
     cut = time.replace(microsecond=time.microsecond // 1_000 * 1_000)
     return cut if cut == time else cut + _PIECE

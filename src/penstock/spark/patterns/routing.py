@@ -1,4 +1,4 @@
-"""Events one by one: which topic each of them goes to."""
+"""Routing single events to topics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError
-from penstock.spark.encoding import is_raw, key_column
-from penstock.spark.json_text import json_object
+from penstock.spark.values.encoding import is_raw, key_column
+from penstock.spark.values.json_text import json_object
 
 
 def route(
@@ -19,12 +19,11 @@ def route(
     otherwise: str | None,
     key: str | Sequence[str] | Column | None = None,
 ) -> DataFrame:
-    """Records that name their topics: the first whose condition holds, for each row.
+    """Records that name their topic: for each row, the first one whose condition holds.
 
-    Rows for which none holds go to the topic `otherwise`; None leaves them out, on purpose. Rows that are records
-    already (a `value` of bytes or text, and nothing but columns of records) stay as they are; any others become one
-    JSON object each, under the `key`. Write them with `TopicTarget(url, None)`, which takes each where it wants to go:
-    all in one query, with one guarantee.
+    Rows that match no condition go to the topic `otherwise`; None drops them. Rows that are already records (a `value`
+    of bytes or text, and only columns of records) are unchanged; other rows become one JSON object each, with the
+    `key`. Write them with `TopicTarget(url, None)`: all topics in one query, with one guarantee.
     """
     to = F.lit(otherwise)
     for topic, condition in reversed(_conditions(topics)):
@@ -42,14 +41,14 @@ def route(
 
 
 def split(frame: DataFrame, parts: Mapping[str, Column | str]) -> dict[str, DataFrame]:
-    """The rows of each condition, by its name. A row is in every part whose condition holds, or in none.
+    """The rows that match each condition, by name. A row may be in several parts, or in none.
 
-    Each part that is written is a query of its own, which reads the input for itself: for many parts, `route`.
+    Each part that is written is a separate query that reads the input again: for many parts, use `route`.
     """
     return {name: frame.where(condition) for name, condition in _conditions(parts)}
 
 
 def _conditions(named: Mapping[str, Column | str]) -> list[tuple[str, Column]]:
     if not named or not all(named):
-        raise ConfigError("there is nowhere to go: give at least one name, with its condition")
+        raise ConfigError("there are no conditions: give at least one name with its condition")
     return [(name, F.expr(when) if isinstance(when, str) else when) for name, when in named.items()]

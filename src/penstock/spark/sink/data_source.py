@@ -1,12 +1,13 @@
 """The format "penstock" as a sink, for plain Spark: `writeStream.format("penstock")`, `write.format("penstock")`.
 
-It takes records: a column `value` of text or bytes, and perhaps `key`, `headers`, `topic`, `partition` and `timestamp`,
-as Spark's own Kafka sink does. Stages and publishes as `TopicTarget` does; here, Spark calls each step in a process of
-its own, so what must stay open between batches is kept for the process.
+Its rows are records: a column `value` of text or bytes, and optionally `key`, `headers`, `topic`, `partition` and
+`timestamp`, as in Spark's own Kafka sink. It stages and publishes as `TopicTarget` does. Spark calls each step in a
+Python process that serves many batches, so that process keeps the publisher open between batches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -26,35 +27,35 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.model import Guarantee
-from penstock.spark.sink.arrow_records import as_records, check_records
 from penstock.spark.sink.direct import DirectWriter
-from penstock.spark.sink.options import SinkOptions, parse_sink_options
 from penstock.spark.sink.publishing import Publisher
-from penstock.spark.sink.staged import Staged
-from penstock.spark.sink.staging import Part, Stager, told_part
-from penstock.spark.sink.staging_folder import StagingFolder
-from penstock.spark.sink.topic_delivery import StagedRows
-from penstock.spark.sink.topics import TopicMaker
+from penstock.spark.sink.rows import check_records, written_columns
+from penstock.spark.sink.staging import Part, Staged, Stager, StagingFolder, in_order, part_of
+from penstock.spark.sink.target import QueryIdentity
+from penstock.spark.sink.topic_delivery import Appender, StagedRows
+from penstock.spark.sink.topics import TopicCreator
+from penstock.spark.sink.write_options import SinkOptions, parse_sink_options
 from penstock.spark.source.held_brokers import held_broker
-from penstock.spark.targets import QueryIdentity
+from penstock.spark.source.open_streams import ResourceCache
+from penstock.streams.connecting import open_stream
+from penstock.streams.schemes import scheme_of
+from penstock.streams.url import KAFKA_SCHEMES, without_password
 
 _FORMAT: Final = 'format("penstock")'
 _MOST_OPEN: Final = 32
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    """What Spark calls for the batches of a stream. In complete mode all rows are sent again with each batch."""
+    """The writer of a streaming query. In complete mode, each batch sends all rows again."""
     chosen = parse_sink_options(options)
     check_records(schema, chosen.topic)
     return StreamSink(chosen)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
-    """What Spark calls for a batch query: its rows count all at once, when they all are there."""
+    """The writer of a batch query, which publishes all of its rows at once."""
     if overwrite:
-        raise ConfigError(
-            f'{_FORMAT} cannot overwrite: what is in a topic stays. Say mode("append"), or delete the topic first'
-        )
+        raise ConfigError(f'{_FORMAT} cannot overwrite a topic: use mode("append"), or delete the topic first')
     chosen = parse_sink_options(options)
     check_records(schema, chosen.topic)
     return BatchSink(chosen, uuid.uuid4().hex)
@@ -62,7 +63,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 @dataclass(frozen=True, slots=True)
 class TaskMessage(WriterCommitMessage):
-    """What a task tells: which query it worked for, and what it has staged, if it had rows and staged them."""
+    """The result of a task: its query, and the rows that it staged, if any."""
 
     query: str
     part: Part | None
@@ -70,7 +71,7 @@ class TaskMessage(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class StreamSink(DataSourceStreamArrowWriter):
-    """For one streaming query: exactly-once for each of its batches, or at-least-once from the tasks."""
+    """The writer of one streaming query: exactly-once per batch, or at-least-once from the tasks."""
 
     options: SinkOptions
 
@@ -79,47 +80,48 @@ class StreamSink(DataSourceStreamArrowWriter):
         assert context is not None, "rows are written by tasks of Spark"
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
-        assert query is not None, "Spark tells each task of a stream its query"
-        assert batch is not None, "Spark tells each task of a stream its batch"
+        assert query is not None, "Spark sets this property in tasks of a stream"
+        assert batch is not None, "Spark sets this property in tasks of a stream"
         return TaskMessage(query, _write(self.options, _staging(self.options, query), int(batch), iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        told = _told(messages)
-        parts = _parts(told)
+        results = _results(messages)
+        parts = _parts(results)
         if not parts:
             return
-        query = told[0].query
+        query = results[0].query
         folder = _staging(self.options, query)
-        opened = _opened(self.options, query)
-        if not opened.publisher.is_delivered(batchId):
-            opened.publish(Staged(folder, batchId, parts))
+        sink = _open_sink(self.options, query)
+        if not sink.publisher.is_delivered(batchId):
+            sink.publish(Staged(folder, batchId, parts))
         folder.remove(batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _forget_staged(self.options, messages, batchId)
+        for query in {message.query for message in _results(messages)}:
+            _staging(self.options, query).remove(batchId)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSink(DataSourceArrowWriter):
-    """For one batch query: all of its rows, or none."""
+    """The writer of one batch query: all of its rows, or none."""
 
     options: SinkOptions
     job: str
-    """Made when the query is planned; so a job that is run again writes again."""
+    """An id created when the query is planned: a job that is run again writes again."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         return TaskMessage(self.job, _write(self.options, _staging(self.options, self.job), 0, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        parts = _parts(_told(messages))
+        parts = _parts(_results(messages))
         if not parts:
             return
-        opened = _Opened(self.options, self.job)
+        sink = _OpenSink(self.options, self.job)
         try:
-            opened.publish(Staged(_staging(self.options, self.job), 0, parts))
-            opened.publisher.forget()
+            sink.publish(Staged(_staging(self.options, self.job), 0, parts))
+            sink.publisher.forget()
         finally:
-            opened.close()
+            sink.close()
             _staging(self.options, self.job).clear()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -129,46 +131,43 @@ class BatchSink(DataSourceArrowWriter):
 def _write(
     options: SinkOptions, folder: StagingFolder, batch_id: int, batches: Iterator[pa.RecordBatch]
 ) -> Part | None:
-    """In a task: stage the rows, or send them where they need not count once."""
-    records = (as_records(batch, options.topic) for batch in batches)
+    """In a task: stage the rows, or send them if the guarantee is at-least-once."""
+    records = (written_columns(batch, options.topic) for batch in batches)
+    if scheme_of(options.url) not in KAFKA_SCHEMES:
+        with contextlib.closing(Appender(open_stream(options.url, **options.client), options.partitions)) as appender:
+            for batch in records:
+                appender.append(batch, options.topic)
+        return None
     if options.guarantee is Guarantee.AT_LEAST_ONCE:
         bootstrap = held_broker(options.url, options.client).bootstrap
         client: Any = dict(options.client)
         DirectWriter(bootstrap, client, options.topic, options.partitions, options.compact).write(records)
         return None
-    for told in Stager(folder, batch_id)(records):
-        return told_part(told)
+    for result in Stager(folder, batch_id)(records):
+        return part_of(result)
     return None
 
 
-def _told(messages: list[WriterCommitMessage | None]) -> list[TaskMessage]:
+def _results(messages: list[WriterCommitMessage | None]) -> list[TaskMessage]:
     return [message for message in messages if isinstance(message, TaskMessage)]
 
 
 def _parts(messages: list[TaskMessage]) -> tuple[Part, ...]:
-    parts = (message.part for message in messages if message.part is not None)
-    return tuple(sorted(parts, key=lambda part: part.partition))
+    return in_order(message.part for message in messages if message.part is not None)
 
 
 def _staging(options: SinkOptions, query: str) -> StagingFolder:
-    """Beside the checkpoint, where its place is known, as driver and executors must reach it."""
+    """The staging folder of a query: beside the checkpoint if that is known, as driver and executors must reach it."""
     above = options.staging or f"{tempfile.gettempdir()}/penstock-spark"
     return StagingFolder(f"{above.rstrip('/')}/{query}")
 
 
-def _forget_staged(options: SinkOptions, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
-    for query in {message.query for message in _told(messages)}:
-        _staging(options, query).remove(batch_id)
-
-
-class _Opened:
-    """A topic that was opened for a query in this process."""
-
+class _OpenSink:
     def __init__(self, options: SinkOptions, query: str) -> None:
         self.options = options
         connection = held_broker(options.url, options.client)
-        self._topics = TopicMaker(connection.administration, options.partitions, compact=options.compact)
-        label = f"topic {options.topic}" if options.topic is not None else f"topics of {options.url}"
+        self._topics = TopicCreator(connection.administration, options.partitions, compact=options.compact)
+        label = f"topic {options.topic}" if options.topic is not None else f"topics of {without_password(options.url)}"
         identity = QueryIdentity(_FORMAT, query, f"{query}/{label}", "")
         self.publisher = Publisher(connection, identity, label, options.transaction_timeout_s)
         self.publisher.open()
@@ -181,18 +180,14 @@ class _Opened:
         self.publisher.close()
 
 
-_open: Final[dict[str, _Opened]] = {}
+_open: Final = ResourceCache[_OpenSink](_MOST_OPEN)
 
 
-def _opened(options: SinkOptions, query: str) -> _Opened:
-    """That of this process, or a new one. One in another process of the same query is thereby fenced; it is not used
-    again, as Spark commits one batch after the other."""
-    found = _open.pop(query, None)
-    if found is None or found.options != options:
-        if found is not None:
-            found.close()
-        found = _Opened(options, query)
-        while len(_open) >= _MOST_OPEN:
-            _open.pop(next(iter(_open))).close()
-    _open[query] = found
+def _open_sink(options: SinkOptions, query: str) -> _OpenSink:
+    """The open sink of this process, or a new one, which fences the one of another process: Spark commits one batch
+    after the other, and does not use that one again."""
+    found = _open.get(query, lambda: _OpenSink(options, query))
+    if found.options != options:
+        _open.drop(query)
+        found = _open.get(query, lambda: _OpenSink(options, query))
     return found

@@ -1,4 +1,4 @@
-"""Writing from the tasks, straight into Kafka's streams: at least once, and as parallel as the query is."""
+"""Writing to Kafka and the embedded log from the tasks: at least once, as parallel as the query."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, Message
 from pyspark.sql.types import LongType, StructField, StructType
 
-from penstock.errors import ConfigError, DeliveryError
-from penstock.producing.kafka_client import undelivered
+from penstock.errors import DeliveryError
 from penstock.spark.sink.rows import rows_of, topics_in
-from penstock.spark.sink.topics import TopicMaker
-from penstock.streams.kafka.failures import reason_of
-from penstock.streams.kafka.settings import client_configuration, producer_configuration
-from penstock.streams.kafka.topics import TopicAdministration
-from penstock.streams.kafka.transactions import Row
+from penstock.spark.sink.topics import TopicCreator
+from penstock.streams.kafka.administration.reaching import new_admin
+from penstock.streams.kafka.administration.topics import TopicAdministration
+from penstock.streams.kafka.failures import not_delivered
+from penstock.streams.kafka.producing.producer import KafkaProducer, Row
+from penstock.streams.kafka.settings import producer_configuration
 from penstock.streams.options import ConnectOptions, options_of
 
 WRITTEN_ROWS: Final = StructType([StructField("rows", LongType(), False)])
-_SLICE_S: Final = 0.2
-_ROOM_S: Final = 0.1
-_OFTEN: Final = 1_000
+_FLUSH_SLICE_S: Final = 0.2
+_QUEUE_FULL_POLL_S: Final = 0.1
+_POLL_EVERY_ROWS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class DirectWriter:
-    """Sends the rows of one partition and waits until all are stored: the function of a `mapInArrow`.
+    """Sends the rows of one partition and waits until all are acknowledged: the function of a `mapInArrow`.
 
-    A task that fails has perhaps stored some of its rows; the one that does its work again stores them again.
+    A failed task may have stored some of its rows; its next attempt stores them again.
     """
 
     bootstrap: str
@@ -46,117 +45,92 @@ class DirectWriter:
         yield pa.RecordBatch.from_pydict({"rows": pa.array([self.write(batches)], pa.int64())})
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """How many rows were stored. DeliveryError when one of them was not."""
-        outlet: Outlet | None = None
+        """Send all rows and return their number. Raises DeliveryError if one was not acknowledged."""
+        producer: TaskProducer | None = None
         count = 0
         for batch in batches:
-            if outlet is None:
-                outlet = self._outlet()
-            outlet.topics.see_to(topics_in(batch, self.topic))
-            outlet.send(rows_of(batch, self.topic))
+            if producer is None:
+                producer = self._task_producer()
+            producer.topics.ensure(topics_in(batch, self.topic))
+            producer.send(rows_of(batch, self.topic))
             count += batch.num_rows
-        if outlet is not None:
-            outlet.flush()
+        if producer is not None:
+            producer.flush()
         return count
 
-    def _outlet(self) -> Outlet:
-        """That of this process: starting a producer takes longer than many a batch, and workers are used again."""
-        found = _outlets.pop(self, None)
-        if found is None or not found.is_sound:
-            found = Outlet(self)
-            while len(_outlets) >= _MOST_OUTLETS:
-                _outlets.pop(next(iter(_outlets)))
-        _outlets[self] = found
+    def _task_producer(self) -> TaskProducer:
+        """The producer of this worker process, kept between tasks: starting one takes longer than a small batch."""
+        found = _producers.pop(self, None)
+        if found is None or not found.is_usable:
+            found = TaskProducer(self)
+            while len(_producers) >= _MOST_PRODUCERS:
+                _producers.pop(next(iter(_producers)))
+        _producers[self] = found
         return found
 
     def __hash__(self) -> int:
         return hash((self.bootstrap, self.topic))
 
 
-class Outlet:
-    """A producer in a process of Spark's workers."""
+class TaskProducer:
+    """A producer of a Python worker."""
 
     def __init__(self, writer: DirectWriter) -> None:
         options = options_of(writer.client)
         self._timeout_s = options.delivery_timeout_s
         self._failure: DeliveryError | None = None
-        self.is_sound = True
-        """Whether the next task may use it, too."""
-        try:
-            self._producer = Producer(
-                {
-                    **producer_configuration(writer.bootstrap, options),
-                    "on_delivery": self._hear,
-                    "delivery.report.only.error": True,
-                    # librdkafka 2.16 can hang after the restart of a single broker when it looks for others.
-                    "metadata.recovery.strategy": "none",
-                }
-            )
-            admin = AdminClient({**client_configuration(writer.bootstrap, options), **options.librdkafka})
-        except KafkaException as error:
-            raise ConfigError(f"librdkafka does not take its settings: {error}") from error
-        self.topics = TopicMaker(TopicAdministration(admin), writer.partitions, compact=writer.compact)
+        self.is_usable = True
+        """Whether the next task may use it: false after an error."""
+        configuration = {
+            **producer_configuration(writer.bootstrap, options),
+            "on_delivery": self._on_delivery,
+            "delivery.report.only.error": True,
+            # With another strategy, librdkafka 2.16 can hang after the restart of a single broker.
+            "metadata.recovery.strategy": "none",
+        }
+        self._producer = KafkaProducer(configuration, self._timeout_s)
+        admin = new_admin(writer.bootstrap, options)
+        self.topics = TopicCreator(TopicAdministration(admin), writer.partitions, compact=writer.compact)
 
     def send(self, rows: Iterator[Row]) -> None:
-        produce = self._producer.produce
-        with self._spoilt_by_errors():
+        produce = self._producer.try_produce
+        with self._unusable_after_errors():
             for number, row in enumerate(rows):
                 try:
                     produce(*row)
-                except BufferError:
-                    self._produce_with_patience(row)
-                except KafkaException as error:
-                    raise self._not_taken(row, error) from error
-                if number % _OFTEN == 0:
+                except (BufferError, KafkaException):
+                    self._producer.produce(row[0], row[1], row[2], row[3], None, row[6], row[7])
+                if number % _POLL_EVERY_ROWS == 0:
                     self._producer.poll(0)
                     self._raise_failure()
 
     def flush(self) -> None:
-        with self._spoilt_by_errors():
-            deadline_s = time.monotonic() + self._timeout_s + _SLICE_S
-            while self._producer.flush(_SLICE_S):
+        with self._unusable_after_errors():
+            deadline_s = time.monotonic() + self._timeout_s + _FLUSH_SLICE_S
+            while left := self._producer.flush(_FLUSH_SLICE_S):
                 if time.monotonic() > deadline_s:
                     raise DeliveryError(
-                        f"{len(self._producer)} records were not acknowledged within {self._timeout_s:g} s; see that "
-                        "the broker runs"
+                        f"{left} records were not acknowledged within {self._timeout_s:g} s: check that the broker runs"
                     )
             self._raise_failure()
 
-    def _produce_with_patience(self, row: Row) -> None:
-        deadline_s = time.monotonic() + self._timeout_s
-        while time.monotonic() < deadline_s:
-            self._producer.poll(_ROOM_S)
-            try:
-                return self._producer.produce(*row)
-            except BufferError:
-                continue
-            except KafkaException as error:
-                raise self._not_taken(row, error) from error
-        raise DeliveryError(
-            f"no room for a record for topic {row[0]!r} within {self._timeout_s:g} s; see that the broker runs"
-        )
-
-    def _not_taken(self, row: Row, error: KafkaException) -> DeliveryError:
-        reason = reason_of(error)
-        return undelivered(row[0], reason) if reason is not None else DeliveryError(str(error))
-
-    def _hear(self, error: KafkaError, message: Message) -> None:
+    def _on_delivery(self, error: KafkaError, message: Message) -> None:
         if self._failure is None:
-            self._failure = undelivered(str(message.topic()), error)
+            self._failure = not_delivered(str(message.topic()), error)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     @contextlib.contextmanager
-    def _spoilt_by_errors(self) -> Iterator[None]:
+    def _unusable_after_errors(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            self.is_sound = False
+            self.is_usable = False
             self._producer.purge()
             raise
 
 
-_MOST_OUTLETS: Final = 8
-_outlets: dict[DirectWriter, Outlet] = {}
+_MOST_PRODUCERS: Final = 8
+_producers: dict[DirectWriter, TaskProducer] = {}

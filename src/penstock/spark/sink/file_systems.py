@@ -1,17 +1,18 @@
-"""Paths and URIs to the file systems that they are on, as far as Arrow knows them."""
+"""Arrow file systems by path or URI."""
 
 from __future__ import annotations
 
 import os
+import re
 
 import pyarrow.fs
-from pyarrow import ArrowInvalid
+from pyarrow import ArrowInvalid, ArrowNotImplementedError
 
 from penstock.errors import ConfigError
 
 
 def sync(system: pyarrow.fs.FileSystem, path: str) -> None:
-    """Have a file, or the names in a folder, survive a power cut. Only local disks must be asked for it."""
+    """Make a file, or the entries of a folder, durable on a local disk. Other file systems need no fsync."""
     if isinstance(system, pyarrow.fs.LocalFileSystem):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -25,13 +26,17 @@ def is_local(path: str) -> bool:
 
 
 def opened(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The file system of a path or URI, and the path on it. ConfigError for one that cannot be reached from here."""
+    """The file system of a path or URI, and the path on it. Raises ConfigError if it cannot be reached."""
     if is_local(path):
         return pyarrow.fs.LocalFileSystem(), os.path.abspath(path)
     try:
-        uri = path.replace("s3a://", "s3://", 1)
+        uri = re.sub(r"^s3[an]://", "s3://", path)
         if uri.startswith("file:"):  # Hadoop writes file:/folder where others write file:///folder
             uri = "file:///" + uri.removeprefix("file:").lstrip("/")
-        return pyarrow.fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
-    except (ArrowInvalid, OSError) as error:
-        raise ConfigError(f"{path} cannot be reached: {error}") from error
+        system, root = pyarrow.fs.FileSystem.from_uri(uri)
+        return system, root.rstrip("/")
+    except (ArrowInvalid, ArrowNotImplementedError, OSError) as error:
+        raise ConfigError(
+            f"{path} cannot be reached: {error}. Use a folder that pyarrow can reach, such as a shared folder, s3a://, "
+            "gs://, abfss:// or hdfs://"
+        ) from error

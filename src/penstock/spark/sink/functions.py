@@ -1,4 +1,4 @@
-"""Targets that are programs: a function of a batch, and the console."""
+"""`FunctionTarget` and `Console`: targets that call a function for each batch or print it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
 
 from penstock.errors import ConfigError
-from penstock.spark.targets import Delivered, OutputMode, QueryIdentity
+from penstock.spark.sink.target import Delivered, OutputMode, QueryIdentity
 
 BatchFunction = Callable[[DataFrame, int], object]
-"""Of the rows of a batch and its number."""
+"""Called with the rows of a batch and its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionTarget:
-    """A function of yours that does something with each batch: at-least-once.
+    """Calls a function with each batch, at least once.
 
-    It is called again with the batch whose number it saw last when the driver died before Spark had noted that it was
-    done; what it writes is written once if it keeps the number beside it. If it gives a whole number, that many rows
-    are counted as delivered; else none are, as counting them would compute them again.
+    If the driver dies before Spark has committed a batch, the function is called again with the same batch number. To
+    write once, store the number with the rows. If the function returns an integer, that many rows are counted as
+    delivered; otherwise none are, as counting them would compute them again.
     """
 
     function: BatchFunction
@@ -31,14 +31,14 @@ class FunctionTarget:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise ConfigError(f"{self.function!r} is no function of a batch and its number")
+            raise ConfigError(f"{self.function!r} is not a function of a batch and its number")
 
     @property
     def label(self) -> str:
         return f"function {self.name or getattr(self.function, '__name__', type(self.function).__name__)}"
 
     def check(self, schema: StructType, mode: OutputMode) -> None:
-        """What it can take is its own business."""
+        """Any rows can be passed to a function."""
 
     def open(self, identity: QueryIdentity) -> FunctionDelivery:
         return FunctionDelivery(self.function)
@@ -53,21 +53,21 @@ class FunctionDelivery:
         return Delivered(answer if isinstance(answer, int) and not isinstance(answer, bool) else 0)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Prints each batch as a table, at-least-once: for looking at what a query does."""
+    """Prints each batch as a table, at least once, to see what a query does."""
 
     rows: int = 20
-    """The most rows that are printed of a batch."""
+    """The maximum number of rows printed per batch."""
     truncate: bool = field(default=False, kw_only=True)
     """Whether long values are cut."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
-            raise ConfigError(f"rows={self.rows!r} is no number of 1 or more")
+            raise ConfigError(f"rows={self.rows!r} must be an integer >= 1")
 
     @property
     def label(self) -> str:

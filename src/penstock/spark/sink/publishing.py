@@ -1,8 +1,12 @@
-"""Publishing: the rows of a batch and its mark in one Kafka transaction, by the one run of the query that may.
+"""Publishing: write the rows of a batch and its mark in one Kafka transaction.
 
-All runs of a query use one transactional id for a target. Starting a producer under it ends what an earlier one has
-left open, waits for what that one has under way, and fences it. What the mark says from then on changes by this
-producer or by none. So: start it, read the mark, compare, write; if the transaction is committed, nothing came between.
+A mark is the last delivered batch of a query, a record in a compacted topic of the same stream. It is the last record
+of the transaction that delivers its batch: both are committed, or neither is.
+
+All runs of a query use the same transactional id for a target. Starting a producer with that id aborts an open
+transaction of an earlier producer, waits for one that is being committed, and fences that producer. From then on, only
+the new producer can change the mark. So the publisher starts a producer, reads the mark, compares it, and writes; if
+the transaction commits, no other run has written in between.
 """
 
 from __future__ import annotations
@@ -24,33 +28,133 @@ from penstock.errors import (
     DeliveryError,
     FencedError,
     OutcomeUnknownError,
+    PipelineError,
     StreamError,
     TransactionAbortedError,
+    TransactionLostError,
 )
-from penstock.producing.kafka_client import REFUSED_FOR_GOOD, undelivered
-from penstock.spark.sink.marks import NOTHING, TOPIC, Mark, Marks, encode
-from penstock.spark.targets import QueryIdentity
-from penstock.streams.kafka.connection import Connection
-from penstock.streams.kafka.failures import reason_of
-from penstock.streams.kafka.transactions import Row, TransactionalProducer, TransactionLostError
+from penstock.model import Position
+from penstock.spark.sink.target import QueryIdentity
+from penstock.streams.kafka.failures import REFUSED_FOR_GOOD, not_delivered, reason_of
+from penstock.streams.kafka.producing.producer import Row
+from penstock.streams.kafka.producing.transactions import TransactionalProducer, start_transactional
+from penstock.streams.kafka.stream import KafkaStream
+
+TOPIC: Final = "penstock.spark.batches"
+NOTHING: Final = -1
+"""The batch number before the first delivery."""
+
+_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    # The newest segment is never compacted, and opening a target reads the whole topic.
+    "segment.bytes": str(4 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+_AT_ONCE: Final = 5_000
+_WAIT_S: Final = 0.1
+_PATIENCE_S: Final = 3.0
+"""How long another producer's open transaction may block reading before it is fenced."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """The last delivery to one target of one query."""
+
+    pipeline: str
+    query: str
+    target: str
+    run: str
+    """The run of the query that opened the target last: all others are fenced."""
+    epoch: int
+    """The number of runs that have opened the target."""
+    batch: int
+    """The last delivered batch."""
+    rows: int
+    """The number of its rows."""
+
+
+class Marks:
+    """The marks of all queries, as of the last `look`. Used by one thread."""
+
+    def __init__(self, connection: KafkaStream, timeout_s: float) -> None:
+        connection.administration.provide(TOPIC, 1, _SETTINGS)
+        self._topics = connection.administration
+        self._stream = connection.open_topic(TOPIC)
+        self._timeout_s = timeout_s
+        self._next = self._stream.locate(0, Position.EARLIEST)
+        self._found: dict[bytes, bytes] = {}
+
+    def find(self, key: bytes) -> Mark | None:
+        """The mark of a key, as of the last look. Raises PipelineError if the record is not a mark."""
+        value = self._found.get(key)
+        try:
+            return None if value is None else msgspec.json.decode(value, type=Mark)
+        except msgspec.DecodeError as error:
+            raise PipelineError(
+                f"topic {TOPIC!r} has a record with the key {key!r} that is not the mark of a batch ({error}), so the "
+                "last delivered batch is unknown: find out what else writes to this topic"
+            ) from error
+
+    def wrote(self, key: bytes, mark: Mark) -> None:
+        """Remember a mark that this process has committed, without reading it."""
+        self._take(key, msgspec.json.encode(mark))
+
+    def keys(self) -> list[bytes]:
+        """The keys of all marks, the newest last."""
+        return list(self._found)
+
+    def look(self) -> None:
+        """Read the marks up to the first open transaction."""
+        self._read(self._topics.latest(TOPIC, [0])[0], None)
+
+    def look_to_the_end(self, when_stuck: Callable[[], None]) -> None:
+        """Read all marks. This waits for open transactions to end; `when_stuck` is called once to end them."""
+        self._read(self._topics.ends(TOPIC, [0])[0], when_stuck)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _read(self, end: int, when_stuck: Callable[[], None] | None) -> None:
+        begun_s = time.monotonic()
+        while self._next < end:
+            batch = self._stream.read(0, self._next, _AT_ONCE, _WAIT_S)
+            for key, value in zip(batch.keys(), batch.values(), strict=True):
+                self._take(key, value)
+            self._next = batch.next
+            waited_s = time.monotonic() - begun_s
+            if waited_s > self._timeout_s:
+                raise StreamError(
+                    f"topic {TOPIC!r} could not be read to its end within {self._timeout_s:g} s: the broker does not "
+                    "answer, or another producer has an open transaction there"
+                )
+            if when_stuck is not None and waited_s > _PATIENCE_S:
+                when_stuck()
+                when_stuck = None
+
+    def _take(self, key: bytes | None, value: bytes | None) -> None:
+        if key is None:
+            return  # not written by Penstock: a compacted topic has no records without a key
+        self._found.pop(key, None)  # so that the newest are last
+        if value is not None:
+            self._found[key] = value
+
 
 logger = logging.getLogger(__name__)
 
 TRANSACTION_TIMEOUT_S: Final = 60.0
-"""How long publishing a batch may take, and how long readers wait for a driver that died inside it and stays away."""
+"""How long publishing a batch may take, and how long a driver that died inside it can block readers."""
 
 _PREFIX: Final = "penstock.spark"
 _ATTEMPTS: Final = 5
-_MOST_FREED: Final = 50
+_MOST_FENCED: Final = 50
 _QUEUE_KBYTES: Final = 64 << 10
 _QUEUE_RECORDS: Final = 200_000
-_AWAY: Final = (TransactionLostError, BrokerUnavailableError, StreamError)
+_RETRIABLE: Final = (TransactionLostError, BrokerUnavailableError, StreamError)
 
 
 class Publisher:
     """Publishes batches for one target of one query. Used by one thread, and open while the query runs."""
 
-    def __init__(self, connection: Connection, identity: QueryIdentity, target: str, timeout_s: float) -> None:
+    def __init__(self, connection: KafkaStream, identity: QueryIdentity, target: str, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
         self._id = f"{_PREFIX}.{identity.id}"
@@ -59,7 +163,7 @@ class Publisher:
         self._producer: TransactionalProducer | None = None
         self._refused: DeliveryError | None = None
         self._is_in_doubt = False
-        """Whether a transaction was being committed when it was lost."""
+        """Whether the outcome of a commit is unknown."""
         self._mark = Mark(
             pipeline=identity.pipeline,
             query=identity.query,
@@ -71,9 +175,9 @@ class Publisher:
         )
 
     def open(self) -> None:
-        """Fence every other run of the query, and learn which batch was delivered last."""
+        """Fence every other run of the query, and read which batch was delivered last."""
 
-        def mine() -> Mark | None:
+        def new_mark() -> Mark | None:
             found = self._marks.find(self._key)
             if found is None:
                 return msgspec.structs.replace(self._mark, epoch=1)
@@ -81,40 +185,40 @@ class Publisher:
                 return None
             return msgspec.structs.replace(self._mark, epoch=found.epoch + 1, batch=found.batch, rows=found.rows)
 
-        self._settle("open", mine, tuple)
+        self._write("open", new_mark, tuple)
 
     @property
     def last(self) -> Mark:
-        """What was delivered last, by this run or those before it."""
+        """The mark of the last delivered batch, of this run or an earlier one."""
         return self._mark
 
     def is_delivered(self, batch_id: int) -> bool:
-        """CheckpointMismatchError for one so old that Spark would never bring it again."""
+        """Whether this batch is the last delivered one. Raises CheckpointMismatchError for an older batch."""
         check_order(batch_id, self._mark.batch, self._mark.target)
         return batch_id == self._mark.batch
 
     def publish(self, batch_id: int, rows: Callable[[], Iterable[Row]], count: int) -> None:
-        """Make the rows of a batch count, once. `rows` is asked for them again when a transaction is lost.
+        """Publish the rows of a batch once. `rows` is called again if a transaction must be repeated.
 
-        FencedError: a newer run has opened the target. DeliveryError: a record can never be stored, and nothing was.
-        TransactionAbortedError, OutcomeUnknownError: it could not be done for now; a run that tries again finds out.
+        Raises FencedError if a newer run has opened the target, DeliveryError if a record can never be stored (then
+        nothing is), and TransactionAbortedError or OutcomeUnknownError for problems that a new attempt may solve.
         """
 
-        def mine() -> Mark | None:
+        def new_mark() -> Mark | None:
             found = self._marks.find(self._key)
             if found is None or found.run != self._mark.run:
                 raise FencedError(
                     f"{self._mark.target} of query {self._mark.query!r} of pipeline {self._mark.pipeline!r} was opened "
-                    f"by a newer run: this one delivers no more, and batch {batch_id} is for that one to deliver"
+                    f"by a newer run, which delivers batch {batch_id}: this run must stop"
                 )
             if found.batch == batch_id:
                 return None
             return msgspec.structs.replace(found, batch=batch_id, rows=count)
 
-        self._settle(f"publish batch {batch_id}", mine, rows)
+        self._write(f"publish batch {batch_id}", new_mark, rows)
 
     def forget(self) -> None:
-        """Remove the mark: nobody will deliver anything again under this identity."""
+        """Delete the mark: nothing will be delivered under this identity again."""
         if self._producer is not None:
             try:
                 self._producer.begin()
@@ -122,14 +226,14 @@ class Publisher:
                 self._producer.commit()
             except TransactionLostError as error:
                 self._discard()
-                logger.info("the mark of %s stays: %s", self._id, error)
+                logger.info("could not delete the mark of %s: %s", self._id, error)
 
     def close(self) -> None:
         self._discard()
         self._marks.close()
 
-    def _settle(self, what: str, mine: Callable[[], Mark | None], rows: Callable[[], Iterable[Row]]) -> None:
-        """Write rows and the mark that `mine` gives in view of what is there, unless it says that they are there."""
+    def _write(self, what: str, new_mark: Callable[[], Mark | None], rows: Callable[[], Iterable[Row]]) -> None:
+        """Write the rows and the mark that `new_mark` derives from the current one; None: they are already there."""
         problem: Exception | None = None
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -137,9 +241,9 @@ class Publisher:
             try:
                 if self._producer is None:
                     self._marks.look()
-                    mine()  # who was fenced finds out without fencing who is the owner now
+                    new_mark()  # a fenced run raises here, before it could fence the current owner
                     self._start()
-                mark = mine()
+                mark = new_mark()
                 if mark is not None:
                     self._transact(mark, rows)
                     self._marks.wrote(self._key, mark)
@@ -148,13 +252,13 @@ class Publisher:
                 self._mark = found
                 self._is_in_doubt = False
                 return
-            except _AWAY as error:
+            except _RETRIABLE as error:
                 self._discard()
                 problem = error
                 logger.info("could not %s of %s: %s", what, self._id, error)
         advice = (
-            f"see that the broker runs, and that {self._timeout_s:g} s, the transaction_timeout_s of the target, are "
-            "enough for a batch: raise it, or take fewer records per batch"
+            f"check that the broker runs, and that the target's transaction_timeout_s of {self._timeout_s:g} s is "
+            "enough for a batch: raise it, or read fewer records per batch"
         )
         kind = OutcomeUnknownError if self._is_in_doubt else TransactionAbortedError
         raise kind(f"could not {what} to {self._mark.target}: {problem}; {advice}") from problem
@@ -162,7 +266,7 @@ class Publisher:
     def _start(self) -> None:
         producer = self._new_producer(self._id)
         try:
-            self._marks.look_to_the_end(self._free)
+            self._marks.look_to_the_end(self._fence_others)
         except BaseException:
             producer.close()
             raise
@@ -175,7 +279,7 @@ class Publisher:
         try:
             producer.begin()
             producer.append_rows(rows())
-            producer.produce(TOPIC, encode(mark), self._key, 0)
+            producer.produce(TOPIC, msgspec.json.encode(mark), self._key, 0)
             self._is_in_doubt = True
             producer.commit()
         except TransactionLostError as error:
@@ -190,7 +294,7 @@ class Publisher:
             raise
 
     def _abort(self, producer: TransactionalProducer) -> None:
-        """Let readers go on at once, where that can be done; else the next producer under the id ends it."""
+        """Abort, so that readers continue at once. If that fails, the next producer with the same id aborts."""
         try:
             producer.abort()
         except TransactionLostError as error:
@@ -210,42 +314,43 @@ class Publisher:
             "queue.buffering.max.messages": _QUEUE_RECORDS,
             **options.librdkafka,
         }
-        return TransactionalProducer(
+        return start_transactional(
             self._connection.bootstrap,
             dataclasses.replace(options, librdkafka=bounded),
             transactional_id,
             timeout_s=self._timeout_s,
             transaction_timeout_s=self._timeout_s,
-            on_refused=self._hear_refused,
+            on_refused=self._on_refused,
         )
 
-    def _hear_refused(self, error: KafkaError, message: Message) -> None:
+    def _on_refused(self, error: KafkaError, message: Message) -> None:
         if self._refused is None and error.code() in REFUSED_FOR_GOOD:
-            self._refused = undelivered(str(message.topic()), error)
+            self._refused = not_delivered(str(message.topic()), error)
 
-    def _free(self) -> None:
-        """Somebody's transaction keeps the marks from being read: perhaps a driver that died while it committed.
+    def _fence_others(self) -> None:
+        """End an open transaction that blocks reading the marks, perhaps of a driver that died during its commit.
 
-        Those who may have left it are overtaken, which ends it. One who lives begins that transaction again.
+        Starting a producer under the id of another query ends its transaction. If that query still runs, it repeats
+        the transaction.
         """
-        for key in self._marks.keys()[-_MOST_FREED:]:
+        for key in self._marks.keys()[-_MOST_FENCED:]:
             if key != self._key:
                 self._new_producer(key.decode()).close()
 
 
 def check_order(batch_id: int, last: int, target: str) -> None:
-    """After a crash Spark brings the last batch again, or the next one: never one before."""
+    """Raise CheckpointMismatchError for a batch before the last delivered one: Spark repeats only the last batch."""
     if batch_id < last:
         raise CheckpointMismatchError(
-            f"batch {batch_id} comes for {target}, to which batch {last} of this query was delivered already: the "
-            "checkpoint is older than what was delivered, perhaps restored from a copy. Restore a newer one, or remove "
-            "it and choose where the query starts"
+            f"batch {batch_id} was computed for {target}, but batch {last} of this query is already delivered there: "
+            "the checkpoint is older than the delivered rows, perhaps restored from a copy. Restore a newer "
+            "checkpoint, or delete it and choose where the query starts"
         )
 
 
 def _refused_by(error: TransactionLostError) -> DeliveryError | None:
-    """Whether librdkafka did not even take a record, for good."""
+    """The error if librdkafka permanently refused a record."""
     reason = reason_of(error.__cause__) if error.__cause__ is not None else None
     if reason is None or reason.code() not in REFUSED_FOR_GOOD:
         return None
-    return DeliveryError(f"a record was not delivered, and its batch was not: {reason.str()}")
+    return DeliveryError(f"a record, and therefore its batch, could not be delivered: {reason.str()}")

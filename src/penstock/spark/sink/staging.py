@@ -1,27 +1,32 @@
-"""Staging: what tasks do with the rows of a batch before any of them counts.
+"""Staging: tasks hand the rows of a batch to the driver, which publishes them.
 
-A task hands its rows to the driver with its result while they are few, and else writes them into a file and hands over
-its name. Spark gives the driver one result for each partition, of whichever attempt came first; so a file counts if and
-only if a result names it, and what failed, speculative and orphaned tasks leave behind is never looked at. A file needs
-no other name while it is being written, for its name is told only when it is whole.
+A task returns a few rows with its result; it writes many rows to a file and returns the file's name. Spark gives the
+driver one result per partition, from the attempt that finished first. A file counts if and only if a result names it,
+so files of failed, speculative and orphaned attempts are never read. Files need no temporary names, as a result names
+only complete files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from pyarrow import NativeFile
+from pyarrow.fs import FileType
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from penstock.spark.sink.staging_folder import StagingFolder
+from penstock.errors import PipelineError
+from penstock.spark.sink.file_systems import opened
+from penstock.spark.values.arrow_mapping import map_in_arrow
 
 INLINE_BYTES: Final = 256 << 10
-"""Rows of one task up to this size travel to the driver with its result: a file costs more than they do."""
+"""Rows of one task up to this size are part of its result: a file would cost more."""
 
 STAGED: Final = StructType(
     [
@@ -32,9 +37,9 @@ STAGED: Final = StructType(
         StructField("inline", BinaryType()),
     ]
 )
-"""What a task that had rows tells the driver: `inline` has them as an Arrow stream, or `file` names a file that has."""
+"""The result of a task with rows: `inline` has them as an Arrow stream, or `file` names a file with that stream."""
 
-_TOLD: Final = pa.schema(
+_RESULT: Final = pa.schema(
     [
         pa.field("partition", pa.int32(), False),
         pa.field("rows", pa.int64(), False),
@@ -47,7 +52,7 @@ _TOLD: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one partition, by the one attempt that counts."""
+    """The staged rows of one partition."""
 
     partition: int
     rows: int
@@ -75,7 +80,7 @@ class Stager:
                 yield self._written(first, batches)
                 return
         if first:
-            yield _told(sum(batch.num_rows for batch in first), None, _stream_of(first))
+            yield _result(sum(batch.num_rows for batch in first), None, _stream_of(first))
 
     def _written(self, first: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
@@ -91,12 +96,12 @@ class Stager:
             for batch in rest:
                 rows += batch.num_rows
                 writer.write_batch(batch)
-        return _told(rows, name, None)
+        return _result(rows, name, None)
 
 
-def told_part(told: pa.RecordBatch) -> Part:
-    """What a task has told, for who does not get it through Spark's rows."""
-    (row,) = told.to_pylist()
+def part_of(result: pa.RecordBatch) -> Part:
+    """The result of one task, which is one row."""
+    (row,) = result.to_pylist()
     return Part(**row)
 
 
@@ -108,9 +113,90 @@ def _stream_of(batches: list[pa.RecordBatch]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _told(rows: int, file: str | None, inline: bytes | None) -> pa.RecordBatch:
+def _result(rows: int, file: str | None, inline: bytes | None) -> pa.RecordBatch:
     context = TaskContext.get()
     assert context is not None, "rows are staged by tasks of Spark"
     columns = [[context.partitionId()], [rows], [socket.gethostname()], [file], [inline]]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _TOLD, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_TOLD)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _RESULT, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_RESULT)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingFolder:
+    """The folder `QueryIdentity.staging`, with one folder per batch, on any file system that Arrow knows."""
+
+    path: str
+
+    def create(self, batch_id: int, name: str) -> NativeFile:
+        """Create a file and open it for writing."""
+        system, path = opened(self.path)
+        system.create_dir(f"{path}/{batch_id}", recursive=True)
+        return system.open_output_stream(f"{path}/{batch_id}/{name}")
+
+    def read(self, batch_id: int, name: str, host: str) -> NativeFile:
+        """Open a file that a task on `host` has written."""
+        system, path = opened(self.path)
+        try:
+            return system.open_input_stream(f"{path}/{batch_id}/{name}")
+        except FileNotFoundError as error:
+            raise PipelineError(
+                f"the driver cannot find {path}/{batch_id}/{name}, which a task on {host!r} has staged: put the "
+                "checkpoints of the pipeline where the driver and all executors see them, such as a shared folder or "
+                "s3://"
+            ) from error
+
+    def remove(self, batch_id: int) -> None:
+        """Delete the files of a batch."""
+        self._remove(f"/{batch_id}")
+
+    def clear(self) -> None:
+        """Delete the files of all batches."""
+        self._remove("")
+
+    def _remove(self, below: str) -> None:
+        system, path = opened(self.path)
+        if system.get_file_info(path + below).type is not FileType.NotFound:
+            system.delete_dir(path + below)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """All staged rows of a batch. They can be read repeatedly, a few at a time."""
+
+    folder: StagingFolder
+    batch_id: int
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows in the order of their partitions, with one Arrow batch in memory at a time."""
+        for part in self.parts:
+            if part.inline is not None:
+                with pa.ipc.open_stream(pa.py_buffer(part.inline)) as stream:
+                    yield from stream
+            else:
+                assert part.file is not None, "a part is inline or in a file"
+                with (
+                    self.folder.read(self.batch_id, part.file, part.host) as file,
+                    pa.ipc.open_stream(file) as stream,
+                ):
+                    yield from stream
+
+    def discard(self) -> None:
+        """Delete the staged files: the rows are published, or will be staged again."""
+        if any(part.file is not None for part in self.parts):
+            self.folder.remove(self.batch_id)
+
+
+def stage(frame: DataFrame, folder: StagingFolder, batch_id: int, inline_bytes: int = INLINE_BYTES) -> Staged:
+    """Run the tasks that compute and stage the rows of a batch."""
+    results = map_in_arrow(frame, Stager(folder, batch_id, inline_bytes), STAGED).toArrow()
+    return Staged(folder, batch_id, in_order(Part(**row) for row in results.to_pylist()))
+
+
+def in_order(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts in the order of their partitions."""
+    return tuple(sorted(parts, key=lambda part: part.partition))

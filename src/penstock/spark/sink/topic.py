@@ -1,4 +1,4 @@
-"""`TopicTarget`: a topic as a place for results."""
+"""`TopicTarget`: a topic as a target."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from penstock.abc import Feature, Features
 from penstock.errors import ConfigError, GuaranteeError, InvalidTopicError
 from penstock.model import Guarantee
 from penstock.serde import Topic
-from penstock.spark.sink.encoding import check_encodable, encoded
 from penstock.spark.sink.publishing import TRANSACTION_TIMEOUT_S
+from penstock.spark.sink.target import Delivery, OutputMode, QueryIdentity, guarantee_of
 from penstock.spark.sink.topic_delivery import AppendingDelivery, DirectDelivery, TransactionDelivery
-from penstock.spark.targets import Delivery, OutputMode, QueryIdentity
-from penstock.streams.connecting import connect, open_streams
-from penstock.streams.kafka.connection import Connection
+from penstock.spark.sink.topic_encoding import check_encodable, encoded
+from penstock.spark.source.open_streams import features_of
+from penstock.streams.connecting import connect, open_stream
+from penstock.streams.connection import Connection
 from penstock.streams.kafka.stream import FEATURES
 from penstock.streams.options import ConnectOptions, options_of
-from penstock.streams.url import MemoryUrl, parse_url, without_password
+from penstock.streams.schemes import scheme_of
+from penstock.streams.url import KAFKA_SCHEMES, without_password
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicTarget:
-    """A topic of the stream at `url`: by its name, or a `Topic` that says what its records are.
+    """A topic of the stream at `url`, by name or as a `Topic`, which defines the serde of its records.
 
-    For the name of a topic, a frame of the columns `value`, and perhaps `key`, `headers`, `partition` and `timestamp`,
-    is written as it is, and any other as one JSON object for each row; a `Topic` has the serde for its rows. `key`
-    names the column, or columns, that make the key. With None in place of a topic, each row is a record that names its
-    topic in the column `topic`. Topics that are missing are created, with `partitions`, and compacted if `compact` is
-    set, for which records need keys.
+    For a topic by name, a frame with the column `value` and optionally `key`, `headers`, `partition` and `timestamp` is
+    written as records; any other frame as one JSON object per row. `key` names the columns of the key. If `topic` is
+    None, each row is a record that names its topic in the column `topic`. Missing topics are created with `partitions`,
+    and compacted if `compact` is set, which requires keys.
 
-    Exactly-once: each batch is published in one transaction together with its mark; a run that is repeated, or a second
-    driver, changes nothing. Readers must read what is committed, as all of Penstock's do. At-least-once: the tasks
-    write, all at once; what is done again is there again. With `idempotency_key`, a column, each record carries it
-    in the header `penstock-idempotency-key`, and consumers that are declared with
-    `idempotency_key="header:penstock-idempotency-key"` take each once.
+    Exactly-once: each batch is published in one transaction together with its number, so a repeated batch or a second
+    driver changes nothing. Consumers must read committed records only, as all of Penstock's do. At-least-once: the
+    tasks write in parallel, and a repeated task writes again. With `idempotency_key`, a column, each record carries it
+    in the header `penstock-idempotency-key`, and consumers with `idempotency_key="header:penstock-idempotency-key"`
+    process each key once.
 
-    `client` are options of `connect`. `transaction_timeout_s` is how long publishing one batch may take, and how long
-    readers are held up by a driver that died inside a transaction and is not started again.
+    `client` has options of `connect`. `transaction_timeout_s` is how long publishing one batch may take, and how long a
+    driver that died inside a transaction, and is not started again, can block readers.
     """
 
     url: str = field(repr=False)
@@ -53,30 +54,40 @@ class TopicTarget:
     partitions: int | None = field(default=None, kw_only=True)
     client: ConnectOptions | None = field(default=None, kw_only=True, repr=False)
     transaction_timeout_s: float = field(default=TRANSACTION_TIMEOUT_S, kw_only=True)
+    _features: Features = field(default=frozenset(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "guarantee", _guarantee_of(self.guarantee, self.label))
+        object.__setattr__(self, "guarantee", guarantee_of(self.guarantee, self.label))
         if self.topic is not None and not self.name:
-            raise InvalidTopicError("a topic needs a name that is not empty")
-        options_of(self.client or {})
+            raise InvalidTopicError("the name of a topic must not be empty")
+        if self.partitions is None and isinstance(self.topic, Topic):
+            object.__setattr__(self, "partitions", self.topic.partitions)
+        if scheme_of(self.url) in KAFKA_SCHEMES:
+            options_of(self.client or {})
         if self.partitions is not None and (isinstance(self.partitions, bool) or self.partitions < 1):
-            raise ConfigError(f"{self.label}: partitions={self.partitions!r} is no number of 1 or more")
+            raise ConfigError(f"{self.label}: partitions={self.partitions!r} must be an integer >= 1")
         if not 1 <= self.transaction_timeout_s <= 900:
             raise ConfigError(
-                f"{self.label}: transaction_timeout_s={self.transaction_timeout_s!r} is not between 1 and 900, the "
-                "most that brokers allow by default"
+                f"{self.label}: transaction_timeout_s={self.transaction_timeout_s!r} must be between 1 and 900, the "
+                "broker's default maximum"
             )
-        if self.guarantee is Guarantee.EXACTLY_ONCE and Feature.TRANSACTIONS not in features_of(self.url):
+        is_kafka = scheme_of(self.url) in KAFKA_SCHEMES
+        features = FEATURES if is_kafka else features_of(self.url, self.client or {})
+        shown = without_password(self.url)
+        object.__setattr__(self, "_features", features)
+        if self.guarantee is Guarantee.EXACTLY_ONCE and not is_kafka:
             raise GuaranteeError(
-                f"exactly-once cannot be had for {self.label} of {self.url}: it has no {Feature.TRANSACTIONS}; say "
-                "guarantee='at-least-once', and idempotency_key='COLUMN' if there is a column to know rows by"
+                f"exactly-once is not available for {self.label} of {shown}: {_why_not_exactly_once(features)}; set "
+                "guarantee='at-least-once', and idempotency_key='COLUMN' if a column identifies the rows"
             )
-        if self.idempotency_key is not None and Feature.HEADERS not in features_of(self.url):
-            raise GuaranteeError(f"an idempotency key cannot be had on {self.url}: it has no {Feature.HEADERS}")
+        if self.idempotency_key is not None and Feature.HEADERS not in features:
+            raise GuaranteeError(f"idempotency keys are not available on {shown}: it has no {Feature.HEADERS}")
+        if self.compact and Feature.ADMIN not in features:
+            raise ConfigError(f"{self.label} cannot be compacted: {shown} has no {Feature.ADMIN}")
 
     @property
     def name(self) -> str | None:
-        """The name of the topic; None where each row has one."""
+        """The name of the topic; None if each row names one."""
         return self.topic.name if isinstance(self.topic, Topic) else self.topic
 
     @property
@@ -84,15 +95,21 @@ class TopicTarget:
         return f"topic {self.name}" if self.name is not None else f"topics of {without_password(self.url)}"
 
     def check(self, schema: StructType, mode: OutputMode) -> None:
-        """Any mode will do: update and complete send what changed, and all, again."""
+        """Any mode is allowed: update and complete send changed rows, or all rows, again."""
         check_encodable(self, schema)
         has_key = self.key is not None or "key" in schema.names
+        for feature, is_used, what in (
+            (Feature.KEYS, has_key, "omit key="),
+            (Feature.HEADERS, "headers" in schema.names, "drop the column headers"),
+        ):
+            if is_used and feature not in self._features:
+                raise ConfigError(f"{self.label}: {without_password(self.url)} has no {feature}: {what}")
         if self.compact and not has_key and not (isinstance(self.topic, Topic) and self.topic.key is not None):
             raise ConfigError(f"{self.label}: a compacted topic keeps the last record of each key: give key='COLUMN'")
 
     def open(self, identity: QueryIdentity) -> Delivery:
-        if isinstance(parse_url(self.url), MemoryUrl):
-            return AppendingDelivery(self, open_streams(self.url, **(self.client or {})), identity)
+        if scheme_of(self.url) not in KAFKA_SCHEMES:
+            return AppendingDelivery(self, open_stream(self.url, **(self.client or {})), identity)
         connection = self.connect()
         try:
             if self.guarantee is Guarantee.EXACTLY_ONCE:
@@ -106,23 +123,11 @@ class TopicTarget:
         return connect(self.url, **(self.client or {}))
 
     def encoded(self, frame: DataFrame) -> DataFrame:
-        """The rows as records: the columns of `WRITTEN`."""
+        """The rows as records with the columns of `WRITTEN`."""
         return encoded(self, frame)
 
 
-def features_of(url: str) -> Features:
-    """What the stream at a URL can do, without a connection where that is known beforehand."""
-    if not isinstance(parse_url(url), MemoryUrl):
-        return FEATURES
-    streams = open_streams(url)
-    try:
-        return streams.features
-    finally:
-        streams.close()
-
-
-def _guarantee_of(given: Guarantee | str, what: str) -> Guarantee:
-    allowed = (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE)
-    if given not in allowed:
-        raise GuaranteeError(f"{what}: guarantee={str(given)!r} is not one of {', '.join(map(str, allowed))}")
-    return Guarantee(given)
+def _why_not_exactly_once(features: Features) -> str:
+    if Feature.TRANSACTIONS not in features:
+        return f"it has no {Feature.TRANSACTIONS}"
+    return "Spark's batches are published by Kafka's transactions, and it does not speak Kafka's protocol"

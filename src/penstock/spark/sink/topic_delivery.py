@@ -1,81 +1,63 @@
-"""A topic that was opened for one run of a query: exactly-once by transactions, at-least-once by tasks or by append."""
+"""Deliveries to topics: exactly-once by transactions, at-least-once by the tasks or by appending from the driver."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from penstock.abc import Stream, Streams
-from penstock.errors import DeliveryError
+from penstock.abc import Stream, TopicStream
+from penstock.errors import DeliveryError, TopicExistsError
 from penstock.model import Receipt
-from penstock.spark.arrow_mapping import map_in_arrow
 from penstock.spark.sink.direct import WRITTEN_ROWS, DirectWriter
 from penstock.spark.sink.publishing import Publisher
 from penstock.spark.sink.rows import records_of, rows_of, topics_in
-from penstock.spark.sink.staged import Staged, stage
-from penstock.spark.sink.staging_folder import StagingFolder
-from penstock.spark.sink.topics import TopicMaker
-from penstock.spark.targets import Delivered, QueryIdentity
-from penstock.streams.kafka.connection import Connection
-from penstock.streams.kafka.transactions import Row
+from penstock.spark.sink.staging import Staged, StagingFolder, stage
+from penstock.spark.sink.target import Delivered, QueryIdentity
+from penstock.spark.sink.topics import TopicCreator
+from penstock.spark.source.open_streams import OpenStream
+from penstock.spark.values.arrow_mapping import map_in_arrow
+from penstock.streams import Connection
+from penstock.streams.kafka.producing.producer import Row
+from penstock.streams.kafka.stream import kafka_of
 from penstock.streams.options import ConnectOptions
+
+if TYPE_CHECKING:
+    from penstock.spark.sink.topic import TopicTarget
 
 _RECEIPT_S = 120.0
 
 
-class TopicOptions(Protocol):
-    """What a delivery needs to know of its target."""
-
-    @property
-    def name(self) -> str | None: ...
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def partitions(self) -> int | None: ...
-
-    @property
-    def compact(self) -> bool: ...
-
-    @property
-    def client(self) -> ConnectOptions | None: ...
-
-    @property
-    def transaction_timeout_s(self) -> float: ...
-
-    def encoded(self, frame: DataFrame) -> DataFrame: ...
-
-
 class StagedRows:
-    """The rows of a staged batch for a publisher, with the topics seen to that they are for."""
+    """Iterates over the rows of a staged batch, after creating the topics that they need."""
 
-    def __init__(self, staged: Staged, topic: str | None, topics: TopicMaker) -> None:
+    def __init__(self, staged: Staged, topic: str | None, topics: TopicCreator) -> None:
         self._staged = staged
         self._topic = topic
         self._topics = topics
 
     def __call__(self) -> Iterator[Row]:
         for batch in self._staged.batches():
-            self._topics.see_to(topics_in(batch, self._topic))
+            self._topics.ensure(topics_in(batch, self._topic))
             yield from rows_of(batch, self._topic)
 
 
 class TransactionDelivery:
-    """Exactly-once into the embedded log and Kafka: tasks stage, the driver publishes in one transaction."""
+    """Exactly-once to the embedded log and Kafka: tasks stage, the driver publishes in one transaction."""
 
-    def __init__(self, target: TopicOptions, connection: Connection, identity: QueryIdentity) -> None:
-        """The connection is closed with the delivery."""
+    def __init__(self, target: TopicTarget, connection: Connection, identity: QueryIdentity) -> None:
+        """Takes ownership of the connection."""
         self._target = target
         self._connection = connection
         self._topics = topics_for(target, connection)
         self._staging = StagingFolder(identity.staging)
-        self._publisher = Publisher(connection, identity, target.label, target.transaction_timeout_s)
+        self._publisher = Publisher(kafka_of(connection), identity, target.label, target.transaction_timeout_s)
         self._publisher.open()
-        self._staging.clear()  # only now that the run before is fenced, and will look for none of its files
+        self._staging.clear()  # only after the previous run is fenced, and no longer reads its files
 
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
         if self._publisher.is_delivered(batch_id):
@@ -96,69 +78,77 @@ class TransactionDelivery:
 
 
 class DirectDelivery:
-    """At-least-once into the embedded log and Kafka: the tasks write. The driver's connection keeps the log running."""
+    """At-least-once to the embedded log and Kafka: the tasks write. The driver's connection keeps the log running."""
 
-    def __init__(self, target: TopicOptions, connection: Connection) -> None:
+    def __init__(self, target: TopicTarget, connection: Connection) -> None:
         self._target = target
         self._connection = connection
         topics_for(target, connection)
 
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
         target = self._target
-        client: ConnectOptions = {**(target.client or {}), "librdkafka": self._connection.options.librdkafka}
-        writer = DirectWriter(self._connection.bootstrap, client, target.name, target.partitions, target.compact)
-        told = map_in_arrow(target.encoded(frame), writer, WRITTEN_ROWS).toArrow()
-        return Delivered(sum(told.column("rows").to_pylist()))
+        kafka = kafka_of(self._connection)
+        client: ConnectOptions = {**(target.client or {}), "librdkafka": kafka.options.librdkafka}
+        writer = DirectWriter(kafka.bootstrap, client, target.name, target.partitions, target.compact)
+        written = map_in_arrow(target.encoded(frame), writer, WRITTEN_ROWS).toArrow()
+        return Delivered(sum(written.column("rows").to_pylist()))
 
     def close(self) -> None:
         self._connection.close()
 
 
-class AppendingDelivery:
-    """At-least-once into any other stream, from the driver: it may be one that only this process can reach."""
+class Appender(OpenStream):
+    """Appends records to any stream, and creates the topics that are missing."""
 
-    def __init__(self, target: TopicOptions, streams: Streams, identity: QueryIdentity) -> None:
+    def __init__(self, stream: Stream, partitions: int | None) -> None:
+        super().__init__(stream)
+        self._partitions = partitions
+
+    def append(self, batch: pa.RecordBatch, topic: str | None) -> None:
+        """Return once all rows of a batch are stored. Raises DeliveryError."""
+        receipts: list[Receipt] = []
+        for name, records in itertools.groupby(records_of(batch, topic), lambda record: record.topic):
+            receipts += self.topic(name).append(list(records))
+        try:
+            for receipt in receipts:
+                receipt.result(_RECEIPT_S)
+        except TimeoutError as error:
+            raise DeliveryError(f"a record was not acknowledged: {error}", retriable=True) from error
+
+    def topic(self, name: str) -> TopicStream:
+        if name not in self._topics and name not in self.stream.topics():
+            with contextlib.suppress(TopicExistsError):  # another task has just created it
+                self.stream.create_topic(name, self._partitions)
+        return super().topic(name)
+
+
+class AppendingDelivery:
+    """At-least-once to any other stream, from the driver: only this process may be able to reach it."""
+
+    def __init__(self, target: TopicTarget, stream: Stream, identity: QueryIdentity) -> None:
         self._target = target
-        self._streams = streams
+        self._appender = Appender(stream, target.partitions)
         self._staging = StagingFolder(identity.staging)
-        self._open: dict[str, Stream] = {}
         self._staging.clear()
         if target.name is not None:
-            self._stream(target.name)
+            self._appender.topic(target.name)
 
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
         staged = stage(self._target.encoded(frame), self._staging, batch_id)
         try:
             for batch in staged.batches():
-                receipts: list[Receipt] = []
-                for record in records_of(batch, self._target.name):
-                    receipts += self._stream(record.topic).append([record])
-                for receipt in receipts:
-                    receipt.result(_RECEIPT_S)
-        except TimeoutError as error:
-            raise DeliveryError(f"{self._target.label}: {error}", retriable=True) from error
+                self._appender.append(batch, self._target.name)
         finally:
             staged.discard()
         return Delivered(staged.rows)
 
     def close(self) -> None:
-        with contextlib.ExitStack() as closing:
-            closing.callback(self._streams.close)
-            for stream in self._open.values():
-                closing.callback(stream.close)
-
-    def _stream(self, topic: str) -> Stream:
-        stream = self._open.get(topic)
-        if stream is None:
-            if topic not in self._streams.topics():
-                self._streams.create_topic(topic, self._target.partitions)
-            stream = self._open[topic] = self._streams.stream(topic)
-        return stream
+        self._appender.close()
 
 
-def topics_for(target: TopicOptions, connection: Connection) -> TopicMaker:
-    """What creates the topics of a target, with the one it names seen to."""
-    topics = TopicMaker(connection.administration, target.partitions, compact=target.compact)
+def topics_for(target: TopicTarget, connection: Connection) -> TopicCreator:
+    """The creator of a target's topics, after creating the topic that the target names."""
+    topics = TopicCreator(connection.admin(), target.partitions, compact=target.compact)
     if target.name is not None:
-        topics.see_to([target.name])
+        topics.ensure([target.name])
     return topics

@@ -1,7 +1,8 @@
-"""The broker of an embedded log lives as long as it has clients; Spark's own Kafka connector comes and goes.
+"""Connections that keep the brokers of embedded logs running.
 
-Who builds a query on a log: URL holds a connection for the rest of the program, so that the broker's address stays what
-it was when the query was planned.
+The broker of an embedded log exits when it has no clients, and Spark's own Kafka connector does not stay connected. A
+process that builds a query on a log: URL therefore holds a connection until it exits, so that the broker's address
+stays the one that the query was planned with.
 """
 
 from __future__ import annotations
@@ -13,28 +14,29 @@ from typing import Any, Final
 
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError
 from penstock.streams.connecting import connect
-from penstock.streams.kafka.connection import Connection
+from penstock.streams.connection import Connection
+from penstock.streams.kafka.stream import KafkaStream, kafka_of
 
 _lock: Final = threading.Lock()
 _held: Final[dict[str, Connection]] = {}
 
 
-def held_broker(url: str, client: Mapping[str, Any]) -> Connection:
-    """A connection to the embedded log at this URL, which must be absolute: the one that is held, or a new one."""
+def held_broker(url: str, client: Mapping[str, Any]) -> KafkaStream:
+    """The held connection to the embedded log at this absolute URL, opened if necessary."""
     with _lock:
         connection = _held.get(url)
-        if connection is not None and not _can_be_used(connection):
+        if connection is not None and not _is_usable(connection):
             connection.close()
             connection = None
         if connection is None:
             connection = _held[url] = connect(url, **client)
-            # Anew each time: before the end of the program they must be closed earlier than those that are forgotten.
-            atexit.unregister(let_go_of_brokers)
-            atexit.register(let_go_of_brokers)
-        return connection
+            # Registered again each time: at exit, these must be closed before connections that were never closed.
+            atexit.unregister(close_held_brokers)
+            atexit.register(close_held_brokers)
+        return kafka_of(connection)
 
 
-def _can_be_used(connection: Connection) -> bool:
+def _is_usable(connection: Connection) -> bool:
     try:
         connection.flush()
     except (BrokerUnavailableError, ConnectionClosedError):
@@ -42,8 +44,8 @@ def _can_be_used(connection: Connection) -> bool:
     return True
 
 
-def let_go_of_brokers() -> None:
-    """Close all connections that are held. Brokers without other clients end a little later."""
+def close_held_brokers() -> None:
+    """Close all held connections. Brokers without other clients exit a little later."""
     with _lock:
         connections = list(_held.values())
         _held.clear()

@@ -1,6 +1,6 @@
-"""Settings of librdkafka by the names of Kafka's Java client, for Spark's own connector.
+"""From settings of librdkafka to those of Kafka's Java client, for Spark's own connector.
 
-What has no counterpart is refused by its name: a setting that is silently lost may be the one that encrypts.
+Settings without a counterpart are refused: one that is silently dropped may be the one that encrypts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SASL_MODULES: Final = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-_ELSEWHERE: Final = frozenset(
+_TRANSLATED: Final = frozenset(
     {
         "ssl.ca.location",
         "ssl.ca.pem",
@@ -58,7 +58,7 @@ _ELSEWHERE: Final = frozenset(
 
 
 def java_settings(librdkafka: Mapping[str, Any]) -> dict[str, str]:
-    """The same client in Java's words. ConfigError names a setting that cannot be said in them."""
+    """The equivalent settings of the Java client. ConfigError names a setting without a counterpart."""
     given = {name: str(value) for name, value in librdkafka.items()}
     java: dict[str, str] = {}
     for name, value in given.items():
@@ -66,10 +66,10 @@ def java_settings(librdkafka: Mapping[str, Any]) -> dict[str, str]:
             java[name] = value
         elif name in _RENAMED:
             java[_RENAMED[name]] = value
-        elif name not in _ELSEWHERE:
+        elif name not in _TRANSLATED:
             raise ConfigError(
                 f'the librdkafka setting {name!r} has no counterpart in Kafka\'s Java client: use engine="python", or '
-                "leave it away"
+                "omit it"
             )
     if "security.protocol" in given:
         java["security.protocol"] = given["security.protocol"].upper()
@@ -96,7 +96,7 @@ def _translate_certificates(given: Mapping[str, str], java: dict[str, str]) -> N
 
 
 def _content(given: Mapping[str, str], name: str) -> str | None:
-    """What stands in a PEM file, or was given itself: files of this host need not be on the others."""
+    """The content of a PEM file or setting. The content is sent, as other hosts may not have the file."""
     if f"{name}.pem" in given:
         return given[f"{name}.pem"]
     path = given.get(f"{name}.location")
@@ -115,7 +115,7 @@ def _translate_login(given: Mapping[str, str], java: dict[str, str]) -> None:
     module = _SASL_MODULES.get(mechanism)
     if module is None:
         raise ConfigError(
-            f"sasl.username and sasl.password go with sasl.mechanism {', '.join(_SASL_MODULES)}, not with {mechanism!r}"
+            f"sasl.username and sasl.password need sasl.mechanism {', '.join(_SASL_MODULES)}, not {mechanism!r}"
         )
     user, password = (_quoted(given.get(f"sasl.{part}", "")) for part in ("username", "password"))
     java["sasl.mechanism"] = mechanism

@@ -1,9 +1,9 @@
-"""The same records through Spark's own Kafka connector: same columns, same positions, or a refusal that says why."""
+"""Reading through Spark's own Kafka connector, with the same columns and positions as the python engine."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,23 +13,24 @@ from pyspark.sql import functions as F
 
 from penstock.errors import ConfigError
 from penstock.model import Position, PositionKind
-from penstock.spark.arrow_mapping import map_in_arrow
-from penstock.spark.columns import RECORD
-from penstock.spark.source.decoded import decoder_of
 from penstock.spark.source.java_settings import java_settings
-from penstock.spark.source.positions import parse_position
+from penstock.spark.source.origin import TopicSelection
+from penstock.spark.source.positions import by_topic, parse_position
+from penstock.spark.source.read_options import decoder_of
 from penstock.spark.source.record_columns import APPEND, CREATE, SCHEMA
+from penstock.spark.values.arrow_mapping import map_in_arrow
+from penstock.spark.values.columns import RECORD
 
-_ELSEWHERE: Final = '; engine="python" can do it'
+_USE_PYTHON: Final = ': use engine="python"'
 
 
-def connector_options(bootstrap: str, topic: str, client: Mapping[str, Any]) -> dict[str, str]:
-    """What the connector is told about where to read, and as whom."""
+def connector_options(bootstrap: str, selection: TopicSelection, client: Mapping[str, Any]) -> dict[str, str]:
+    """The connector's options for the broker, the topics and the client."""
     java = java_settings(client.get("librdkafka") or {})
     if client.get("client_id"):
         java["client.id"] = str(client["client_id"])
     return {
-        "subscribe": topic,
+        **_subscription(selection),
         "includeHeaders": "true",
         "kafka.bootstrap.servers": bootstrap,
         "kafka.isolation.level": "read_committed",
@@ -37,36 +38,48 @@ def connector_options(bootstrap: str, topic: str, client: Mapping[str, Any]) -> 
     }
 
 
-def position_options(topic: str, text: str, option: str, *, streaming: bool) -> dict[str, str]:
-    """A position in the connector's words. `option` is startingPosition or endingPosition."""
+def _subscription(selection: TopicSelection) -> dict[str, str]:
+    if selection.pattern is None:
+        return {"subscribe": ",".join(selection.names)}
+    if "dlq" in selection.pattern or "(?P" in selection.pattern:
+        raise ConfigError(
+            f"the Kafka connector cannot subscribe to {selection}: patterns with named groups, and of topics of dead "
+            f"letters, are Penstock's own{_USE_PYTHON}"
+        )
+    return {"subscribePattern": rf"(?!__|penstock\.)(?!.*\.dlq$)(?:{selection.pattern})"}
+
+
+def position_options(topics: Sequence[str], text: str, option: str, *, streaming: bool) -> dict[str, str]:
+    """The connector's options for a position. `option` is startingPosition or endingPosition."""
     word = "starting" if option == "startingPosition" else "ending"
-    position = parse_position(text, option)
+    position = parse_position(text, option, topics)
     if not isinstance(position, Position):
-        pointers = {str(partition): pointer for partition, pointer in sorted(position.items())}
-        return {f"{word}Offsets": json.dumps({topic: pointers})}
+        return {f"{word}Offsets": json.dumps(by_topic(position))}
     if position.kind is PositionKind.TIME:
         found = {f"{word}Timestamp": str(position.time_ms)}
         if word == "starting":
             found["startingOffsetsByTimestampStrategy"] = "latest"
         return found
     if word == "ending" and position.kind is PositionKind.EARLIEST:
-        raise ConfigError(f"the Kafka connector cannot end at the earliest record{_ELSEWHERE}")
+        raise ConfigError(f"the Kafka connector cannot end at the earliest record{_USE_PYTHON}")
     if word == "starting" and position.kind is PositionKind.LATEST and not streaming:
-        raise ConfigError(f"a batch read of the Kafka connector cannot begin at the end{_ELSEWHERE}")
+        raise ConfigError(f"a batch read of the Kafka connector cannot begin at the end{_USE_PYTHON}")
     return {f"{word}Offsets": str(position.kind)}
 
 
 def loss_options(on_expired: str) -> dict[str, str]:
-    """What happens when records are gone."""
+    """The connector's options for expired records."""
     if on_expired == "fail":
         return {"failOnDataLoss": "true"}
     if on_expired == "earliest":
         return {"failOnDataLoss": "false"}
-    raise ConfigError(f"the Kafka connector goes on at the earliest record or fails, not at {on_expired!r}{_ELSEWHERE}")
+    raise ConfigError(
+        f"the Kafka connector continues at the earliest record or fails, not at {on_expired!r}{_USE_PYTHON}"
+    )
 
 
 def as_records(frame: DataFrame) -> DataFrame:
-    """The connector's columns as RECORD has them."""
+    """The connector's columns as the columns of RECORD."""
     kind = F.col("timestampType")
     return frame.select(
         "key",
@@ -88,7 +101,7 @@ def decoded_by(frame: DataFrame, content: bytes) -> DataFrame:
 def _decode(content: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     decoder = decoder_of(content)
     for batch in batches:
-        # Timestamps come in the zone of the session, and the decoder knows one only.
+        # Timestamps have the time zone of the session, and the decoder expects UTC.
         columns = [column.cast(field.type) for column, field in zip(batch.columns, SCHEMA, strict=True)]
         rows = decoder.decode(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
         if len(rows):

@@ -1,10 +1,9 @@
-"""Records as Arrow columns that Spark takes as they are: types, names and nulls exactly as RECORD has them.
+"""Records as Arrow columns with exactly the types and names of RECORD.
 
-Nothing here makes an array out of a Python object: for that pyarrow looks for pandas first, and loading pandas takes a
+Log records are converted without Python objects: creating an array from one makes pyarrow import pandas, which takes a
 second in every new worker.
 
-A record without headers has null there, as with Spark's own Kafka connector; a timestamp that the producer left away is
-null, too.
+Headers are null for a record without headers, as in Spark's own Kafka connector, and so is a missing timestamp.
 """
 
 from __future__ import annotations
@@ -17,9 +16,12 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock.spark.columns import RECORD
+from penstock.model import Batch
+from penstock.spark.values.columns import RECORD, pointer_text, record_schema
 
 SCHEMA: Final[Any] = to_arrow_schema(RECORD, timezone="UTC")
+SCHEMA_WITH_TEXT: Final[Any] = to_arrow_schema(record_schema(has_offsets=False), timezone="UTC")
+"""The same for streams whose pointers are no offsets."""
 CREATE: Final = "create"
 APPEND: Final = "append"
 _NO_TIMESTAMP_US: Final = -1_000
@@ -28,14 +30,15 @@ _REPEATED: Final = 1 << 16
 
 
 def from_log(batch: pa.RecordBatch, topic: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """What `penstock.log.arrow` gives, with timestamps in microseconds, as these columns."""
+    """A batch of `penstock.log.arrow`, with timestamps in microseconds, as these columns."""
     made = [_FROM_LOG[name](batch, topic) for name in columns]
     return pa.RecordBatch.from_arrays(made, schema=schema_of(tuple(columns)))
 
 
 @lru_cache(maxsize=8)
-def schema_of(columns: tuple[str, ...]) -> Any:
-    return pa.schema([SCHEMA.field(name) for name in columns])
+def schema_of(columns: tuple[str, ...], has_offsets: bool = True) -> Any:
+    schema = SCHEMA if has_offsets else SCHEMA_WITH_TEXT
+    return pa.schema([schema.field(name) for name in columns])
 
 
 @lru_cache(maxsize=16)
@@ -46,7 +49,7 @@ def _repetition(text: str, rows: int = _REPEATED) -> Any:
 
 
 def repeated(text: str, rows: int) -> Any:
-    """A column of one text. Those of usual length are parts of one that is kept."""
+    """A column that repeats one text. Columns of usual length are slices of a cached one."""
     if rows <= _REPEATED:
         return _repetition(text).slice(0, rows)
     return _repetition.__wrapped__(text, rows)
@@ -90,4 +93,47 @@ _FROM_LOG: Final[dict[str, Any]] = {
     "pointer": lambda batch, topic: batch.column("offset"),
     "timestamp": _log_timestamp,
     "timestamp_type": _log_timestamp_type,
+}
+
+
+def from_batch(batch: Batch, columns: Sequence[str], *, has_offsets: bool = True) -> pa.RecordBatch:
+    """The records of a batch as these columns."""
+    converters = _FROM_BATCH if has_offsets else _WITH_TEXT
+    made = [converters[name](batch) for name in columns]
+    return pa.RecordBatch.from_arrays(made, schema=schema_of(tuple(columns), has_offsets))
+
+
+def _headers(batch: Batch) -> Any:
+    having = batch.with_headers()
+    if not having:
+        return pa.nulls(len(batch), HEADERS)
+    headers: list[list[dict[str, Any]] | None] = [None] * len(batch)
+    for index in having:
+        headers[index] = [{"key": name, "value": value} for name, value in batch[index].headers]
+    return pa.array(headers, HEADERS)
+
+
+def _timestamps(batch: Batch) -> Any:
+    return pa.array(batch.timestamps(), pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _timestamp_types(batch: Batch) -> Any:
+    """Null for streams that do not report the type of their timestamps."""
+    types = batch.timestamp_types()
+    return pa.nulls(len(batch), pa.string()) if types is None else pa.array(types, pa.string())
+
+
+_FROM_BATCH: Final[dict[str, Any]] = {
+    "key": lambda batch: pa.array(batch.keys(), pa.binary()),
+    "value": lambda batch: pa.array(batch.values(), pa.binary()),
+    "headers": _headers,
+    "topic": lambda batch: repeated(batch.topic, len(batch)),
+    "partition": lambda batch: pa.array(np.full(len(batch), batch.partition, np.int32)),
+    "pointer": lambda batch: pa.array(batch.pointers(), pa.int64()),
+    "timestamp": _timestamps,
+    "timestamp_type": _timestamp_types,
+}
+_WITH_TEXT: Final[dict[str, Any]] = {
+    **_FROM_BATCH,
+    "pointer": lambda batch: pa.array([pointer_text(each) for each in batch.pointers()], pa.string()),
 }

@@ -1,20 +1,19 @@
-"""What a task does: read its ranges, exactly, from files where they are at hand, else through the client.
+"""Reading in tasks: exactly the given ranges, from the log's files on the same host, else through the client.
 
-A Python worker of Spark serves one task after the other, so what is costly to open is kept in it: the view of a
-partition's files, a connection.
+A Python worker serves many tasks, so it keeps readers of files and connections open.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from penstock.abc import Stream
+from penstock.abc import TopicStream
 from penstock.errors import (
     BrokerUnavailableError,
     OffsetOutOfRangeError,
@@ -23,68 +22,76 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.log.reader import PartitionReader
-from penstock.spark.source.batch_columns import from_batch
-from penstock.spark.source.kept_open import KeptOpen
+from penstock.model import Batch, Record
+from penstock.spark.source.open_streams import OpenStream, ResourceCache
 from penstock.spark.source.origin import LogFolder, Origin, Range
-from penstock.spark.source.record_columns import from_log
-from penstock.streams.connecting import open_streams
+from penstock.spark.source.record_columns import from_batch, from_log
+from penstock.streams.connecting import open_stream
+from penstock.streams.url import without_password
 
 logger = logging.getLogger(__name__)
 
 _MOST_FOLDERS: Final = 64
-_MOST_TOPICS: Final = 16
+_MOST_STREAMS: Final = 16
 _AT_ONCE: Final = 10_000
-"""Records of one read through the client, which become one RecordBatch."""
+"""The maximum number of records of one read through the client, which become one RecordBatch."""
 _SILENCE_S: Final = 30.0
-"""How long a stream that has more, by its own word, may say nothing."""
+"""How long a stream that reported more records may return none."""
 _WAIT_S: Final = 1.0
 
-
-class _OpenTopic:
-    """A topic through the client, with a connection of its own."""
-
-    def __init__(self, origin: Origin) -> None:
-        self._streams = open_streams(origin.url, **origin.client)
-        self.stream: Stream = self._streams.stream(origin.topic)
-
-    def close(self) -> None:
-        try:
-            self.stream.close()
-        finally:
-            self._streams.close()
+Read = TypeVar("Read")
 
 
-_files: Final = KeptOpen[PartitionReader](_MOST_FOLDERS)
-_topics: Final = KeptOpen[_OpenTopic](_MOST_TOPICS)
+_files: Final = ResourceCache[PartitionReader](_MOST_FOLDERS)
+_streams: Final = ResourceCache[OpenStream](_MOST_STREAMS)
 
 
 def read_range(
     origin: Origin, wanted: Range, columns: Sequence[str], *, skip_expired: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, in order, as these columns.
+    """Read the records of a range, in order, as these columns.
 
-    Raises RecordsExpiredError where some were deleted meanwhile; with `skip_expired` those are passed over.
+    Raises RecordsExpiredError if some have expired since; with `skip_expired`, skips them.
     """
-    start = wanted.start
+
+    def read(part: Range) -> Iterator[pa.RecordBatch]:
+        if origin.folder is not None and origin.folder.is_here():
+            return _from_files(origin.folder, part, columns)
+        return (
+            from_batch(batch, columns, has_offsets=origin.has_offsets).slice(0, rows)
+            for batch, rows in _from_client(origin, part)
+        )
+
+    return _despite_expiry(read, wanted, skip_expired)
+
+
+def read_records(origin: Origin, wanted: Range, at_once: int, *, skip_expired: bool) -> Iterator[Record]:
+    """Read the records of a range through the client, at most `at_once` ahead. Errors are those of `read_range`."""
+
+    def read(part: Range) -> Iterator[Record]:
+        for batch, rows in _from_client(origin, part, at_once):
+            yield from batch[:rows]
+
+    return _despite_expiry(read, wanted, skip_expired)
+
+
+def _despite_expiry(read: Callable[[Range], Iterator[Read]], wanted: Range, skip_expired: bool) -> Iterator[Read]:
+    topic, partition, start = wanted.topic, wanted.partition, wanted.start
     while start < wanted.end:
-        part = Range(wanted.partition, start, wanted.end)
         try:
-            if origin.folder is not None and origin.folder.is_here():
-                yield from _from_files(origin.folder, origin.topic, part, columns)
-            else:
-                yield from _from_client(origin, part, columns)
+            yield from read(Range(topic, partition, start, wanted.end))
         except OffsetOutOfRangeError as error:
             if not error.offset < error.start:
                 raise TopicReplacedError(
-                    f"topic {origin.topic!r}, partition {wanted.partition}: its end has gone back to {error.end}, and "
-                    f"records up to {wanted.end} were there before. {WHAT_TO_DO}"
+                    f"topic {topic!r}, partition {partition}: there were records up to {wanted.end}, but the partition "
+                    f"now ends at {error.end}. {WHAT_TO_DO}"
                 ) from error
             if not skip_expired:
-                raise RecordsExpiredError(origin.topic, wanted.partition, error.offset, error.start) from error
+                raise RecordsExpiredError(topic, partition, error.offset, error.start) from error
             logger.warning(
-                "topic %r, partition %d: records %d to %d are gone and are passed over",
-                origin.topic,
-                wanted.partition,
+                "topic %r, partition %d: skipping records %d to %d, which have expired",
+                topic,
+                partition,
                 error.offset,
                 min(error.start, wanted.end),
             )
@@ -94,20 +101,22 @@ def read_range(
 
 
 WHAT_TO_DO: Final = (
-    "It was deleted and created anew, or its log was restored from a copy. To read it from its beginning, give the "
+    "It was deleted and created again, or its log was restored from a copy. To read it from the beginning, give the "
     "query another checkpoint"
 )
 
 
-def _from_files(folder: LogFolder, topic: str, wanted: Range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    path = Path(folder.path) / f"{topic}-{wanted.partition}"
+def _from_files(folder: LogFolder, wanted: Range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    path = Path(folder.path) / f"{wanted.topic}-{wanted.partition}"
     for batch in _opened_at(path, wanted):
-        yield from_log(batch, topic, columns)
+        yield from_log(batch, wanted.topic, columns)
 
 
 def _opened_at(path: Path, wanted: Range) -> Iterator[pa.RecordBatch]:
-    """The files must reach as far as the broker said: what it has told is in them. Look once more before that is
-    doubted: what is known of them may be about a topic that had this name before."""
+    """Read the files, which contain all records up to the end that the broker reported.
+
+    If they do not, the cached reader may belong to an earlier topic of this name: try once more with a new one.
+    """
     try:
         return _chunks(path, wanted)
     except (OffsetOutOfRangeError, UnknownTopicError):
@@ -123,41 +132,43 @@ def _chunks(path: Path, wanted: Range) -> Iterator[pa.RecordBatch]:
     return chunks
 
 
-def open_stream(origin: Origin) -> Stream:
-    """The topic through the client, over a connection that this process keeps."""
-    return _topics.get(origin.key, lambda: _OpenTopic(origin)).stream
+def open_topic_at(origin: Origin, topic: str) -> TopicStream:
+    """The topic through the client, by a connection that this process keeps open."""
+    return _streams.get(origin.key, lambda: OpenStream(open_stream(origin.url, **origin.client))).topic(topic)
 
 
-def _from_client(origin: Origin, wanted: Range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _from_client(origin: Origin, wanted: Range, at_once: int = _AT_ONCE) -> Iterator[tuple[Batch, int]]:
+    """Batches of a range that are not empty, and how many of the records of each are in the range."""
     try:
-        stream = open_stream(origin)
+        stream = open_topic_at(origin, wanted.topic)
         at = wanted.start
         heard_s = time.monotonic()
         while at < wanted.end:
-            batch = stream.read(wanted.partition, at, min(_AT_ONCE, wanted.end - at), _WAIT_S)
+            batch = stream.read(wanted.partition, at, min(at_once, wanted.end - at), _WAIT_S)
             if batch:
                 rows = _rows_before(batch.pointers(), wanted.end)
                 if rows:
-                    yield from_batch(batch, columns).slice(0, rows)
+                    yield batch, rows
             if batch.next > at:
                 at, heard_s = batch.next, time.monotonic()
             elif time.monotonic() - heard_s > _SILENCE_S:
                 raise BrokerUnavailableError(
-                    f"topic {origin.topic!r}, partition {wanted.partition}: {origin.url} has records from {at} to "
-                    f"{wanted.end}, and has given none for {_SILENCE_S:g} s; see that it runs and can be reached"
+                    f"topic {wanted.topic!r}, partition {wanted.partition}: {without_password(origin.url)} has records "
+                    f"from {at} to {wanted.end}, but returned none for {_SILENCE_S:g} s: check that it runs and can be "
+                    "reached"
                 )
     except BrokerUnavailableError as error:
-        _topics.drop(origin.key)
+        _streams.drop(origin.key)
         if origin.folder is None:
             raise
         raise BrokerUnavailableError(
-            f"{error}. The folder {origin.folder.path} is not on this host, so its broker must be reached from here: "
-            "start it beforehand with penstock serve --listen ADDRESS:PORT, at an address of its host"
+            f"{error}. The folder {origin.folder.path} is not on this host, so its broker must be reachable from here: "
+            "start it first with penstock serve --listen ADDRESS:PORT, at an address of its host"
         ) from error
 
 
 def _rows_before(pointers: Sequence[int], end: int) -> int:
-    """How many of these ascending pointers are before `end`."""
+    """The number of these ascending pointers that are before `end`."""
     if pointers[-1] < end:
         return len(pointers)
     return next(row for row, pointer in enumerate(pointers) if pointer >= end)

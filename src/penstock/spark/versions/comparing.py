@@ -1,7 +1,7 @@
-"""How the results of two versions differ, found by a batch job of Spark, so that it takes results of any size.
+"""Comparison of the results of two versions by a batch job of Spark, for results of any size.
 
-Results that change, of which the last one of a key holds, are compared key by key. Results that are final are compared
-as what they are: records, each as often as it is there, in whatever order they came.
+Results that change are compared by the last value of each key. Final results are compared as multisets of records,
+regardless of their order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A key or a record that is not the same in both; what is not there is None."""
+    """A key or a record that differs; None stands for a missing value."""
 
     kind: Kind
     key: bytes | None
@@ -32,14 +32,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two versions have written under one name: how many keys, or records, are the same, and how many not."""
+    """The numbers of keys or records of one output that are the same in two versions, and that are not."""
 
     by: By
     same: int
     only_old: int
     only_new: int
     different: int
-    """Keys whose values differ. Records that differ are two records: one only in the old, one only in the new."""
+    """Keys whose values differ. A record that differs counts in `only_old` and `only_new` instead."""
     examples: tuple[Example, ...] = ()
 
     @property
@@ -67,7 +67,7 @@ def compare(old: DataFrame, new: DataFrame, by: By, examples: int = EXAMPLES) ->
 
 
 def _by_key(old: DataFrame, new: DataFrame) -> DataFrame:
-    """One row for each key that either has: how its last values compare, and what they are unless they are the same."""
+    """One row for each key of either version: how its last values compare, and the values if they differ."""
     both = _last(old).alias("old").join(_last(new).alias("new"), F.col("old.key").eqNullSafe(F.col("new.key")), "full")
     old_value, new_value = F.col("old.value"), F.col("new.value")
     kind = (
@@ -87,10 +87,10 @@ def _by_key(old: DataFrame, new: DataFrame) -> DataFrame:
 
 
 def _last(records: DataFrame) -> DataFrame:
-    """The last value of each key; none for keys whose last record has no value.
+    """The last value of each key, without keys whose last value is null.
 
-    Within a partition the pointer says which is last. A key is in several partitions only where their number has grown:
-    then the time says it.
+    Within a partition, the last record has the greatest pointer. A key is in several partitions only if their number
+    has grown: then the timestamp decides.
     """
     within = records.groupBy("key", "partition").agg(
         F.max_by(F.struct("value", "timestamp"), F.col("pointer")).alias("last")
@@ -100,7 +100,7 @@ def _last(records: DataFrame) -> DataFrame:
 
 
 def _by_record(old: DataFrame, new: DataFrame) -> DataFrame:
-    """Up to two rows for each record that either has: how often in both, and how often in one only."""
+    """Up to two rows for each record: how often it is in both versions, and how often only in one."""
     counted = (
         old.select("key", "value", F.lit(1).alias("in_old"), F.lit(0).alias("in_new"))
         .unionByName(new.select("key", "value", F.lit(0).alias("in_old"), F.lit(1).alias("in_new")))

@@ -1,8 +1,8 @@
-"""Which versions of pipelines there are, what each has written, and which is current.
+"""The register of pipeline versions: their topics, and which version is current.
 
-It stands on the noticeboard on which aliases stand, under `PIPELINE@VERSION`, so that a version becomes current in one
-step with the aliases of its topics. A pipeline that was never processed again has no entry: its only version is the
-first, and current.
+Entries are in the topic of the aliases, with the key `PIPELINE@VERSION`, so that a version becomes current atomically
+with the aliases of its topics. A pipeline that was never reprocessed has no entry: its only version is the first one,
+which is current.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Literal
 
 import msgspec
 
-from penstock.abc import Streams
+from penstock.abc import Stream
 from penstock.errors import ConfigError, PipelineError
-from penstock.spark.versions.names import FIRST, By, by_age, check_version, output_topic
+from penstock.spark.run.settings import RunSettings
+from penstock.spark.versions.names import FIRST, By, by_age, check_version, next_version, output_topic
 from penstock.streams.aliases import ALIASES_TOPIC, forget, is_alias, noticeboard, switched
-from penstock.streams.noticeboard import Changes, Notices
+from penstock.streams.key_value_topic import Changes, Notices
 
 State = Literal["reprocessing", "ready", "current", "previous", "retired"]
-"""reprocessing: begun, and not yet where the inputs ended when it was; ready: it has been; current: readers are led to
-its topics; previous: they were; retired: it is gone, and its name is never given again."""
+"""reprocessing: has not reached the end that the inputs had at its start; ready: has reached it; current: aliases point
+to its topics; previous: they did; retired: deleted, and its name is not used again."""
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +32,13 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     state: State
     topics: dict[str, str] = {}
-    """What it writes: the topic for each name in the program."""
+    """The output topic for each name in the program."""
     by: dict[str, By] = {}
-    """How what it writes is compared to another version's, for each name."""
+    """How each output is compared with that of another version."""
     checkpoints: str | None = None
-    """The folder with the checkpoints of the pipeline's versions."""
+    """The folder with the checkpoints of all versions of the pipeline."""
     since: str = ""
-    """When it came to be in this state."""
+    """When it entered this state."""
 
     @property
     def key(self) -> str:
@@ -45,21 +46,21 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Register:
-    """The versions of pipelines in a system of streams."""
+    """The versions of the pipelines of a stream."""
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-        self._board = noticeboard(streams)
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._board = noticeboard(stream)
 
     def pipelines(self) -> dict[str, list[Version]]:
-        """All pipelines that have more than one version, or had."""
+        """The versions of all pipelines that were ever reprocessed."""
         found: dict[str, list[Version]] = {}
         for entry in _entries(self._board.read()):
             found.setdefault(entry.pipeline, []).append(entry)
         return {name: sorted(entries, key=lambda each: by_age(each.version)) for name, entries in sorted(found.items())}
 
     def versions(self, pipeline: str) -> list[Version]:
-        """The versions of a pipeline, oldest first; none when it has never been processed again."""
+        """The versions of a pipeline, oldest first; empty if it was never reprocessed."""
         return self.pipelines().get(pipeline, [])
 
     def find(self, pipeline: str, version: str) -> Version:
@@ -67,17 +68,19 @@ class Register:
         for entry in versions:
             if entry.version == version:
                 return entry
-        there = ", ".join(each.version for each in versions) or "none but the first"
-        raise ConfigError(f"pipeline {pipeline!r} has no version {version!r}; it has {there}: see penstock pipelines")
+        there = ", ".join(each.version for each in versions) or "only the first"
+        raise ConfigError(
+            f"pipeline {pipeline!r} has no version {version!r}; it has {there}: see penstock pipelines versions"
+        )
 
     def current(self, pipeline: str) -> str:
-        """The version whose results readers get."""
+        """The current version."""
         return current_of(self.versions(pipeline))
 
     def begin(self, pipeline: str, version: str, outputs: Mapping[str, By], checkpoints: str) -> Version:
-        """Note that a version is being processed from the earliest records on, before it writes anything.
+        """Register a version that is about to be reprocessed, before it writes anything, and return its entry.
 
-        To begin one again that was interrupted goes on with it. Gives its entry.
+        A version that was interrupted is resumed.
         """
         check_version(version)
 
@@ -86,8 +89,8 @@ class Register:
             now = current_of(list(there.values()))
             if version == now:
                 raise PipelineError(
-                    f"version {version} of pipeline {pipeline!r} is the current one: processing it again would write "
-                    "its results twice. Leave the version away to have the next one chosen"
+                    f"version {version} of pipeline {pipeline!r} is the current one: reprocessing it would write its "
+                    "results twice. Omit the version to have the next one chosen"
                 )
             before = there.get(version)
             if before is not None:
@@ -95,7 +98,7 @@ class Register:
             if before is not None and before.state != "reprocessing":
                 raise PipelineError(
                     f"version {version} of pipeline {pipeline!r} is complete ({before.state}). Switch to it: penstock "
-                    f"pipelines switch {pipeline} {version}; or leave the version away to have the next one chosen"
+                    f"pipelines switch {pipeline} {version}; or omit the version to have the next one chosen"
                 )
             entries = [_entry(pipeline, version, "reprocessing", outputs, checkpoints)]
             if now not in there:
@@ -106,7 +109,7 @@ class Register:
         return self.find(pipeline, version)
 
     def caught_up(self, pipeline: str, version: str) -> None:
-        """Note that a version has been where the inputs ended. It may be switched to from now on."""
+        """Mark a version as ready, so that it can be switched to."""
 
         def decide(notices: Notices) -> Changes:
             entry = _required(notices, pipeline, version)
@@ -117,21 +120,21 @@ class Register:
         self._board.change(decide)
 
     def switch(self, pipeline: str, version: str, expected: str) -> Mapping[str, str]:
-        """Make a version current, and lead the readers of each of its names to its topics, all at once.
+        """Make a version current, and point the aliases of its outputs to its topics, atomically.
 
-        AliasChangedError when `expected` is not the current version any more. Gives the names with their topics.
+        Raises AliasChangedError if `expected` is no longer the current version. Returns the topic of each output.
         """
         entry = self.find(pipeline, version)
         for topic in entry.topics.values():
-            self._streams.stream(topic).partitions()  # UnknownTopicError before readers are led there
+            self._stream.open_topic(topic).partitions()  # raises UnknownTopicError before an alias points there
 
         def decide(notices: Notices) -> Changes:
             new, old = _required(notices, pipeline, version), _required(notices, pipeline, expected)
             check_not_retired(new)
             if new.state == "reprocessing":
                 raise PipelineError(
-                    f"version {version} of pipeline {pipeline!r} has not caught up: its results are not complete. Go "
-                    f"on with it first: penstock run FILE --reprocess --version {version}"
+                    f"version {version} of pipeline {pipeline!r} has not caught up: its results are not complete. "
+                    f"Continue it first: penstock run FILE --reprocess --version {version}"
                 )
             aliases = switched(notices, new.topics, {n: old.topics.get(n, n) for n in new.topics}, pipeline, version)
             if version == expected:
@@ -139,11 +142,11 @@ class Register:
             return {**aliases, **_restated(new, "current"), **_restated(old, "previous")}
 
         self._board.change(decide)
-        forget(self._streams)
+        forget(self._stream)
         return entry.topics
 
     def retire(self, pipeline: str, version: str) -> None:
-        """Note that a version is gone. PipelineError when it is the current one."""
+        """Mark a version as retired. Raises PipelineError if it is the current one."""
 
         def decide(notices: Notices) -> Changes:
             entry = _required(notices, pipeline, version)
@@ -159,7 +162,7 @@ def current_of(versions: Iterable[Version]) -> str:
 
 
 def unfinished(versions: Iterable[Version]) -> str | None:
-    """The version whose processing was begun and has not caught up; the newest, if there are several."""
+    """The newest version that has not caught up yet, if any."""
     begun = [each.version for each in versions if each.state == "reprocessing"]
     return max(begun, key=by_age) if begun else None
 
@@ -167,7 +170,7 @@ def unfinished(versions: Iterable[Version]) -> str | None:
 def check_not_current(entry: Version) -> None:
     if entry.state == "current":
         raise PipelineError(
-            f"version {entry.version} of pipeline {entry.pipeline!r} is the current one, and read by others: switch to "
+            f"version {entry.version} of pipeline {entry.pipeline!r} is the current one, which others read: switch to "
             f"another one before you retire it: penstock pipelines switch {entry.pipeline} VERSION"
         )
 
@@ -175,8 +178,8 @@ def check_not_current(entry: Version) -> None:
 def check_not_retired(entry: Version) -> None:
     if entry.state == "retired":
         raise PipelineError(
-            f"version {entry.version} of pipeline {entry.pipeline!r} was retired: its checkpoints are gone. Process "
-            "everything again as a version of another name: penstock run FILE --reprocess"
+            f"version {entry.version} of pipeline {entry.pipeline!r} was retired: its checkpoints are deleted. "
+            "Reprocess as another version: penstock run FILE --reprocess"
         )
 
 
@@ -200,7 +203,7 @@ def _required(notices: Notices, pipeline: str, version: str) -> Version:
     for entry in _entries(notices):
         if (entry.pipeline, entry.version) == (pipeline, version):
             return entry
-    raise ConfigError(f"pipeline {pipeline!r} has no version {version!r} any more: see penstock pipelines")
+    raise ConfigError(f"pipeline {pipeline!r} no longer has a version {version!r}: see penstock pipelines versions")
 
 
 def _entries(notices: Notices) -> list[Version]:
@@ -213,10 +216,35 @@ def _entries(notices: Notices) -> list[Version]:
         except msgspec.MsgspecError as error:
             raise ConfigError(
                 f"the entry of {key!r} in topic {ALIASES_TOPIC!r} cannot be read ({error}): it was not written by "
-                "this version of Penstock, or is damaged. Remove it with a record of this key without a value"
+                "this version of Penstock, or is damaged. Delete it with a tombstone: a record of this key and no value"
             ) from error
     return found
 
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def version_to_run(stream: Stream, pipeline: str, settings: RunSettings) -> str | None:
+    """The version in the settings, else the current one; None is the first.
+
+    For reprocessing, the default is the version that has not caught up yet, else a new one. Raises ConfigError for a
+    version that does not exist, and PipelineError for one that was retired: it would start over, and write its results
+    a second time.
+    """
+    versions = Register(stream).versions(pipeline)
+    if settings.reprocess:
+        if settings.version is not None:
+            return check_version(settings.version)
+        return unfinished(versions) or next_version(each.version for each in versions)
+    wanted = settings.version or current_of(versions)
+    entry = next((each for each in versions if each.version == wanted), None)
+    if entry is not None:
+        check_not_retired(entry)
+    elif versions or wanted != FIRST:
+        there = ", ".join(each.version for each in versions if each.state != "retired") or FIRST
+        raise ConfigError(
+            f"pipeline {pipeline!r} has no version {wanted!r}; it has {there}. Create it with: penstock run FILE "
+            f"--reprocess {wanted}"
+        )
+    return None if wanted == FIRST else wanted

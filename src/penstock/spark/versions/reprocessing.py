@@ -1,64 +1,128 @@
-"""Processing everything again: a version of a pipeline from its beginning until it may become current.
+"""Reprocessing: run a new version of a pipeline until it can become current.
 
-A version is noted in the register before it writes anything, and noted as complete once it has been where its inputs
-ended. What interrupts it in between, the next attempt goes on with, from its checkpoints.
+A version is registered before it writes anything, and marked as ready once it has reached the end that its inputs had.
+If it is interrupted in between, the next attempt resumes it from its checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
-from penstock.abc import Streams
+from penstock.abc import Stream
 from penstock.errors import PipelineError, UnknownTopicError
 from penstock.spark.reading import read_batch
-from penstock.spark.sink import TopicTarget
-from penstock.spark.targets import Target
-from penstock.spark.versions.catching_up import CatchingUp
+from penstock.spark.run.plans import sources
+from penstock.spark.run.queries import PlannedQuery
+from penstock.spark.sink.target import Target
+from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.versions.comparing import EXAMPLES, Comparison, compare
 from penstock.spark.versions.names import FIRST, By, output_topic
 from penstock.spark.versions.register import Register, Version
 from penstock.streams.options import ConnectOptions
+from penstock.streams.url import without_password
+
+Spans = dict[int, tuple[int, int]]
+"""The first pointer of each partition, and the pointer after its last record."""
+
+_TOPIC: Final = "topic "
+
+
+class CatchUpProgress:
+    """The input of each query at the time of construction, and how much of it has been read."""
+
+    def __init__(self, stream: Stream, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        known: dict[str, Spans] = {}
+        self._inputs: dict[str, list[Spans]] = {}
+        for planned in pipeline.queries:
+            self._inputs[planned.name] = [_spans(stream, topic, known) for topic in _topics(planned)]
+
+    @property
+    def total(self) -> int:
+        """The number of pointers to read. With transactions or compaction, there are fewer records."""
+        return sum(end - start for spans in self._inputs.values() for each in spans for start, end in each.values())
+
+    @property
+    def done(self) -> int:
+        """How many of them finished batches have read, including those of an earlier run."""
+        progress = self._pipeline.progress()
+        return sum(
+            _passed(spans, source.get("end") or {})
+            for query, inputs in self._inputs.items()
+            if query in progress
+            for spans, source in zip(inputs, progress[query].sources, strict=False)
+        )
+
+
+def _passed(spans: Spans, pointers: Mapping[str, int]) -> int:
+    """The number of pointers read. Partitions are named `0` or `spend/0`."""
+    passed = 0
+    for name, pointer in pointers.items():
+        partition = int(name.rpartition("/")[2])
+        if partition in spans:
+            start, end = spans[partition]
+            passed += max(0, min(pointer, end) - start)
+    return passed
+
+
+def _topics(planned: PlannedQuery) -> list[str]:
+    return [name.removeprefix(_TOPIC) if name.startswith(_TOPIC) else "" for name in sources(planned.frame)]
+
+
+def _spans(stream: Stream, topic: str, known: dict[str, Spans]) -> Spans:
+    if topic not in known:
+        known[topic] = {}
+        if topic:
+            opened = stream.open_topic(topic)
+            try:
+                known[topic] = {partition: opened.span(partition) for partition in opened.partitions()}
+            except UnknownTopicError:  # the query will raise it
+                known[topic] = {}
+            finally:
+                opened.close()
+    return known[topic]
+
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A version of a pipeline that is being processed again."""
+class VersionRun:
+    """A version of a pipeline that is being reprocessed."""
 
     pipeline: Pipeline
     version: str
     before: str
-    """The version that was current when it began."""
+    """The version that was current at the start."""
     outputs: Mapping[str, By]
-    """The topics that it writes, by their names in the program, and how they are compared."""
+    """The output topics by their names in the program, and how they are compared."""
     elsewhere: tuple[str, ...]
-    """What it writes that is no topic of its stream: nobody compares it, and no alias leads there."""
+    """Outputs that are not topics of its stream: they are not compared, and have no alias."""
     resumed: bool
-    catching_up: CatchingUp
+    catching_up: CatchUpProgress
 
     @property
     def finished(self) -> bool:
-        """Whether every query has come to the end of its inputs, and was not stopped before."""
+        """Whether every query has reached the end of its inputs."""
         progress = self.pipeline.progress()
         return all(
             query.name in progress and progress[query.name].state == "finished" for query in self.pipeline.queries
         )
 
 
-def begin(pipeline: Pipeline) -> Begun:
-    """Note in the register that this version is being processed. Called before its queries start."""
+def begin(pipeline: Pipeline) -> VersionRun:
+    """Register this version as being reprocessed, before its queries start."""
     version = pipeline.version or FIRST
     outputs, elsewhere = outputs_of(pipeline, version)
     if not outputs:
         raise PipelineError(
-            f"pipeline {pipeline.name!r} writes no topic of {pipeline.url}: there is nothing to compare, and no alias "
-            "to switch. Run it under another name instead"
+            f"pipeline {pipeline.name!r} writes no topic of {pipeline.url}, so there is nothing to compare or switch: "
+            "run it under another name instead"
         )
     register = Register(pipeline.connection)
     versions = register.versions(pipeline.name)
@@ -68,16 +132,18 @@ def begin(pipeline: Pipeline) -> Begun:
         _check_fresh(pipeline.connection, pipeline.name, version, outputs)
     checkpoints = pipeline.folder.path.rpartition("/")[0]
     register.begin(pipeline.name, version, outputs, checkpoints)
-    return Begun(pipeline, version, before, outputs, elsewhere, resumed, CatchingUp(pipeline.connection, pipeline))
+    return VersionRun(
+        pipeline, version, before, outputs, elsewhere, resumed, CatchUpProgress(pipeline.connection, pipeline)
+    )
 
 
-def caught_up(begun: Begun) -> None:
-    """Note that it is complete."""
+def caught_up(begun: VersionRun) -> None:
+    """Mark the version as ready."""
     Register(begun.pipeline.connection).caught_up(begun.pipeline.name, begun.version)
 
 
 def outputs_of(pipeline: Pipeline, version: str) -> tuple[dict[str, By], tuple[str, ...]]:
-    """The topics that a pipeline writes, and what else it writes."""
+    """The output topics of a pipeline, and the labels of its other targets."""
     outputs: dict[str, By] = {}
     elsewhere = []
     for query in pipeline.queries:
@@ -95,17 +161,16 @@ def outputs_of(pipeline: Pipeline, version: str) -> tuple[dict[str, By], tuple[s
 
 
 def _topic_of(target: Target, url: str) -> str | None:
-    return target.name if isinstance(target, TopicTarget) and target.url == url else None
+    return target.name if isinstance(target, TopicTarget) and without_password(target.url) == url else None
 
 
-def _check_fresh(streams: Streams, pipeline: str, version: str, outputs: Iterable[str]) -> None:
-    """A new version writes into topics that nobody else has written to."""
-    there = set(streams.topics())
+def _check_fresh(stream: Stream, pipeline: str, version: str, outputs: Iterable[str]) -> None:
+    there = set(stream.topics())
     for topic in (output_topic(name, version) for name in outputs):
         if topic in there:
             raise PipelineError(
-                f"topic {topic!r} is there already, and version {version} of pipeline {pipeline!r} would write into "
-                f"it: name another version, or delete it: penstock topics delete {topic}"
+                f"topic {topic!r} already exists, and version {version} of pipeline {pipeline!r} would write to it: "
+                f"choose another version, or delete the topic: penstock topics delete {topic}"
             )
 
 
@@ -118,7 +183,7 @@ def compare_versions(
     examples: int = EXAMPLES,
     client: ConnectOptions | None = None,
 ) -> dict[str, Comparison]:
-    """How the results of two versions differ, name by name. A topic that is not there holds nothing."""
+    """Compare the results of two versions, by output name. A missing topic counts as empty."""
     found = {}
     for name, topic in new.topics.items():
         frames = []

@@ -1,4 +1,4 @@
-"""Retiring a version: whoever runs it is stopped, and its checkpoints are removed; its topics, if that is wished."""
+"""Retiring a version: stop the process that runs it, delete its checkpoints, and optionally its topics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, PipelineRunningError
-from penstock.spark.checkpoint_folder import LOCK
-from penstock.spark.folders import StateFolder
+from penstock.spark.run.checkpoint_folder import LOCK
+from penstock.spark.run.state_folder import StateFolder
 from penstock.spark.versions.names import checkpoint_name
 from penstock.spark.versions.register import Register, Version, check_not_current, check_not_retired
 from penstock.streams import Connection
@@ -25,14 +25,12 @@ _LOOK_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """What became of a version."""
-
     stopped: int | None
-    """The process that ran it."""
+    """The process that was stopped, if any."""
     removed: str
-    """The folder of its checkpoints."""
+    """The deleted checkpoint folder."""
     deleted: tuple[str, ...]
-    """Its topics, if they were to go."""
+    """The deleted topics."""
 
 
 def retire(
@@ -43,14 +41,14 @@ def retire(
     spark: SparkSession | None = None,
     stop_s: float = STOP_S,
 ) -> Retired:
-    """Stop a version and remove what it has kept. What is interrupted can be done again.
+    """Stop a version and delete its checkpoints. It is safe to repeat this after an interruption.
 
-    PipelineError when it is the current one; PipelineRunningError when it runs, and does not stop when it is asked to.
+    Raises PipelineError if it is the current version, and PipelineRunningError if it does not stop.
     """
     check_not_current(entry)
     check_not_retired(entry)
     if entry.checkpoints is None:
-        raise ConfigError(f"it is not known where version {entry.version} of {entry.pipeline!r} keeps its checkpoints")
+        raise ConfigError(f"the checkpoint folder of version {entry.version} of {entry.pipeline!r} is unknown")
     folder = StateFolder(entry.checkpoints, spark).below(checkpoint_name(entry.pipeline, entry.version))
     stopped = None if folder.local is None else _stop(folder.local / LOCK, entry, stop_s)
     folder.remove()
@@ -68,29 +66,29 @@ def _delete(connection: Connection, entry: Version) -> tuple[str, ...]:
 
 
 def _stop(lock: Path, entry: Version, stop_s: float) -> int | None:
-    """Have the process that holds the lock drain and end. None when there is none."""
+    """Stop the process that holds the lock, and return its id; None if there is none."""
     asked: int | None = None
     deadline_s = time.monotonic() + stop_s
     while (holder := _holder(lock)) is not None:
         if asked != holder:
             if not _has_open(holder, lock):
                 raise PipelineRunningError(
-                    f"version {entry.version} of pipeline {entry.pipeline!r} runs in another place (process {holder}): "
-                    "stop it there first"
+                    f"version {entry.version} of pipeline {entry.pipeline!r} runs on another host or in another "
+                    f"container (process {holder}): stop it there first"
                 )
             os.kill(holder, signal.SIGTERM)
             asked = holder
         if time.monotonic() > deadline_s:
             raise PipelineRunningError(
-                f"version {entry.version} of pipeline {entry.pipeline!r} was asked to stop and still runs, in process "
-                f"{holder}, after {stop_s:g} s: stop it first"
+                f"version {entry.version} of pipeline {entry.pipeline!r} got SIGTERM but still runs in process "
+                f"{holder} after {stop_s:g} s: stop it first"
             )
         time.sleep(_LOOK_S)
     return asked
 
 
 def _holder(lock: Path) -> int | None:
-    """The process that holds the lock; None when nobody does."""
+    """The process that holds the lock; None if it is free."""
     if not lock.exists():
         return None
     with open(lock, "r+", encoding="utf-8") as file:
@@ -103,7 +101,7 @@ def _holder(lock: Path) -> int | None:
 
 
 def _has_open(pid: int, file: Path) -> bool:
-    """Whether this process of this machine has the file open: only then it is the one that wrote its number there."""
+    """Whether this local process has the file open. Otherwise the number in it belongs to another machine."""
     if pid <= 0 or pid == os.getpid():
         return False
     try:
@@ -116,5 +114,5 @@ def _has_open(pid: int, file: Path) -> bool:
 def _is_same(link: str, file: Path) -> bool:
     try:
         return os.path.samefile(link, file)
-    except OSError:  # it has been closed meanwhile
+    except OSError:  # it was closed in the meantime
         return False

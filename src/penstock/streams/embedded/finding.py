@@ -1,8 +1,7 @@
-"""Whose folder is it? The address that a broker leaves in its folder may have outlived it.
+"""Finding the broker of a data folder. The address in the folder may be outdated.
 
-It is believed when three things agree: the process that wrote the address is the one that has taken the folder's lock,
-what answers at the address is a broker of the folder's cluster, and the lock is held. A killed broker, a process id or
-a port that has been given to somebody else, and a copied folder each fail one of them.
+It is valid if the process that wrote it also took the folder's lock, a broker of the folder's cluster answers there,
+and the lock is held. A killed broker, a reused process id or port, and a copied folder each fail one of these checks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LONGEST_PID: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A broker that serves the folder, and a connection to it. While that is open, the broker has a client."""
+    """The broker of a folder, and a connection to it, which keeps it from stopping as idle."""
 
     address: BrokerAddress
     connection: PlainConnection
@@ -40,7 +39,7 @@ def find(folder: Path) -> Found | None:
     except OSError:
         return None
     try:
-        # The process is looked at again: a broker of a copied folder may just have taken the lock.
+        # The process is checked again: the broker of a copied folder may just have taken the lock.
         is_it = connection.cluster_id() == address.cluster_id and is_owned(folder) and owner_pid(folder) == address.pid
         if is_it:
             return Found(address, connection)
@@ -51,7 +50,7 @@ def find(folder: Path) -> Found | None:
 
 
 def owner_pid(folder: Path) -> int | None:
-    """The process that took the folder's lock last. Whether it still holds it, `is_owned` knows."""
+    """The process that took the folder's lock last. `is_owned` says whether the lock is still held."""
     try:
         with (folder / LOCK_FILE).open("rb") as file:
             text = file.read(_LONGEST_PID).strip()
@@ -61,10 +60,10 @@ def owner_pid(folder: Path) -> int | None:
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether a living process holds the folder's lock.
+    """Whether a process holds the folder's lock.
 
-    Where nobody does, it is taken for an instant to find out. A broker that starts in that instant is refused, so ask
-    only when there is reason to think that somebody holds it.
+    A free lock is taken for an instant, and a broker that starts in that instant fails. So call this only if the lock
+    is likely to be held.
     """
     try:
         fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,7 @@
-"""The lifeline: one idle connection for as long as somebody uses the log.
+"""The lifeline: one idle connection to the broker while the log is in use.
 
-It keeps the broker from ending for want of clients while the user is silent, and notices at once when the broker dies.
-A broker that ends by itself when idle was started for its clients, so its clients start it again, on the same port,
-where librdkafka waits for it: records under way are tried again, and stored once.
+It keeps the broker from stopping as idle, and notices at once when the broker dies. A broker that stops when idle was
+started for its clients, so they start it again on the same port, where librdkafka retries what is in flight.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import PenstockError
+from penstock.log.store import LOCK_FILE
 from penstock.streams.embedded.finding import Found, find
 from penstock.streams.embedded.starting import find_or_start
 from penstock.streams.kafka.plain import NotKafkaError
@@ -25,7 +25,7 @@ from penstock.streams.options import Options
 logger = logging.getLogger(__name__)
 
 _PING_S: Final = 60.0
-"""Much less than `connections.max.idle.ms`, after which the broker closes a connection that asks nothing."""
+"""Much less than `connections.max.idle.ms`, after which the broker closes an idle connection."""
 _LOOK_AGAIN_S: Final = 0.5
 
 
@@ -36,20 +36,14 @@ class Lifeline:
         self._folder = folder
         self._found = found
         self._options = options
-        self._problem: str | None = None
         self._on_problem: Callable[[str], None] | None = None
         self._stopping = threading.Event()
         self._wake_up, self._sleeper = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="penstock-lifeline", daemon=True)
         self._thread.start()
 
-    @property
-    def problem(self) -> str | None:
-        """Why the broker can no longer be reached under the address that the connection knows."""
-        return self._problem
-
     def tell(self, on_problem: Callable[[str], None]) -> None:
-        """Call this, in our thread, when there is a problem."""
+        """Call this, in the thread of the lifeline, when the broker can no longer be reached."""
         self._on_problem = on_problem
 
     def close(self) -> None:
@@ -67,7 +61,7 @@ class Lifeline:
                     return
 
     def _is_cut(self) -> bool:
-        """Wait until it is time to say something, or until there is news; answer whether the broker is gone."""
+        """Wait for the next ping or for an event. Returns whether the broker is gone."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._found.connection.socket, selectors.EVENT_READ)
             selector.register(self._sleeper, selectors.EVENT_READ)
@@ -75,47 +69,52 @@ class Lifeline:
         if any(key.fileobj is self._sleeper for key, _ in ready):
             return False
         if ready:
-            return True  # the broker says nothing unasked: this is the end of the connection
+            return True  # a broker sends nothing unasked, so the connection was closed
         try:
             return self._found.connection.cluster_id() != self._found.address.cluster_id
         except (OSError, NotKafkaError):
             return True
 
     def _replace(self) -> bool:
-        """Find the broker again, or start it. Whether the connection can go on."""
+        """Find the broker again, or start it. Returns whether the connection can continue."""
         lost = self._found.address
+        if not (self._folder / LOCK_FILE).exists():
+            # A broker always leaves its lock file, so the folder was removed on purpose: do not create it again.
+            self._give_up(
+                f"the data folder {self._folder} was removed: connect again to create a new one", logging.INFO
+            )
+            return False
         try:
             found = self._start_again() if lost.exit_when_idle_s is not None else self._await_return()
         except PenstockError as error:
-            self._give_up(f"the broker of {self._folder} has ended and could not be started again: {error}")
+            self._give_up(f"the broker of {self._folder} has stopped and could not be restarted: {error}")
             return False
         if found is None:
             return False
         self._found = found
         if found.address.port != lost.port:
             port = found.address.port
-            self._give_up(f"the broker of {self._folder} is back at another port, {port}: connect again")
+            self._give_up(f"the broker of {self._folder} was restarted at another port, {port}: connect again")
             return False
         return True
 
-    def _give_up(self, problem: str) -> None:
-        self._problem = problem
-        logger.error("%s", problem)
+    def _give_up(self, problem: str, level: int = logging.ERROR) -> None:
+        logger.log(level, "%s", problem)
         if self._on_problem is not None:
             self._on_problem(problem)
 
     def _start_again(self) -> Found:
         lost = self._found.address
         assert lost.exit_when_idle_s is not None
-        logger.warning("the broker of %s (process %d) is gone: starting it again", self._folder, lost.pid)
+        logger.warning("the broker of %s (process %d) is gone: restarting it", self._folder, lost.pid)
         deadline_s = time.monotonic() + self._options.connect_timeout_s
         return find_or_start(
             self._folder, exit_when_idle_s=lost.exit_when_idle_s, deadline_s=deadline_s, port=lost.port
         )
 
     def _await_return(self) -> Found | None:
-        """A broker that somebody started by hand is theirs to start again. None when we are closed first."""
-        logger.warning("the broker of %s, which was started by hand, has ended: waiting for its return", self._folder)
+        """Wait until the user restarts a broker that the user started. None if the lifeline is closed first."""
+        logger.warning("the broker of %s, which was started by hand, has stopped: waiting for it", self._folder)
         while not self._stopping.wait(_LOOK_AGAIN_S):
             found = find(self._folder)
             if found is not None:

@@ -1,8 +1,7 @@
-"""What librdkafka and the brokers complain about, in our words, with what to do."""
+"""Errors of librdkafka and the brokers as errors of the library, with advice."""
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -13,74 +12,104 @@ from penstock.errors import (
     DeliveryError,
     GroupError,
     InvalidTopicError,
+    NotAllowedError,
     PenstockError,
     StreamError,
     TopicExistsError,
     UnknownTopicError,
 )
+from penstock.model import is_topic_name
 
-_TOPIC_NAME: Final = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
 _CREATE: Final = "create it with create_topic, or with: penstock topics create"
 _UNDELIVERED: Final[dict[int, str]] = {
-    KafkaError._MSG_TIMED_OUT: "no acknowledgement came in time. It may be stored or not; see that the broker runs "
-    "and can be reached, then send it again",
+    KafkaError._MSG_TIMED_OUT: "no acknowledgement came in time. It may be stored or not; check that the broker "
+    "runs and can be reached, then send it again",
     KafkaError.REQUEST_TIMED_OUT: "the broker did not store it in time; see the broker's log, then send it again",
     KafkaError.MSG_SIZE_TOO_LARGE: "it is too large; raise max.message.bytes of the topic, or send less",
     KafkaError.RECORD_LIST_TOO_LARGE: "it is larger than a segment; raise segment.bytes of the topic, or send less",
     KafkaError.UNKNOWN_TOPIC_OR_PART: f"there is no such topic or partition; {_CREATE}",
     KafkaError._UNKNOWN_TOPIC: f"there is no such topic; {_CREATE}",
-    KafkaError._UNKNOWN_PARTITION: "the topic has no such partition; leave partition away to have one chosen",
+    KafkaError._UNKNOWN_PARTITION: "the topic has no such partition; omit partition to have one chosen",
     KafkaError.TOPIC_EXCEPTION: "a topic cannot have this name; use letters, digits, dots, underscores and dashes",
     KafkaError.INVALID_RECORD: "the topic is compacted, so each of its records needs a key",
     KafkaError.INVALID_TIMESTAMP: "its timestamp is too far from the broker's clock; see "
     "message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic",
     KafkaError.KAFKA_STORAGE_ERROR: "the broker's disk is full or failing; make room or repair it, then send it again",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this client may not write to the topic; ask for the right to",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this client may not write to the topic; ask for the permission",
     KafkaError._PURGE_QUEUE: "the connection was closed before it was sent",
     KafkaError._PURGE_INFLIGHT: "the connection was closed before it was acknowledged; it may be stored or not",
 }
 
+REFUSED_FOR_GOOD: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_RECORD,
+        KafkaError._INVALID_DIFFERENT_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError._INVALID_ARG,
+    }
+)
+"""Errors that would happen again with the same record."""
+
 
 def not_delivered(topic: str, error: KafkaError, given_up: str | None = None) -> DeliveryError:
-    """Why a record will not be delivered; `given_up` is why we let go of it ourselves, if we did."""
+    """Why a record was not delivered. `given_up` is the reason if the library purged it."""
     code = error.code()
-    if code in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART) and not _TOPIC_NAME.fullmatch(topic):
-        code = KafkaError.TOPIC_EXCEPTION  # librdkafka says this or that, depending on which of its timers was first
+    if code in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART) and not is_topic_name(topic):
+        code = KafkaError.TOPIC_EXCEPTION  # librdkafka reports either, depending on which of its timers fires first
     is_ours = given_up is not None and code in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
     reason = given_up if is_ours else _UNDELIVERED.get(code, error.str())
-    fatal = ". This connection can send no more: connect again" if error.fatal() else ""
-    return DeliveryError(f"a record for topic {topic!r} was not delivered: {reason}{fatal}")
+    fatal = ". This connection cannot send any more: connect again" if error.fatal() else ""
+    return DeliveryError(
+        f"a record for topic {topic!r} was not delivered: {reason}{fatal}",
+        retriable=error.code() not in REFUSED_FOR_GOOD,
+    )
+
+
+def not_taken(topic: str, error: KafkaException) -> DeliveryError:
+    """Why librdkafka did not accept a record."""
+    reason = reason_of(error)
+    return not_delivered(topic, reason) if reason is not None else DeliveryError(str(error))
 
 
 def reason_of(error: BaseException) -> KafkaError | None:
-    """The error inside confluent-kafka's exception."""
     reason = error.args[0] if isinstance(error, KafkaException) and error.args else None
     return reason if isinstance(reason, KafkaError) else None
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether it says that a topic or a partition is not there."""
+    """Whether the error means that a topic or partition does not exist."""
     reason = reason_of(error)
     return reason is not None and _REFUSED.get(reason.code(), (StreamError, ""))[0] is UnknownTopicError
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether asking again may help: the broker is away, or not ready for this yet."""
+    """Whether a retry may help: the broker is unavailable, or not ready yet."""
     reason = reason_of(error)
     return reason is not None and (reason.retriable() or reason.code() in _PASSING) and not is_missing(error)
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether it says that nobody answers."""
+    """Whether the error means that no broker answers."""
     reason = reason_of(error)
     return isinstance(error, TimeoutError) or (reason is not None and reason.code() in _UNREACHABLE)
 
 
 def refused(what: str, error: BaseException) -> PenstockError:
-    """A request that was refused, or had no answer. `what` could not be done: "topic 'x' could not be created"."""
+    """The error for a request that failed. `what` starts the message, such as "topic 'x' could not be created"."""
     reason = reason_of(error)
     if is_unreachable(error):
-        return BrokerUnavailableError(f"{what}: the broker does not answer; see that it runs and can be reached")
+        return BrokerUnavailableError(f"{what}: the broker does not answer; check that it runs and can be reached")
     if reason is None:
         return StreamError(f"{what}: {error}")
     kind, advice = _REFUSED.get(reason.code(), (StreamError, ""))
@@ -115,6 +144,9 @@ _REFUSED: Final[dict[int, tuple[type[PenstockError], str]]] = {
         "use 1 to 249 letters, digits, dots, underscores and dashes, not '.' or '..', "
         "and no name that differs from another topic's only in dots and underscores",
     ),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: (NotAllowedError, ""),
+    KafkaError.GROUP_AUTHORIZATION_FAILED: (NotAllowedError, ""),
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: (NotAllowedError, ""),
     KafkaError.INVALID_CONFIG: (ConfigError, ""),
     KafkaError.INVALID_PARTITIONS: (ConfigError, ""),
     KafkaError.INVALID_REPLICATION_FACTOR: (ConfigError, ""),

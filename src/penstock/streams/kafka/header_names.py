@@ -1,15 +1,13 @@
-"""Names of headers that are no UTF-8: Kafka lets them be any bytes, and confluent-kafka gives text.
+"""Header names that are not UTF-8: Kafka allows any bytes, and confluent-kafka returns text.
 
-Asked for the headers of such a record for the first time, `Message.headers` raises SystemError; from then on it gives
-pairs that lack their name in memory, and end the process when that is looked at. So whoever asks for headers catches
-`UNREADABLE` and has them mended, once; after that the message is like any other. What no name was found for is known
-from the garbage collector, which alone passes over what is not there.
+The first call of `Message.headers` for such a record raises SystemError. Later calls return pairs whose name is a null
+pointer, and reading it crashes the process. So callers catch `UNREADABLE` and repair the message once with `mend`.
+Pairs without a name are recognised through the garbage collector, which skips null pointers.
 
-The error carries the bytes of the first such name. Those of a second one in the same record are nowhere to be had: that
-header keeps its value under `UNKNOWN_NAME`. Of any name, librdkafka gives what stands before its first zero byte.
+The error holds the bytes of the first such name. Those of a second one in the same record are lost: that header keeps
+its value under `UNKNOWN_HEADER`. librdkafka cuts any name at its first zero byte.
 
-Only one thread may ask for the headers of a message that nobody has asked for them before. In a consumer that is the
-one that admits records; workers come later.
+Only one thread may make the first call for a message. In a consumer, that is the thread that admits records.
 """
 
 from __future__ import annotations
@@ -22,28 +20,24 @@ from typing import Any, Final
 from confluent_kafka import Message
 
 from penstock.errors import DeliveryError
-from penstock.model import Headers, header_name
+from penstock.model import UNKNOWN_HEADER, Headers, header_name
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_NAME: Final = "penstock-unknown-name"
-"""The header of this name had one that was no UTF-8, and was not the first such in its record."""
-
 UNREADABLE: Final = (SystemError, UnicodeDecodeError)
-"""What asking a message for its headers may raise. Inside code that the interpreter has sped up, not the call itself
-does, but one of the next."""
+"""What `Message.headers` may raise. In optimized bytecode, a later instruction may raise it instead of the call."""
 
 _MOST_TOPICS: Final = 1_000
 _told: set[str | None] = set()
-"""Topics of which it has been logged."""
+"""Topics that were logged."""
 
 
 def mend(message: Message, error: BaseException) -> None:
-    """Give the message headers that can be read. Raises the error again if it was not about them."""
+    """Repair the headers of a message. Raises the error again if it has another cause."""
     pairs: Any = message.headers()
     first = _name_in(error)
-    if pairs is None:  # the client kept nothing
-        mended: list[tuple[str, bytes | None]] = [(UNKNOWN_NAME if first is None else header_name(first), None)]
+    if pairs is None:  # the client kept none
+        mended: list[tuple[str, bytes | None]] = [(UNKNOWN_HEADER if first is None else header_name(first), None)]
     elif all(map(_has_name, pairs)):
         raise error
     else:
@@ -52,14 +46,14 @@ def mend(message: Message, error: BaseException) -> None:
             if _has_name(pair):
                 mended.append(pair)
                 continue
-            mended.append((UNKNOWN_NAME if first is None else header_name(first), pair[1]))
+            mended.append((UNKNOWN_HEADER if first is None else header_name(first), pair[1]))
             first = None
     message.set_headers(mended)  # type: ignore[arg-type]  # a value may be None
     _tell(message)
 
 
 def all_headers(messages: Sequence[Message]) -> Sequence[Any]:
-    """The headers of each message, or something else that is true if it has any."""
+    """For each message, a value that is true if it has headers."""
     try:
         return list(map(Message.headers, messages))
     except UNREADABLE as error:
@@ -68,9 +62,9 @@ def all_headers(messages: Sequence[Message]) -> Sequence[Any]:
 
 
 def _has_headers(message: Message, raised: BaseException) -> bool:
-    """Whether it has any; they are mended if they must be. `raised` is about the first for which that is so."""
+    """Whether it has headers, repaired if necessary. `raised` belongs to the first message that needs it."""
     try:
-        # Through map, what the client has set is raised here and not later.
+        # Through map, the error is raised here and not later.
         (pairs,) = map(Message.headers, (message,))
     except UNREADABLE as error:
         mend(message, error)
@@ -85,7 +79,7 @@ def _has_name(pair: object) -> bool:
 
 
 def sendable(headers: Headers) -> list[tuple[str, str | bytes | None]]:
-    """The headers as the client takes them. DeliveryError for a name that is no UTF-8, at which it would crash."""
+    """The headers for the client. Raises DeliveryError for a name that is not UTF-8, which would crash the client."""
     for name, _ in headers:
         if not name.isascii():
             try:
@@ -96,7 +90,7 @@ def sendable(headers: Headers) -> list[tuple[str, str | bytes | None]]:
 
 
 def _name_in(error: BaseException) -> bytes | None:
-    """The name that could not be decoded: the first, for each further one wraps the error about it in another."""
+    """The first name that could not be decoded; the errors of further names wrap its error."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, UnicodeDecodeError):
@@ -111,10 +105,10 @@ def _tell(message: Message) -> None:
         return
     _told.add(topic)
     logger.warning(
-        "topic %r, partition %s, offset %s: the name of a header is no UTF-8, so it is given as text with \\xNN in it; "
-        "a second one in the same record is called %s. This is not said again of this topic",
+        "topic %r, partition %s, offset %s: a header name is not UTF-8 and is returned with \\xNN in it; "
+        "a second one in the same record is called %s. This is logged once per topic",
         topic,
         message.partition(),
         message.offset(),
-        UNKNOWN_NAME,
+        UNKNOWN_HEADER,
     )

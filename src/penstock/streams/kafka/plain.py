@@ -1,18 +1,18 @@
-"""A plain connection that speaks just enough of the protocol to ask who is there, and how large its topics are.
+"""A plain connection for a few requests: who is there, and how large the topics and disks are.
 
-librdkafka tries again and again to reach a broker, which is right for sending and reading; to learn at once that nobody
-is there, or somebody else, takes one socket and one request. The sizes of topics librdkafka cannot ask for at all.
+librdkafka keeps retrying to reach a broker, which is right for sending and reading. Finding out at once that a broker
+is missing, or is not Kafka, takes one socket and one request. librdkafka cannot ask for sizes at all.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Final, Self
 
 from penstock.errors import PenstockError, StreamError
-from penstock.streams.kafka.security import PLAIN, Login, Security
+from penstock.streams.kafka.security import PLAIN, Security
 from penstock.streams.url import Host
 
 METADATA: Final = 3
@@ -24,15 +24,26 @@ _CLIENT_ID: Final = b"penstock-plain"
 _HEADER: Final = struct.Struct(">ihhih")
 
 
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """A data folder of a broker, and its disk."""
+
+    folder: str
+    total_bytes: int
+    free_bytes: int
+    """-1: not known."""
+    failed: bool
+
+
 class NotKafkaError(PenstockError):
-    """What answers does not speak Kafka's protocol."""
+    """The answer is not Kafka's protocol."""
 
 
 class PlainConnection:
-    """One socket to one broker, one request at a time. OSError and NotKafkaError are for the caller to explain."""
+    """One socket to one broker, one request at a time. Requests raise OSError and NotKafkaError."""
 
     def __init__(self, host: Host, timeout_s: float, security: Security = PLAIN) -> None:
-        """StreamError when the broker does not let us in, ConfigError when `security` is more than is known here."""
+        """Raises StreamError if the login is refused, and ConfigError if `security` is not supported here."""
         self.host = host
         self._correlation_id = 0
         login = security.login()
@@ -40,13 +51,12 @@ class PlainConnection:
         try:
             self.socket = security.wrapped(self.socket, host.name)
             if login is not None:
-                self._log_in(login)
+                self._log_in(*login)
         except BaseException:
             self.close()
             raise
 
     def cluster_id(self) -> str | None:
-        """The name of the cluster that the broker belongs to."""
         answer = self._ask(METADATA, version=2, body=struct.pack(">i", 0))
         for _ in range(answer.count()):
             answer.number(">i")
@@ -56,7 +66,7 @@ class PlainConnection:
         return answer.text()
 
     def partition_sizes(self) -> dict[tuple[str, int], int]:
-        """How many bytes each partition takes on this broker."""
+        """The size of each partition on this broker in bytes."""
         everything = struct.pack(">i", -1)
         answer = self._ask(DESCRIBE_LOG_DIRS, version=1, body=everything)
         answer.number(">i")
@@ -72,39 +82,61 @@ class PlainConnection:
                         sizes[topic, partition] = sizes.get((topic, partition), 0) + size_bytes
         return sizes
 
+    def disks(self) -> list[LogDir]:
+        no_topics = b"\x01\x00"  # an empty array, so that no sizes are sent, and no tagged fields
+        answer = self._ask(DESCRIBE_LOG_DIRS, version=4, body=no_topics)
+        answer.fields(">ih")
+        disks = []
+        for _ in range(answer.short_count()):
+            code = answer.number(">h")
+            folder = answer.short_text()
+            for _ in range(answer.short_count()):  # some brokers send topics all the same
+                answer.short_text()
+                for _ in range(answer.short_count()):
+                    answer.fields(">iqq?")
+                    answer.skip_tagged()
+                answer.skip_tagged()
+            total_bytes, free_bytes = answer.fields(">qq")
+            answer.skip_tagged()
+            disks.append(LogDir(folder, total_bytes, free_bytes, failed=code != 0))
+        return disks
+
     def close(self) -> None:
         self.socket.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _log_in(self, login: Login) -> None:
+    def _log_in(self, user: str, password: str) -> None:
         mechanism = b"PLAIN"
         answer = self._ask(SASL_HANDSHAKE, version=1, body=struct.pack(">h", len(mechanism)) + mechanism)
         if answer.number(">h"):
             offered = ", ".join(answer.text() or "" for _ in range(answer.count()))
-            raise StreamError(f"{self.host} does not take the SASL mechanism PLAIN, but {offered}")
-        proof = f"\0{login.user}\0{login.password}".encode()
+            raise StreamError(f"{self.host} does not support the SASL mechanism PLAIN, but {offered}")
+        proof = f"\0{user}\0{password}".encode()
         answer = self._ask(SASL_AUTHENTICATE, version=0, body=struct.pack(">i", len(proof)) + proof)
         if answer.number(">h"):
-            raise StreamError(f"{self.host} does not let the user {login.user!r} in: {answer.text()}")
+            raise StreamError(f"{self.host} refused the login of user {user!r}: {answer.text()}")
 
     def _ask(self, api_key: int, version: int, body: bytes) -> Answer:
         self._correlation_id += 1
+        is_flexible = (api_key, version) == (DESCRIBE_LOG_DIRS, 4)
+        if is_flexible:
+            body = b"\x00" + body  # no tagged fields in the header
         length = _HEADER.size - 4 + len(_CLIENT_ID) + len(body)
         header = _HEADER.pack(length, api_key, version, self._correlation_id, len(_CLIENT_ID))
         self.socket.sendall(header + _CLIENT_ID + body)
         (answer_bytes,) = struct.unpack(">i", self._receive(4))
         if not 4 <= answer_bytes <= MAX_ANSWER_BYTES:
-            raise NotKafkaError(f"{self.host} answered with {answer_bytes} bytes, which no broker would")
+            raise NotKafkaError(f"{self.host} answered with {answer_bytes} bytes, which is not Kafka's protocol")
         answer = Answer(self._receive(answer_bytes))
         if answer.number(">i") != self._correlation_id:
-            raise NotKafkaError(f"{self.host} answered a question that was not asked")
+            raise NotKafkaError(f"{self.host} answered a request that was not sent")
+        if is_flexible:
+            answer.skip_tagged()
         return answer
 
     def _receive(self, count: int) -> bytes:
@@ -118,7 +150,7 @@ class PlainConnection:
 
 
 class Answer:
-    """The body of an answer, read from its front."""
+    """Parses the body of an answer from front to back."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -136,16 +168,44 @@ class Answer:
         return self.fields(layout)[0]
 
     def count(self) -> int:
-        """How many elements follow. No element is shorter than a byte, so more than there are bytes is a lie."""
-        count = self.number(">i")
+        return self._checked_count(self.number(">i"))
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.number(">B")
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                return value
+            if shift > 28:
+                raise NotKafkaError("the answer has a varint that is too long")
+
+    def short_count(self) -> int:
+        """The length of a compact array, as newer versions write it."""
+        return self._checked_count(self.varint() - 1)
+
+    def _checked_count(self, count: int) -> int:
+        """An element takes at least one byte, so there cannot be more elements than bytes."""
         if count > len(self._body) - self._at:
             raise NotKafkaError(f"the answer promises {count} elements and ends too early")
         return max(count, 0)
+
+    def short_text(self) -> str:
+        return self._piece(max(0, self.varint() - 1))
+
+    def skip_tagged(self) -> None:
+        for _ in range(self.varint()):
+            self.varint()
+            self._piece(self.varint())
 
     def text(self) -> str | None:
         length = self.number(">h")
         if length < 0:
             return None
+        return self._piece(length)
+
+    def _piece(self, length: int) -> str:
         if length > len(self._body) - self._at:
             raise NotKafkaError("the answer ends too early")
         piece = self._body[self._at : self._at + length]

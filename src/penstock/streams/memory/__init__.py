@@ -1,12 +1,12 @@
 """A stream in the memory of this process, for tests and for trying things out.
 
-It keeps every promise of `penstock.abc.Stream` but durability: order, keys, headers, times, retention, waiting readers.
-In come `MemoryStreams(...)` or a URL, `memory:NAME`, which leads to the same records wherever in the process it is
-used. What it can do beyond a stream is to provoke what is rare elsewhere: `expire`, `skip`, `add_partitions`.
+It has all of `penstock.abc.Stream` but durability: order, keys, headers, times, retention, waiting readers. Open it
+with `MemoryStream(...)`, or by a URL, `memory:NAME`, which has the same records in the whole process. With `expire`,
+`skip` and `add_partitions`, tests can provoke what is rare elsewhere.
 """
 
 from __future__ import annotations
 
-from penstock.streams.memory.streams import MemoryStreams
+from penstock.streams.memory.streams import MemoryStream
 
-__all__ = ["MemoryStreams"]
+__all__ = ["MemoryStream"]

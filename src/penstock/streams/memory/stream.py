@@ -1,4 +1,4 @@
-"""One topic in memory, as `abc.Stream`."""
+"""One topic in memory, as `abc.TopicStream`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,117 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.abc import Feature, Features
-from penstock.errors import ConfigError, ConnectionClosedError
+from penstock.errors import ConfigError, ConnectionClosedError, OffsetOutOfRangeError
 from penstock.model import Batch, NewRecord, Pointer, Position, Receipt
-from penstock.streams.memory.feed import MemoryFeed
-from penstock.streams.memory.topic import Topic, check_limit
-from penstock.streams.memory.topics import Topics
+from penstock.streams.memory.topics import Topic, Topics, check_limit
+
+
+class MemoryFeed:
+    """`abc.Feed` that waits for all of its partitions at once, and serves them in turns."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._next: dict[int, Pointer] = {}
+        """Where each partition continues, in the order of their turns."""
+        self._paused: set[int] = set()
+        self._woken = False
+        self._closed = False
+
+    def add(self, partition: int, start: Pointer) -> None:
+        with self._topic.changed:
+            self._check_open()
+            self._topic.partition(partition)
+            self._next[partition] = start
+
+    def remove(self, partition: int) -> None:
+        with self._topic.changed:
+            self._next.pop(partition, None)
+            self._paused.discard(partition)
+
+    def pause(self, partition: int) -> None:
+        with self._topic.changed:
+            self._check_open()
+            self._paused.add(partition)
+
+    def resume(self, partition: int) -> None:
+        with self._topic.changed:
+            self._check_open()
+            self._paused.discard(partition)
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Batch]:
+        check_limit(limit)
+        until_s = self._topic.clock.monotonic_s() + wait_s
+        with self._topic.changed:
+            while True:  # ends at the deadline, when `wait` returns False
+                self._check_open()
+                self._check_ranges()
+                batches = self._take(limit)
+                if batches:
+                    return batches
+                if self._woken or not self._topic.wait(until_s):
+                    self._woken = False
+                    return ()
+
+    def wake(self) -> None:
+        with self._topic.changed:
+            self._woken = True
+            self._topic.changed.notify_all()
+
+    def close(self) -> None:
+        with self._topic.changed:
+            self._closed = True
+            self._topic.changed.notify_all()
+
+    def _check_ranges(self) -> None:
+        """Check all before taking any, so that the error loses no records of other partitions."""
+        for partition, start in self._next.items():
+            if partition in self._paused:
+                continue
+            try:
+                self._topic.check_in_range(partition, start)
+            except OffsetOutOfRangeError:
+                self.remove(partition)
+                raise
+
+    def _take(self, limit: int) -> list[Batch]:
+        """Take batches, empty ones too if there are only pointers without records."""
+        batches = []
+        for partition in list(self._next):
+            if partition in self._paused:
+                continue
+            start = self._next[partition]
+            batch = self._topic.batch(partition, start, limit)
+            if batch.next == start:
+                continue
+            del self._next[partition]
+            self._next[partition] = batch.next
+            batches.append(batch)
+            limit -= len(batch)
+            if limit == 0:
+                break
+        return batches
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionClosedError(f"the feed of topic {self._topic.name!r} is closed")
+
 
 FEATURES: Final[Features] = frozenset(
-    {Feature.PARTITIONS, Feature.CHOSEN_PARTITION, Feature.KEYS, Feature.HEADERS, Feature.TIMES, Feature.IDEMPOTENCE}
+    {
+        Feature.PARTITIONS,
+        Feature.CHOSEN_PARTITION,
+        Feature.OFFSETS,
+        Feature.KEYS,
+        Feature.HEADERS,
+        Feature.TIMES,
+        Feature.IDEMPOTENCE,
+    }
 )
-"""A record is stored once, as there is no wire on which an answer could be lost. No process competes for anything, and
-nothing outlives this one."""
+"""Without a network, no acknowledgement can be lost, so every record is stored once."""
 
 
-class MemoryStream:
-    """`abc.Stream` on a topic of `MemoryStreams`. The topic is looked up when it is used: it need not exist before."""
+class MemoryTopicStream:
+    """`abc.TopicStream` in memory. The topic is looked up at each use, so it need not exist before."""
 
     def __init__(self, topic: str, topics: Topics) -> None:
         self._name = topic
@@ -49,7 +145,7 @@ class MemoryStream:
         topic = self._there()
         until_s = topic.clock.monotonic_s() + wait_s
         with topic.changed:
-            while True:  # ends: `wait` is False once the time has come
+            while True:  # ends at the deadline, when `wait` returns False
                 self._check_open()
                 topic.check_in_range(partition, start)
                 batch = topic.batch(partition, start, limit)
@@ -57,21 +153,21 @@ class MemoryStream:
                     return batch
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
-        """Everything is stored, and every receipt settled, when this returns."""
+        """Store the records, and settle all receipts."""
         self._check_open()
         for record in records:
             if record.topic != self._name:
-                raise ConfigError(f"a record for topic {record.topic!r} was appended to topic {self._name!r}")
+                raise ConfigError(f"a record for topic {record.topic!r} cannot be appended to topic {self._name!r}")
         receipts = [Receipt(self._name) for _ in records]
         while receipts and not self._topics.find_or_create(self._name).append(records, receipts):
-            pass  # it was deleted since it was found: the next one is a new one
+            pass  # the topic was deleted since: create it again
         return receipts
 
     def feed(self) -> MemoryFeed:
         return MemoryFeed(self._there())
 
     def close(self) -> None:
-        """Who waits in `read` stops waiting, with a ConnectionClosedError."""
+        """Close it. A waiting `read` raises ConnectionClosedError."""
         self._closed = True
         topic = self._topics.get(self._name)
         if topic is not None:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import unittest
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
-from penstock.abc import Delivery, Feature, Features, Outcome, Queue
+from penstock.abc import Delivery, Extending, Feature, Features, Outcome, Queue, SettlingMany
 from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError
 from penstock.model import Headers, NewRecord
 from penstock.testing.conformance.child import Parent
+from penstock.testing.conformance.outages import DELAY_S as NETWORK_DELAY_S
+from penstock.testing.conformance.outages import (
+    HANG_S,
+    RECOVERY_S,
+    UNAVAILABLE,
+    Outage,
+    OutageSuite,
+    answers_or_raises,
+)
 from penstock.testing.conformance.suite import Factory, Suite, collect, lacks, needs
 
 COME_S: Final = 60.0
-"""How long a record may take to come, besides the visibility time."""
+"""How long a record may take to arrive, besides the visibility timeout."""
 BRIEF_S: Final = 0.3
-"""How long is waited for a record that does not come."""
+"""How long to wait for a record that should not arrive."""
 DELAY_S: Final = 1.0
 LARGE_BYTES: Final = 100_000
 
 
 class QueueSuite(Suite[Queue]):
-    """The base of all cases for queues. Records carry a mark, so that what other cases left behind is told apart."""
+    """The base of all cases for queues. Records carry a mark that distinguishes them from those of other cases."""
 
     visibility_s: ClassVar[float | None] = None
     ordered: ClassVar[bool] = True
@@ -36,15 +46,20 @@ class QueueSuite(Suite[Queue]):
     def put(self, queue: Queue, numbers: Sequence[int]) -> None:
         queue.send([NewRecord("queue", self.value(number)) for number in numbers])
 
+    def filled(self, count: int) -> Queue:
+        """A queue with this many numbered records of this case."""
+        queue = self.open()
+        self.put(queue, range(count))
+        return queue
+
     def value(self, number: int, payload: bytes = b"") -> bytes:
         return b"%b %d %b" % (self.mark, number, payload)
 
     def number_of(self, delivery: Delivery) -> int | None:
-        """Which of this case's records it is, if it is one."""
         return number_marked(self.mark, delivery)
 
     def receive(self, queue: Queue, limit: int = 1, wait_s: float | None = None) -> list[Delivery]:
-        """As soon as there are deliveries of this case. What is left of other cases is settled."""
+        """Deliveries of this case, as soon as there are any. Those of other cases are settled."""
         deadline_s = time.monotonic() + (COME_S if wait_s is None else wait_s)
         while True:  # ends: at the latest with the deadline
             deliveries = queue.receive(limit, max(0.0, deadline_s - time.monotonic()))
@@ -64,7 +79,7 @@ class QueueSuite(Suite[Queue]):
         return deliveries[0]
 
     def receive_all(self, queue: Queue, count: int) -> list[Delivery]:
-        """Receive so many, and settle each as done. Gives them in the order in which they came."""
+        """Receive this many, and settle each as done. Returns them in order of arrival."""
         received: list[Delivery] = []
         while len(received) < count:  # ends: nothing for so long is an error
             deliveries = self.receive(queue, 10)
@@ -75,7 +90,6 @@ class QueueSuite(Suite[Queue]):
         return received
 
     def finish(self, queue: Queue, count: int) -> list[int]:
-        """As `receive_all`, but gives which they were."""
         return self.numbers_of(self.receive_all(queue, count))
 
     def numbers_of(self, deliveries: Sequence[Delivery]) -> list[int]:
@@ -86,19 +100,88 @@ class QueueSuite(Suite[Queue]):
         assert not left, f"{why}, and yet the queue handed out {left}"
 
 
-class QueueCases(QueueSuite):
-    """What every queue promises: each record is handed out until it is settled, and not any more then."""
+class QueueOutageCases(QueueSuite, OutageSuite):
+    """The queue's server dies, or its network breaks, and comes back."""
+
+    @needs(Feature.DURABLE)
+    def test_no_record_is_lost_when_the_server_is_killed(self) -> None:
+        outage = self.outage()
+        queue = self.open()
+        self.put(queue, range(10))
+        held = self.receive(queue, 1)
+        outage.kill()
+        answers_or_raises(lambda: queue.receive(10, 0.1))
+        outage.restart()
+        for delivery in held:
+            with contextlib.suppress(*UNAVAILABLE):  # a delivery of before the restart may be stale
+                queue.settle(delivery, Outcome.RELEASE)
+        self._finish_through(queue, set(range(10)))
+        self.eventually("records are sent again", lambda: self._sent(queue, 10))
+        self._finish_through(queue, {10})
+
+    def test_no_record_is_lost_when_connections_are_cut(self) -> None:
+        outage = self.outage()
+        queue = self.open()
+        self.put(queue, range(10))
+        self.receive(queue, 1)
+        outage.proxy.cut()
+        answers_or_raises(lambda: queue.receive(10, 0.1))
+        outage.proxy.heal()
+        self._finish_through(queue, set(range(10)))
+        self.eventually("records are sent again", lambda: self._sent(queue, 10))
+        self._finish_through(queue, {10})
+
+    def test_a_slow_network_changes_nothing(self) -> None:
+        outage = self.outage()
+        queue = self.open()
+        outage.proxy.delay_s = NETWORK_DELAY_S
+        self.put(queue, range(10))
+        numbers = self.finish(queue, 10)
+        assert sorted(numbers) == list(range(10)), f"records 0 to 9 were sent, and {sorted(numbers)} came"
+        self.check_empty(queue, "each record was sent once", NETWORK_DELAY_S + BRIEF_S)
+
+    def test_no_call_hangs_on_a_server_that_does_not_answer(self) -> None:
+        outage = self.outage()
+        queue = self.open()
+        self.put(queue, range(5))
+        outage.proxy.freeze()
+        receiving = self.in_background(answers_or_raises, lambda: queue.receive(10, 0.5))
+        taken = self.result_of(receiving, "a receive from a server that accepts everything and answers nothing", HANG_S)
+        outage.proxy.heal()
+        for delivery in taken or ():  # the server had pushed them before the network hung
+            with contextlib.suppress(*UNAVAILABLE):
+                queue.settle(delivery, Outcome.RELEASE)
+        self._finish_through(queue, set(range(5)))
+
+    def _sent(self, queue: Queue, number: int) -> bool:
+        self.put(queue, [number])
+        return True
+
+    def _finish_through(self, queue: Queue, wanted: set[int]) -> None:
+        """Receive and settle, whatever fails on the way, until each of these has come."""
+        came: set[int] = set()
+
+        def attempt() -> bool:
+            for delivery in self.receive(queue, 10, 1.0):
+                came.update(self.numbers_of([delivery]))
+                queue.settle(delivery, Outcome.DONE)
+            return came >= wanted
+
+        self.eventually(f"records {sorted(wanted)} come", attempt, RECOVERY_S + (self.visibility_s or 0.0))
+
+
+class QueueCases(QueueOutageCases):
+    """What every queue promises: each record is delivered until it is settled, and not afterwards."""
 
     def test_what_is_sent_is_received_once(self) -> None:
-        queue = self.open()
-        self.put(queue, range(25))
+        queue = self.filled(25)
         numbers = self.finish(queue, 25)
         assert sorted(numbers) == list(range(25)), f"records 0 to 24 were sent, and {sorted(numbers)} came"
         self.check_empty(queue, "everything was settled as done", (self.visibility_s or 0.0) + BRIEF_S)
 
     def test_records_come_in_the_order_in_which_they_were_sent(self) -> None:
         if not self.ordered:
-            raise unittest.SkipTest("the queue does not keep the order")
+            raise unittest.SkipTest("does not apply: the queue does not keep the order")
         queue = self.open()
         for first in range(0, 50, 10):
             self.put(queue, range(first, first + 10))
@@ -152,8 +235,7 @@ class QueueCases(QueueSuite):
         assert waited_s >= BRIEF_S / 2, f"a receive that was to wait {BRIEF_S} s gave up after {waited_s:.3f} s"
 
     def test_what_somebody_has_is_not_handed_to_another(self) -> None:
-        queue = self.open()
-        self.put(queue, range(2))
+        queue = self.filled(2)
         first = self.receive(queue, 1)
         second = self.receive(queue, 1)
         numbers = sorted(self.numbers_of([*first, *second]))
@@ -162,8 +244,7 @@ class QueueCases(QueueSuite):
             queue.settle(delivery, Outcome.DONE)
 
     def test_competing_receivers_get_each_record_once(self) -> None:
-        queue = self.open()
-        self.put(queue, range(200))
+        queue = self.filled(200)
         receivers = [self.in_background(self._receive_until_empty, queue) for _ in range(4)]
         received = [self.result_of(receiver, "four receivers", COME_S * 2) for receiver in receivers]
         counts = Counter(number for numbers in received for number in numbers)
@@ -182,8 +263,7 @@ class QueueCases(QueueSuite):
 
     @needs(Feature.REDELIVERY)
     def test_what_is_settled_with_retry_is_handed_out_again(self) -> None:
-        queue = self.open()
-        self.put(queue, [0])
+        queue = self.filled(1)
         last = 1
         for time_number in range(3):
             delivery = self.receive_one(queue, 0, f"settled with RETRY {time_number} times")
@@ -194,10 +274,77 @@ class QueueCases(QueueSuite):
         queue.settle(self.receive_one(queue, 0, "settled with RETRY 3 times"), Outcome.DONE)
         self.check_empty(queue, "it was settled as done")
 
+    @needs(Feature.REDELIVERY)
+    def test_what_is_released_is_handed_out_again_and_is_not_counted(self) -> None:
+        queue = self.filled(1)
+        for time_number in range(3):
+            delivery = self.receive_one(queue, 0, f"settled with RELEASE {time_number} times")
+            counted = Feature.DELIVERY_COUNT in queue.features and delivery.attempt != 1
+            assert not counted, f"attempt {delivery.attempt} follows {time_number} deliveries that were released"
+            queue.settle(delivery, Outcome.RELEASE)
+        queue.settle(self.receive_one(queue, 0, "settled with RELEASE 3 times"), Outcome.DONE)
+        self.check_empty(queue, "it was settled as done")
+
+    @needs(Feature.REDELIVERY, Feature.DELIVERY_COUNT)
+    def test_deliveries_are_counted(self) -> None:
+        queue = self.filled(1)
+        for expected in range(1, 5):
+            delivery = self.receive_one(queue, 0, f"delivery {expected}")
+            assert delivery.attempt == expected, f"delivery {expected} says that it is number {delivery.attempt}"
+            queue.settle(delivery, Outcome.RETRY if expected < 4 else Outcome.DONE)
+
+    @needs(Feature.REDELIVERY)
+    def test_the_offset_tells_records_apart_and_stays_the_same(self) -> None:
+        queue = self.filled(10)
+        first: dict[int | None, int] = {}
+        while len(first) < 10:  # ends: nothing for so long is an error
+            deliveries = self.receive(queue, 10)
+            assert deliveries, f"{len(first)} of 10 records came, and then none"
+            for delivery in deliveries:
+                first[self.number_of(delivery)] = delivery.record.offset
+                queue.settle(delivery, Outcome.RETRY)
+        again = {self.number_of(each): each.record.offset for each in self.receive_all(queue, 10)}
+        assert len(set(first.values())) == 10, f"ten records have the offsets {sorted(first.values())}"
+        assert again == first, f"the offsets {first} became {again} when the records were delivered again"
+
+    def test_the_queue_has_a_name(self) -> None:
+        name = self.open().name
+        assert isinstance(name, str), f"the name {name!r} is not a string"
+        assert name, "the name is empty"
+
+    def test_what_is_extended_is_not_handed_out_again(self) -> None:
+        queue = self.open()
+        if not isinstance(queue, Extending):
+            raise unittest.SkipTest("does not apply: the queue is not penstock.abc.Extending")
+        self.put(queue, [0])
+        delivery = self.receive_one(queue, 0, "a record")
+        for _ in range(4):
+            again = self.receive(queue, 1, queue.visibility_timeout_s / 2)
+            assert not again, "a delivery that was extended in time was handed out again"
+            late = queue.extend([delivery])
+            assert not late, "a delivery was extended in time, and yet counts as late"
+        queue.settle(delivery, Outcome.DONE)
+        late = queue.extend([delivery])
+        assert list(late) == [delivery], f"extending a settled delivery returned {late} as late"
+
+    def test_many_are_settled_at_once(self) -> None:
+        queue = self.open()
+        if not isinstance(queue, SettlingMany):
+            raise unittest.SkipTest("does not apply: the queue is not penstock.abc.SettlingMany")
+        self.put(queue, range(5))
+        deliveries: list[Delivery] = []
+        while len(deliveries) < 5:  # ends: nothing for so long is an error
+            more = self.receive(queue, 5)
+            assert more, f"{len(deliveries)} of 5 records came, and then none"
+            deliveries += more
+        queue.settle(deliveries[1], Outcome.DONE)
+        late = queue.settle_all(deliveries, Outcome.DONE)
+        assert list(late) == [deliveries[1]], f"one of five was settled before, and {late} were late"
+        self.check_empty(queue, "all were settled as done", (self.visibility_s or 0.0) + BRIEF_S)
+
     @needs(Feature.DELAYED_REDELIVERY)
     def test_a_retry_with_a_delay_comes_after_the_delay_and_lets_others_pass(self) -> None:
-        queue = self.open()
-        self.put(queue, [0])
+        queue = self.filled(1)
         delivery = self.receive_one(queue, 0, "a record")
         settled_s = time.monotonic()
         queue.settle(delivery, Outcome.RETRY, delay_s=DELAY_S)
@@ -210,16 +357,14 @@ class QueueCases(QueueSuite):
 
     @lacks(Feature.DELAYED_REDELIVERY)
     def test_a_retry_with_a_delay_is_refused(self) -> None:
-        queue = self.open()
-        self.put(queue, [0])
+        queue = self.filled(1)
         delivery = self.receive_one(queue, 0, "a record")
         with self.expect(ConfigError, "a delay, without Feature.DELAYED_REDELIVERY"):
             queue.settle(delivery, Outcome.RETRY, delay_s=DELAY_S)
         queue.settle(delivery, Outcome.DONE)
 
     def test_what_is_rejected_is_never_handed_out_again(self) -> None:
-        queue = self.open()
-        self.put(queue, range(2))
+        queue = self.filled(2)
         for delivery in [*self.receive(queue, 1), *self.receive(queue, 1)]:
             rejected = self.number_of(delivery) == 0
             queue.settle(delivery, Outcome.REJECT if rejected else Outcome.DONE)
@@ -227,8 +372,7 @@ class QueueCases(QueueSuite):
 
     @needs(Feature.REDELIVERY)
     def test_settling_a_delivery_that_was_handed_out_again_is_stale(self) -> None:
-        queue = self.open()
-        self.put(queue, [0])
+        queue = self.filled(1)
         first = self.receive_one(queue, 0, "a record")
         queue.settle(first, Outcome.RETRY)
         second = self.receive_one(queue, 0, "settled with RETRY")
@@ -240,9 +384,10 @@ class QueueCases(QueueSuite):
     @needs(Feature.REDELIVERY)
     def test_what_is_not_settled_in_time_is_handed_out_again_and_the_late_one_is_stale(self) -> None:
         if self.visibility_s is None:
-            raise unittest.SkipTest("the queue has no visibility time: give conformance.queue(..., visibility_s=...)")
-        queue = self.open()
-        self.put(queue, [0])
+            raise unittest.SkipTest(
+                "does not apply: the queue has no visibility time: give conformance.queue(..., visibility_s=...)"
+            )
+        queue = self.filled(1)
         received_s = time.monotonic()
         first = self.receive_one(queue, 0, "a record")
         second = self.receive_one(queue, 0, "not settled in time")
@@ -266,7 +411,7 @@ class QueueCases(QueueSuite):
     @needs(Feature.DURABLE)
     def test_what_was_sent_is_there_when_the_sender_was_killed(self) -> None:
         with self.child(send_and_tell, self.mark) as child:
-            said = [child.hear() for _ in range(self.rng.randint(1, 40))]
+            said = [child.receive() for _ in range(self.rng.randint(1, 40))]
             said += child.kill()
         queue = self.open()
         numbers = set(self.finish(queue, len(said)))
@@ -279,10 +424,9 @@ class QueueCases(QueueSuite):
 
     @needs(Feature.DURABLE, Feature.REDELIVERY)
     def test_what_a_killed_receiver_had_is_handed_out_again_and_what_it_settled_is_not(self) -> None:
-        queue = self.open()
-        self.put(queue, range(20))
+        queue = self.filled(20)
         with self.child(receive_and_tell, self.mark) as child:
-            said = [child.hear() for _ in range(self.rng.randint(5, 15))]
+            said = [child.receive() for _ in range(self.rng.randint(5, 15))]
             said += child.kill()
         settled = {number for step, number in said if step == "settled"}
         numbers = self.finish(queue, 20 - len(settled) - 1)
@@ -300,25 +444,25 @@ def number_marked(mark: bytes, delivery: Delivery) -> int | None:
 
 
 def send_and_tell(queue: Queue, parent: Parent, mark: bytes) -> None:
-    """Send until it is killed, and say of each record that the queue has it."""
+    """Send until killed, and report each record that the queue has accepted."""
     for number in itertools.count():
         queue.send([NewRecord("queue", b"%b %d " % (mark, number))])
-        parent.say(number)
+        parent.send(number)
 
 
 def receive_and_tell(queue: Queue, parent: Parent, mark: bytes) -> None:
-    """Receive two at a time, settle one of them, and say so, until it is killed or nothing comes any more."""
+    """Receive two at a time, settle one of them, and report it, until killed or nothing arrives."""
     while deliveries := queue.receive(2, COME_S):
         for index, delivery in enumerate(deliveries):
             number = number_marked(mark, delivery)
             if number is None:
                 queue.settle(delivery, Outcome.DONE)
                 continue
-            parent.say(("received", number))
+            parent.send(("received", number))
             if index == 0:
                 queue.settle(delivery, Outcome.DONE)
-                parent.say(("settled", number))
-    parent.hear(COME_S)
+                parent.send(("settled", number))
+    parent.receive(COME_S)
 
 
 def queue(
@@ -327,14 +471,17 @@ def queue(
     *,
     visibility_s: float | None = None,
     ordered: bool = True,
+    outage: Callable[[], Outage] | None = None,
 ) -> type[QueueCases]:
     """The cases for a queue. `factory` opens it; with a parameter it gets a folder, whose name can name the queue.
 
-    `visibility_s` is after how long an unsettled delivery is handed out again, where that is so: choose a short one for
-    these tests, but one that a busy machine can keep, such as 2. `ordered`: a single receiver gets records in the order
-    in which a single sender sent them.
+    `visibility_s` is the time after which an unsettled delivery is redelivered, where there is one: choose a short one
+    that a busy machine can keep, such as 2. `ordered`: a single receiver gets records in the order in which a single
+    sender sent them. `outage()` returns the server that the factory's queue connects to, through a `TcpProxy`; without
+    it, the cases that kill the server and break the network are skipped.
     """
     cases = collect(QueueCases, factory, features)
     cases.visibility_s = visibility_s
     cases.ordered = ordered
+    cases.make_outage = staticmethod(outage) if outage is not None else None
     return cases

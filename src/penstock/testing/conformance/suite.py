@@ -1,4 +1,4 @@
-"""What all conformance suites share: how a case opens the backend, what it needs, and how a child process is killed.
+"""What all conformance suites share: opening the backend, requiring features, and killing child processes.
 
 A suite is a class of test cases for one kind of backend, a `unittest.TestCase`, so that pytest and unittest both run
 it and neither is needed to import it. A kind `thing` has a module `conformance/thing.py` with
@@ -9,21 +9,21 @@ it and neither is needed to import it. A kind `thing` has a module `conformance/
             ...
         @needs(Feature.DURABLE)                           # else the case is skipped, with the feature's name
         def test_what_was_acknowledged_survives_a_kill(self) -> None:
-            with self.child(put_many, "x") as child:      # put_many(thing, parent, "x") in a process of its own,
-                said = [child.hear() for _ in range(20)]  # which tells with `parent.say` what was acknowledged
-                said += child.kill()                      # SIGKILL; also what it had said by then
+            with self.child(put_many, "x") as child:      # put_many(thing, parent, "x") in another process,
+                        said = [child.receive() for _ in range(20)]  # which reports acknowledgements with `parent.send`
+                        said += child.kill()                      # SIGKILL; returns what was not received yet
             thing = self.open()                           # the same storage again
             ...
 
     def thing(factory: Factory[Thing], features: Features | None = None) -> type[ThingCases]:
         return collect(ThingCases, factory, features)
 
-and who writes a backend has `TestMine = thing(open_mine)`.
+and the author of a backend writes `TestMine = thing(open_mine)`.
 
 **The factory** opens the backend; each call opens the same storage, as a second process would. If it has a parameter,
-it gets a folder: a new one for each case, the same one for all calls within a case and for its children. Cases must not
-mind what other cases left in a storage that is shared: they use names from `self.fresh_name()`. For the cases that kill
-a child process the factory must be importable (see `child`).
+it gets a folder: a new one for each case, the same one for all calls within a case and for its children. Cases must
+tolerate what other cases left in a shared storage: they use names from `self.fresh_name()`. For the cases that kill a
+child process the factory must be importable (see `child`).
 
 **Random choices** come from `self.rng`. Its seed is logged as a warning, which pytest shows when the case fails; run
 again with the environment variable PENSTOCK_SEED set to it.
@@ -44,9 +44,9 @@ import tempfile
 import threading
 import unittest
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
@@ -60,8 +60,6 @@ SEED_VARIABLE = "PENSTOCK_SEED"
 
 
 class Backend(Protocol):
-    """What all kinds of backends have."""
-
     @property
     def features(self) -> Features: ...
 
@@ -78,14 +76,12 @@ Factory = Callable[..., B]
 
 
 class Caught(Generic[E]):
-    """What `Suite.expect` has caught, once its block is left."""
-
     error: E
 
 
 @dataclass(frozen=True, slots=True)
 class Opener(Generic[B]):
-    """The factory, with the folder of the case if it wants one. A child process can have it if it can have both."""
+    """The factory, with the folder of the case if it takes one. It can be pickled if both can."""
 
     factory: Factory[B]
     folder: Path | None
@@ -98,10 +94,10 @@ class Suite(unittest.TestCase, Generic[B]):
     """The base of all suites. Subclasses add cases; `collect` adds the factory."""
 
     __test__: ClassVar[bool] = False
-    """Only classes made by `collect` are for test runners to find."""
+    """Only classes made by `collect` are collected by test runners."""
     factory: ClassVar[Any] = None
     declared: ClassVar[Features | None] = None
-    """The features that the author gave, or else what the backend itself says, once it was opened."""
+    """The given features, or else those that the backend declares, once it was opened."""
 
     opener: Opener[B]
 
@@ -115,7 +111,7 @@ class Suite(unittest.TestCase, Generic[B]):
 
     @property
     def features(self) -> Features:
-        """What the backend can do. It is opened for that if no case has done so yet."""
+        """The backend's features. Opens it if no case has done so yet."""
         if self.declared is None:
             backend = self.opener()
             type(self).declared = backend.features
@@ -124,18 +120,30 @@ class Suite(unittest.TestCase, Generic[B]):
         return self.declared
 
     def open(self) -> B:
-        """The backend, opened (again). It is closed when the case ends, so a backend must not mind a second `close`."""
+        """Open the backend (again). It is closed when the case ends, so a second `close` must be harmless."""
         backend = self.opener()
         self.addCleanup(backend.close)
         if self.declared is None:
             type(self).declared = backend.features
         return backend
 
-    def child(self, work: Work, *arguments: Any, wrap: Callable[[B], Any] | None = None) -> Child:
-        """A process of its own that opens the backend and runs `work(backend, parent, *arguments)`, a function of a
-        module. `wrap` may put something around the backend first, such as what kills the process at the third call."""
-        opener = self.opener if wrap is None else _Wrapped(self.opener, wrap)
-        return Child(opener, work, *arguments)
+    def child(self, work: Work, *arguments: Any) -> Child:
+        """Another process that opens the backend and runs `work(backend, parent, *arguments)`, a module's function."""
+        return Child(self.opener, work, *arguments)
+
+    def run_together(self, children: Sequence[Child], timeout_s: float = 120.0) -> list[Any]:
+        """Start children that say that they are ready and wait, all at once. Returns what they said until their end."""
+        said: list[Any] = []
+        with ExitStack() as stack:
+            for child in children:
+                stack.enter_context(child)
+            for child in children:
+                child.receive()
+            for child in children:
+                child.send("go")
+            for child in children:
+                said += child.wait_until_done(timeout_s)
+        return said
 
     @functools.cached_property
     def rng(self) -> random.Random:
@@ -145,11 +153,11 @@ class Suite(unittest.TestCase, Generic[B]):
         return random.Random(seed)
 
     def fresh_name(self, kind: str = "topic") -> str:
-        """A name that nobody has used in this storage."""
+        """A name that was never used in this storage."""
         return f"{kind}-{uuid.uuid4().hex[:12]}"
 
     def in_background(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
-        """Call it in a thread of its own. `result_of` waits for it."""
+        """Call it in a thread. `result_of` waits for it."""
         future: Future[R] = Future()
 
         def call() -> None:
@@ -162,7 +170,7 @@ class Suite(unittest.TestCase, Generic[B]):
         return future
 
     def result_of(self, future: Future[R], why: str, timeout_s: float) -> R:
-        """What came out of something in the background; `why` says which promise is broken when nothing does."""
+        """The result of a background call; `why` says which promise is broken when there is none."""
         try:
             return future.result(timeout_s)
         except TimeoutError as error:
@@ -172,7 +180,7 @@ class Suite(unittest.TestCase, Generic[B]):
 
     @contextmanager
     def expect(self, error: type[E], why: str) -> Iterator[Caught[E]]:
-        """The block must raise this; `why` says which promise is broken when it does not. Gives what was raised."""
+        """The block must raise this; `why` says which promise is broken when it does not. Yields what was raised."""
         caught: Caught[E] = Caught()
         try:
             yield caught
@@ -182,39 +190,29 @@ class Suite(unittest.TestCase, Generic[B]):
             raise AssertionError(f"{why}: {error.__name__} was to be raised, and nothing was")
 
 
-@dataclass(frozen=True, slots=True)
-class _Wrapped:
-    opener: Callable[[], Any]
-    wrap: Callable[[Any], Any]
-
-    def __call__(self) -> Any:
-        return self.wrap(self.opener())
-
-
 def needs(*features: Feature) -> Callable[[Case], Case]:
-    """The case applies to backends with these features; for others it is skipped, saying which one is missing."""
+    """The case applies to backends with these features; for others it is skipped, naming the missing one."""
 
-    def decorate(case: Case) -> Case:
-        @functools.wraps(case)
-        def checked(self: Suite[Any]) -> None:
-            for feature in features:
-                if feature not in self.features:
-                    raise unittest.SkipTest(f"does not apply: the backend has no {feature.value} ({feature.name})")
-            case(self)
+    def missing(has: Features) -> str:
+        lacking = [f"no {feature.value} ({feature.name})" for feature in features if feature not in has]
+        return lacking[0] if lacking else ""
 
-        return cast(Case, checked)
-
-    return decorate
+    return _unless(missing)
 
 
 def lacks(feature: Feature) -> Callable[[Case], Case]:
     """The case applies to backends without this feature: they must refuse what needs it."""
+    return _unless(lambda has: f"{feature.name}, and nothing to refuse" if feature in has else "")
+
+
+def _unless(obstacle: Callable[[Features], str]) -> Callable[[Case], Case]:
+    """Skip a case if there is an obstacle: what the backend has, or does not have."""
 
     def decorate(case: Case) -> Case:
         @functools.wraps(case)
         def checked(self: Suite[Any]) -> None:
-            if feature in self.features:
-                raise unittest.SkipTest(f"does not apply: the backend has {feature.name}, and nothing to refuse")
+            if found := obstacle(self.features):
+                raise unittest.SkipTest(f"does not apply: the backend has {found}")
             case(self)
 
         return cast(Case, checked)
@@ -226,9 +224,9 @@ S = TypeVar("S", bound=Suite[Any])
 
 
 def collect(cases: type[S], factory: Callable[..., Any], features: Features | None = None) -> type[S]:
-    """The class of test cases for one backend. Give it a name that begins with Test in a module of tests."""
+    """The class of test cases for one backend. Assign it to a name that begins with Test in a test module."""
     if not callable(factory):
-        raise TypeError(f"{factory!r} is no factory: give a function that opens the backend, not the backend")
+        raise TypeError(f"{factory!r} is not a factory: pass a function that opens the backend, not the backend")
     body = {"__test__": True, "factory": staticmethod(factory), "declared": features, "__doc__": cases.__doc__}
     return cast(type[S], type(cases.__name__, (cases,), body))
 

@@ -1,99 +1,282 @@
-"""One group: its members, where it stands in every partition, how its lag came about and what becomes of it."""
+"""One group: its members, its offsets in every partition, its lag over time, and the forecast."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from nicegui import ui
 
 from penstock.console.views import GroupDetail
-from penstock.console.web import parts
-from penstock.console.web.absence import draw_failure
+from penstock.console.web import charts, parts, tables, texts
+from penstock.console.web.absence import loaded
+from penstock.console.web.background import in_background
 from penstock.console.web.frame import Console, frame, live, person
-from penstock.console.web.pages.group_reset import ResetDialog
-from penstock.console.web.pages.group_words import forecast, incoming_per_s, lag_tone, loss_tone, state_tone
-from penstock.console.web.pages.looks import wear_details
+from penstock.console.web.pages.group_words import forecast, incoming_per_s, kept_text, lag_tone, loss_tone, state_tone
 from penstock.errors import PenstockError
 from penstock.observe.facts import GroupFacts, ReaderFacts
+from penstock.observe.group_moves import Move
 
-RANGES_S: Final = {"15 min": 900, "1 h": 3_600, "6 h": 21_600, "24 h": 86_400, "7 d": 604_800}
-PLOTS_EVERY_S: Final = 10.0
+_EARLIEST, _LATEST, _TIME, _AGE, _POINTER, _SHIFT = "earliest", "latest", "time", "age", "pointer", "shift"
+WHERE_TO: Final = {
+    _EARLIEST: "Earliest: read everything again",
+    _LATEST: "Latest: skip what waits",
+    _TIME: "A time",
+    _AGE: "An age: this long ago",
+    _POINTER: "A pointer",
+    _SHIFT: "Shift: a number of records back or forward",
+}
+_HINTS: Final = {
+    _TIME: "UTC; the first record from then on",
+    _AGE: "such as 30s, 15m, 2h, 7d",
+    _POINTER: "an offset, for every partition that is ticked",
+    _SHIFT: "such as -100 or +100",
+}
+_ALL_TOPICS: Final = "All topics"
+_MOVE_COLUMNS: Final = (
+    tables.Column("topic", "Topic", "mono"),
+    tables.Column("partition", "Partition", "number"),
+    tables.Column("committed", "Is at", "number", on_phone=False, text=texts.number_text),
+    tables.Column("to", "Moves to", "number", text=texts.number_text),
+    tables.Column("by", "By records", "number"),
+    tables.Column("note", "Note", "text", on_phone=False),
+)
+
+
+def position_text(choice: str, value: str) -> str:
+    """The target position for the service. Empty when a value is missing."""
+    value = (value or "").strip()
+    if choice in (_EARLIEST, _LATEST):
+        return choice
+    if not value:
+        return ""
+    if choice == _TIME:
+        return f"{value}+00:00"
+    if choice == _AGE:
+        return f"-{value.removeprefix('-')}"
+    if choice == _SHIFT and value[0] not in "+-":
+        return f"+{value}"
+    return value
+
+
+class ResetDialog:
+    def __init__(self, console: Console, group: GroupFacts) -> None:
+        self._console = console
+        self._service = console.service
+        self._group = group
+        self._moves: Sequence[Move] = ()
+
+    async def open(self) -> None:
+        with parts.drawn_dialog(f"Reset offsets of {self._group.name}", "dialog-wide") as dialog:
+            parts.label(f"Moves its {kept_text(self._group)}").classes("about")
+            self._draw_choice()
+            self._problem = parts.Problem()
+            self._table = tables.Table(_MOVE_COLUMNS, (), height="40vh", is_selectable=True, sort_by="topic")
+            self._table.element.set_visibility(False)
+            self._table.element.on_select(lambda _: self._count())
+            self._summary = ui.label().classes("about")
+            with parts.dialog_buttons(dialog):
+                parts.button("Dry run", self._plan, kind="plain")
+                self._go = parts.button("Move", lambda: self._move(dialog), kind="danger")
+        self._forget()
+        self._warn_of_members()
+        await parts.until_closed(dialog)
+
+    def _draw_choice(self) -> None:
+        topics = sorted({reader.topic for reader in self._group.readers})
+        with parts.toolbar():
+            self._choice = parts.field(ui.select(WHERE_TO, value=_EARLIEST, label="Move to"), width="17rem")
+            self._value = parts.field(ui.input("Where"), width="15rem")
+            self._topic = parts.field(ui.select([_ALL_TOPICS, *topics], value=_ALL_TOPICS, label="In"), width="14rem")
+        for element in (self._choice, self._value, self._topic):
+            element.on_value_change(self._forget)
+        self._choice.on_value_change(self._ask_for_value)
+        self._value.on("keydown.enter", self._plan)
+        self._ask_for_value()
+
+    def _ask_for_value(self) -> None:
+        choice = str(self._choice.value)
+        self._value.set_visibility(choice in _HINTS)
+        self._value.set_value("")
+        self._value.props(f"type={'datetime-local' if choice == _TIME else 'text'} step=1")
+        self._value.props["hint"] = _HINTS.get(choice, "")
+        self._value.props["label"] = {_TIME: "Time", _AGE: "Age", _POINTER: "Pointer", _SHIFT: "Records"}.get(
+            choice, ""
+        )
+
+    def _warn_of_members(self) -> None:
+        if self._group.members:
+            self._refuse(
+                f"Group {self._group.name} has {texts.count_text(self._group.members, 'member')} that read now: stop "
+                "them first, or they would commit over it."
+            )
+
+    def _forget(self) -> None:
+        self._moves = ()
+        self._table.show(())
+        self._table.element.set_visibility(False)
+        self._summary.set_text("A dry run shows what would move. Nothing is changed by it.")
+        self._go.disable()
+        self._problem.show("")
+
+    def _refuse(self, text: str) -> None:
+        self._problem.show(text)
+        self._go.disable()
+
+    async def _plan(self) -> None:
+        self._forget()
+        to = position_text(str(self._choice.value), str(self._value.value or ""))
+        if not to:
+            self._value.error = f"Say where to: {_HINTS[str(self._choice.value)]}"
+            return
+        self._value.error = None
+        try:
+            self._moves = await in_background(self._service.plan_reset, self._group.name, to, topics=self._topics())
+        except PenstockError as error:
+            self._refuse(str(error))
+            return
+        self._to = to
+        rows = [_row(move) for move in self._moves]
+        self._table.show(rows)
+        self._table.element.selected = [row for row, move in zip(rows, self._moves, strict=True) if move.is_change]
+        self._table.element.set_visibility(True)
+        self._count()
+
+    def _count(self) -> None:
+        ticked = self._ticked()
+        back = -sum(move.by for move in ticked if move.by is not None and move.by < 0)
+        on = sum(move.by for move in ticked if move.by is not None and move.by > 0)
+        told = [f"{texts.count_text(len(ticked), 'partition')} would move"]
+        if back:
+            told.append(f"{texts.count_text(back, 'record')} are read again")
+        if on:
+            told.append(f"{texts.count_text(on, 'record')} are skipped")
+        self._summary.set_text(
+            "; ".join(told) + ("." if not self._service.read_only else ". This console is read-only.")
+        )
+        self._go.set_text(f"Move {texts.count_text(len(ticked), 'partition')}")
+        self._go.set_enabled(bool(ticked) and not self._service.read_only)
+
+    async def _move(self, dialog: ui.dialog) -> None:
+        by_topic: dict[str, list[int]] = {}
+        for move in self._ticked():
+            by_topic.setdefault(move.topic, []).append(move.partition)
+        done: list[str] = []
+        try:
+            for topic, partitions in by_topic.items():
+                moved = await in_background(
+                    self._service.reset,
+                    person(self._console),
+                    self._group.name,
+                    self._to,
+                    topics=(topic,),
+                    partitions=tuple(partitions),
+                )
+                done.append(str(moved) if len(by_topic) == 1 else f"{topic}: {moved}")
+        except PenstockError as error:
+            self._refuse(" ".join([str(error), *done]))
+            return
+        parts.say(" ".join(done), "good")
+        dialog.close()
+
+    def _topics(self) -> tuple[str, ...]:
+        return () if self._topic.value == _ALL_TOPICS else (str(self._topic.value),)
+
+    def _ticked(self) -> list[Move]:
+        keys = set(self._table.selected)
+        return [move for move in self._moves if _key(move) in keys]
+
+
+def _key(move: Move) -> str:
+    return f"{move.topic}-{move.partition}"
+
+
+def _row(move: Move) -> tables.Row:
+    by = "from the start" if move.by is None else f"{move.by:+,}" if move.by else "stays"
+    return {
+        "id": _key(move),
+        "topic": move.topic,
+        "partition": move.partition,
+        "committed": move.committed,
+        "to": move.to,
+        "by": move.by,
+        "by_text": by,
+        "by_tone": "warn" if move.by else "plain",
+        "note": move.note,
+    }
+
+
+_PLOTS: Final[tuple[tuple[str, str, charts.Unit], ...]] = (
+    ("lag", "Lag in records", ""),
+    ("lag_s", "Lag in seconds", "s"),
+)
 _MEMBERS_EVERY_S: Final = 10.0
 
 _PARTITIONS: Final = (
-    parts.Column("topic", "Topic", "mono"),
-    parts.Column("partition", "Partition", "number"),
-    parts.Column("committed", "Committed", "number", on_phone=False),
-    parts.Column("end", "End", "number", on_phone=False),
-    parts.Column("lag", "Lag", "number"),
-    parts.Column("lag_s", "Lag, time", "number"),
-    parts.Column("loss", "Loss in", "number"),
-    parts.Column("member", "Member", "mono", on_phone=False),
+    tables.Column("topic", "Topic", "mono"),
+    tables.Column("partition", "Partition", "number"),
+    tables.Column("committed", "Committed", "number", on_phone=False, text=texts.number_text),
+    tables.Column("end", "End", "number", on_phone=False, text=texts.number_text),
+    tables.Column("lag", "Lag", "number"),
+    tables.Column("lag_s", "Lag, time", "number", text=texts.duration_text),
+    tables.Column("loss", "Loss in", "number"),
+    tables.Column("member", "Member", "mono", on_phone=False),
 )
 _MEMBERS: Final = (
-    parts.Column("client", "Client", "mono"),
-    parts.Column("host", "Host", "mono", on_phone=False),
-    parts.Column("count", "Partitions", "number"),
-    parts.Column("partitions", "Assignment", "wide"),
+    tables.Column("client", "Client", "mono"),
+    tables.Column("host", "Host", "mono", on_phone=False),
+    tables.Column("count", "Partitions", "number"),
+    tables.Column("partitions", "Assignment", "wide"),
 )
 
 
 def register(console: Console) -> None:
     @ui.page("/groups/{name:path}")
     async def group_page(name: str) -> None:
-        wear_details()
         with frame(console, name, "groups"):
-            try:
-                detail = await parts.in_background(console.service.group, name)
-            except PenstockError as error:
-                command = f"penstock groups --url {console.service.url}"
-                draw_failure(name, "This group cannot be shown.", error, lambda: console.service.group(name), command)
-                return
-            await _Group(console, detail).draw()
+            command = f"penstock groups --url {console.service.url}"
+            detail = await loaded(name, "This group cannot be shown.", lambda: console.service.group(name), command)
+            if detail is not None:
+                await _Group(console, detail).draw()
 
 
 class _Group:
-    """The page of one group."""
-
     def __init__(self, console: Console, detail: GroupDetail) -> None:
         self._console = console
         self._service = console.service
         self._detail = detail
         self._facts = detail.facts
         self._asked_at_s = time.monotonic()
-        self._charts: dict[str, parts.LineChart] = {}
-        self._fed_at_s = 0.0
 
     async def draw(self) -> None:
         self._draw_head()
         self._sentence = ui.label().classes("forecast")
         with parts.stats():
-            self._lag = parts.stat("Lag", "")
-            self._lag_s = parts.stat("Lag, time", "")
-            self._rate = parts.stat("Reads", "")
-            self._coming = parts.stat("Comes in", "")
-            self._drain = parts.stat("Drained in", "")
-            self._loss = parts.stat("Loss in", "")
+            self._lag = parts.Stat("Lag")
+            self._lag_s = parts.Stat("Lag, time")
+            self._rate = parts.Stat("Reads")
+            self._coming = parts.Stat("Comes in")
+            self._drain = parts.Stat("Drained in")
+            self._loss = parts.Stat("Loss in")
         with parts.panel("Trend"):
-            self._range = ui.toggle(list(RANGES_S), value="1 h").props("no-caps dense flat").classes("choices")
-            self._range.on_value_change(self._draw_charts)
-            self._plots = ui.element("div").classes("plots")
+            self._plots = charts.Plots(_PLOTS, ["lag"], self._lines, height_px=200)
         with parts.panel("Partitions"):
-            self._partitions = parts.table(_PARTITIONS, (), height="60vh", sort_by="lag", is_descending=True)
+            self._partitions = tables.Table(_PARTITIONS, (), height="60vh", sort_by="lag", is_descending=True)
         with parts.panel("Members"):
-            self._members = parts.table(_MEMBERS, ())
-            self._nobody = parts.label("It has no members: nobody reads.").classes("about")
+            self._members = tables.Table(_MEMBERS, ())
+            self._nobody = parts.label("It has no members, so nothing is read.").classes("about")
         self._show()
-        await self._draw_charts()
+        await self._plots.draw()
         live(self._update)
 
     def _draw_head(self) -> None:
-        parts.title(self._facts.name, f"Assignor: {self._detail.assignor}" if self._detail.assignor else "")
+        assignor = f"; assignor {self._detail.assignor}" if self._detail.assignor else ""
+        parts.title(self._facts.name, f"Continues at its {kept_text(self._facts)}{assignor}")
         with parts.toolbar():
             self._state = parts.badge("")
             if self._facts.is_library:
-                ui.link("Its checkpoints", parts.path_to("consumers", self._facts.name)).classes("link")
+                ui.link("Its checkpoints", texts.path_to("consumers", self._facts.name)).classes("link")
             ui.element("span").classes("spread")
             reset = parts.button("Reset offsets", self._reset, icon="restore")
             delete = parts.button("Delete group", self._delete, kind="danger", icon="delete")
@@ -107,34 +290,35 @@ class _Group:
         if is_changed or time.monotonic() - self._asked_at_s >= _MEMBERS_EVERY_S:
             self._asked_at_s = time.monotonic()
             try:
-                self._detail = await parts.in_background(self._service.group, self._facts.name)
+                self._detail = await in_background(self._service.group, self._facts.name)
             except PenstockError as error:
                 self._sentence.set_text(str(error))
                 return
         self._facts = fresh or self._detail.facts
         self._show()
-        if time.monotonic() - self._fed_at_s >= PLOTS_EVERY_S:
-            await self._feed_charts()
+        await self._plots.update()
 
     def _show(self) -> None:
         facts = self._facts
         coming = incoming_per_s(facts, self._service.snapshot())
-        members = parts.count_text(facts.members, "member") if facts.members else "no members"
+        members = texts.count_text(facts.members, "member") if facts.members else "no members"
         self._state.set_text(f"{facts.state}, {members}")
         self._state.classes(replace=f"badge tone-{state_tone(facts.state)}")
         text, tone = forecast(facts, coming)
         self._sentence.set_text(text)
         self._sentence.classes(replace=f"forecast tone-{tone}")
-        self._lag.show(parts.number_text(facts.lag), note="records" + (", growing" if facts.is_growing else ""))
-        self._lag_s.show(parts.duration_text(facts.lag_s), note="the oldest unread", tone=lag_tone(facts.lag_s))
-        self._rate.show(parts.rate_text(facts.rate_per_s))
-        self._coming.show(parts.rate_text(coming))
+        unread = f", and {texts.number_text(facts.unread)} not read yet" if facts.unread else ""
+        growing = ", growing" if facts.is_growing else ""
+        self._lag.show(texts.number_text(facts.lag), note=f"records{unread}{growing}")
+        self._lag_s.show(texts.duration_text(facts.lag_s), note="the oldest unread", tone=lag_tone(facts.lag_s))
+        self._rate.show(texts.rate_text(facts.rate_per_s))
+        self._coming.show(texts.rate_text(coming))
         self._drain.show(
-            parts.duration_text(facts.time_to_drain_s), note="" if facts.time_to_drain_s else _no_drain(facts)
+            texts.duration_text(facts.time_to_drain_s), note="" if facts.time_to_drain_s else _no_drain(facts)
         )
         self._loss.show(
-            parts.duration_text(facts.time_to_loss_s),
-            note=f"{parts.count_text(facts.lost, 'record')} lost" if facts.lost else "by retention",
+            texts.duration_text(facts.time_to_loss_s),
+            note=f"{texts.count_text(facts.lost, 'record')} lost" if facts.lost else "by retention",
             tone="bad" if facts.lost else loss_tone(facts.time_to_loss_s),
         )
         self._partitions.show([_reader_row(each) for each in facts.readers])
@@ -144,8 +328,8 @@ class _Group:
                     "id": member.id,
                     "client": member.client_id,
                     "host": member.host,
-                    "count": len(member.partitions),
-                    "partitions": _listed(member.partitions),
+                    "count": len(member.assignment),
+                    "partitions": _listed(member.assignment),
                 }
                 for member in self._detail.members
             ]
@@ -153,24 +337,8 @@ class _Group:
         self._members.element.set_visibility(bool(self._detail.members))
         self._nobody.set_visibility(not self._detail.members)
 
-    async def _draw_charts(self) -> None:
-        self._plots.clear()
-        span_s = RANGES_S[str(self._range.value)]
-        with self._plots:
-            for metric, label, unit in (("lag", "Lag in records", ""), ("lag_s", "Lag in seconds", "s")):
-                with ui.element("div").classes("plot"):
-                    parts.label(label).classes("about")
-                    self._charts[metric] = parts.line_chart(
-                        [parts.Line(label, ())], unit="s" if unit else "", height_px=200, span_s=span_s
-                    )
-        await self._feed_charts()
-
-    async def _feed_charts(self) -> None:
-        self._fed_at_s = time.monotonic()
-        since_ms = int((time.time() - RANGES_S[str(self._range.value)]) * 1000)
-        for metric, chart in list(self._charts.items()):
-            points = await parts.in_background(self._service.series, "group", self._facts.name, metric, since_ms)
-            chart.show([parts.Line("lag", points or ())])
+    def _lines(self, metric: str, since_ms: int) -> list[charts.Line]:
+        return [charts.Line("lag", self._service.series("group", self._facts.name, metric, since_ms))]
 
     async def _reset(self) -> None:
         await ResetDialog(self._console, self._facts).open()
@@ -179,36 +347,35 @@ class _Group:
     async def _delete(self) -> None:
         name = self._facts.name
         text = (
-            f"What {name} has committed is forgotten. Whoever reads with this name next begins where its own setting "
-            "says: at the earliest record, or behind the latest."
+            f"The {kept_text(self._facts)} of {name} are deleted. A consumer that uses this name again starts where "
+            "its own settings say: at the earliest record, or after the latest."
         )
         if not await parts.ask("Delete this group?", text, confirm_word=name, action="Delete", is_dangerous=True):
             return
         async with parts.saying_errors():
-            await parts.in_background(self._service.delete_group, person(self._console), name)
-            parts.say(f"Group {name} is deleted.", "good")
+            where = await in_background(self._service.delete_group, person(self._console), name)
+            parts.say(f"Group {name} is deleted: {where}.", "good")
             ui.navigate.to("/groups")
 
 
-def _reader_row(reader: ReaderFacts) -> parts.Row:
+def _reader_row(reader: ReaderFacts) -> tables.Row:
     return {
         "id": f"{reader.topic}-{reader.partition}",
         "topic": reader.topic,
-        "topic_href": parts.path_to("topics", reader.topic),
+        "topic_href": texts.path_to("topics", reader.topic),
         "partition": reader.partition,
         "committed": reader.committed,
-        "committed_text": parts.number_text(reader.committed),
         "end": reader.end,
-        "end_text": parts.number_text(reader.end),
         "lag": reader.lag,
-        "lag_text": parts.number_text(reader.lag),
+        "lag_text": f"{texts.number_text(reader.unread)} not read yet"
+        if reader.committed is None
+        else texts.number_text(reader.lag),
         "lag_s": reader.lag_s,
-        "lag_s_text": parts.duration_text(reader.lag_s),
         "lag_s_tone": lag_tone(reader.lag_s),
         "loss": reader.time_to_loss_s,
-        "loss_text": f"{parts.number_text(reader.lost)} lost"
+        "loss_text": f"{texts.number_text(reader.lost)} lost"
         if reader.lost
-        else parts.duration_text(reader.time_to_loss_s),
+        else texts.duration_text(reader.time_to_loss_s),
         "loss_tone": "bad" if reader.lost else loss_tone(reader.time_to_loss_s),
         "member": reader.member,
     }
@@ -217,7 +384,7 @@ def _reader_row(reader: ReaderFacts) -> parts.Row:
 def _no_drain(facts: GroupFacts) -> str:
     if facts.lag == 0:
         return "nothing to drain"
-    return "never, as it goes" if facts.is_growing else ""
+    return "never at this rate" if facts.is_growing else ""
 
 
 def _listed(partitions: tuple[tuple[str, int], ...]) -> str:

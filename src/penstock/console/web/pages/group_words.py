@@ -1,11 +1,12 @@
-"""How a group gets on, in words and colours. Pure functions over the facts."""
+"""The state of a group, in words and colours. Pure functions of the facts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.console.web.parts import Tone, count_text, duration_text, number_text, rate_text
+from penstock.console.web.tables import Tone
+from penstock.console.web.texts import count_text, duration_text, number_text, rate_text
 from penstock.observe.facts import GroupFacts, Snapshot
 
 LOSS_IS_NEAR_S: Final = 3_600.0
@@ -20,7 +21,7 @@ def state_tone(state: str) -> Tone:
 
 
 def loss_tone(time_to_loss_s: float | None) -> Tone:
-    """How near retention is to overtaking a reader."""
+    """How soon retention overtakes a reader."""
     if time_to_loss_s is None or time_to_loss_s > LOSS_IS_IN_SIGHT_S:
         return "plain"
     return "bad" if time_to_loss_s <= LOSS_IS_NEAR_S else "warn"
@@ -30,8 +31,13 @@ def lag_tone(lag_s: float | None) -> Tone:
     return "warn" if lag_s is not None and lag_s >= LONG_BEHIND_S else "plain"
 
 
+def kept_text(group: GroupFacts) -> str:
+    """Where the group's progress is kept, which is what a reset moves."""
+    return f"checkpoints in {', '.join(group.stores)}" if group.stores else "offsets that Kafka keeps"
+
+
 def incoming_per_s(group: GroupFacts, snapshot: Snapshot) -> float | None:
-    """What is appended in a second to the topics that the group reads; None while nobody knows."""
+    """Records appended a second to the topics that the group reads; None while unknown."""
     rates = [
         topic.rate_per_s
         for name in {reader.topic for reader in group.readers}
@@ -41,15 +47,21 @@ def incoming_per_s(group: GroupFacts, snapshot: Snapshot) -> float | None:
 
 
 def forecast(group: GroupFacts, coming_per_s: float | None) -> tuple[str, Tone]:
-    """What becomes of the lag if everything goes on as of late, as a sentence, and how bad that is."""
+    """The forecast for the lag at the recent rates, as a sentence, and how bad it is."""
     loss_s = group.time_to_loss_s
     loss = f"; retention overtakes it in {duration_text(loss_s)}" if loss_s is not None else ""
     lost = f" {count_text(group.lost, 'record')} expired before it read them." if group.lost else ""
     if not group.readers:
         return "It has committed nothing and reads no partition.", "plain"
+    unread = sum(each.committed is None for each in group.readers)
+    if unread:
+        waits = f"{count_text(group.unread, 'record')} {'is' if group.unread == 1 else 'are'} there"
+        lost = f" In {count_text(unread, 'partition')} it has committed nothing yet: {waits}.{lost}"
     if group.lag == 0:
-        return "It has read everything." + lost, "bad" if lost else "good"
-    tone: Tone = "bad" if lost else loss_tone(loss_s)
+        if group.unread:
+            return "It has read everything where it has committed." + lost, "bad" if group.lost else "warn"
+        return "It has read everything." + lost, "bad" if group.lost else "good"
+    tone: Tone = "bad" if group.lost else loss_tone(loss_s)
     if not group.members:
         if coming_per_s:
             return (
@@ -59,7 +71,7 @@ def forecast(group: GroupFacts, coming_per_s: float | None) -> tuple[str, Tone]:
         waiting = f"{count_text(group.lag, 'record')} {'waits' if group.lag == 1 else 'wait'}"
         return f"Nobody reads: it has no members, and {waiting}{loss}.{lost}", tone
     if group.rate_per_s is None or coming_per_s is None:
-        return f"How fast it reads is not known yet: that takes two looks.{lost}", tone
+        return f"Its read rate is not known yet: that takes two looks.{lost}", tone
     rates = f"Reads {rate_text(group.rate_per_s)}, {rate_text(coming_per_s)} come in"
     if group.is_growing:
         return f"{rates}: the lag grows{loss}.{lost}", "warn" if tone == "plain" else tone

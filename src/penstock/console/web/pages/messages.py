@@ -1,4 +1,4 @@
-"""The messages of a topic: from any position, searched, filtered, decoded, or as they come."""
+"""The messages of a topic: from any position, searched, filtered, decoded, or live."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import asyncio
 import re
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Final, get_args
 
 from nicegui import app, background_tasks, ui
 from nicegui.events import GenericEventArguments
 from starlette.responses import Response
 
+from penstock.console.messages.tailing import Tail
 from penstock.console.views import Decode, MessagePage, MessageQuery, MessageRow, Shown
 from penstock.console.visible import visible
-from penstock.console.web import parts
-from penstock.console.web.chosen import Chosen
+from penstock.console.web import parts, tables, texts
+from penstock.console.web.background import in_background
 from penstock.console.web.files import as_file, no_file
 from penstock.console.web.frame import Console, live
 from penstock.console.web.pages.message_drawer import MessageDrawer
+from penstock.console.web.parts import Chosen
 from penstock.errors import FilterError, PenstockError
 from penstock.observe.facts import TopicFacts
 
-if TYPE_CHECKING:
-    from penstock.console.tailing import Tail
-
 LIMITS: Final = (100, 500, 1_000)
 KEPT_LIVE: Final = 300
-"""So many of the newest are kept on the page while it follows."""
+"""How many of the newest messages are kept on the page while it follows."""
 FOLLOW_EVERY_S: Final = 0.5
 FOLLOW_WAIT_S: Final = 1.0
 CELL_LENGTH: Final = 240
-"""A row of the table shows so many characters; the drawer shows all."""
+"""How many characters a row of the table shows; the drawer shows all."""
 _ALL: Final = -1
 _PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,19})", re.ASCII)
 _NEWEST, _OLDEST, _TIME, _POINTER = "newest", "oldest", "time", "pointer"
@@ -45,12 +44,12 @@ _POSITIONS: Final = {
     _POINTER: "At a pointer…",
 }
 _COLUMNS: Final = (
-    parts.Column("time", "Time (UTC)", "time"),
-    parts.Column("partition", "Partition", "number", on_phone=False),
-    parts.Column("pointer", "Pointer", "number", on_phone=False),
-    parts.Column("key", "Key", "mono"),
-    parts.Column("value", "Value", "wide"),
-    parts.Column("size", "Size", "number", on_phone=False),
+    tables.Column("time", "Time (UTC)", "time", text=texts.time_text),
+    tables.Column("partition", "Partition", "number", on_phone=False),
+    tables.Column("pointer", "Pointer", "number", on_phone=False, text=texts.number_text),
+    tables.Column("key", "Key", "mono"),
+    tables.Column("value", "Value", "wide"),
+    tables.Column("size", "Size", "number", on_phone=False, text=texts.size_text),
 )
 _EXPRESSION_HINT: Final = 'Filter, such as value.amount > 100 and key contains "de-"'
 
@@ -58,17 +57,15 @@ _EXPRESSION_HINT: Final = 'Filter, such as value.amount > 100 and key contains "
 def register(console: Console) -> None:
     @app.get("/download/{topic}/{partition}/{pointer}/{which}")
     async def download(topic: str, partition: int, pointer: int, which: str) -> Response:
-        """The bytes of a key or value as they are: always as a file to keep, never as something to show."""
+        """The bytes of a key or value, always as a download."""
         try:
-            record = await parts.in_background(console.service.record, topic, partition, pointer)
+            record = await in_background(console.service.record, topic, partition, pointer)
         except PenstockError as error:
             return no_file(error)
         return as_file(record, which)
 
 
-class Messages:
-    """The tab with the messages of one open page."""
-
+class MessagesTab:
     def __init__(self, console: Console, topic: TopicFacts, chosen: Chosen) -> None:
         self._service = console.service
         self._topic = topic
@@ -92,9 +89,9 @@ class Messages:
                     "Look from an earlier position, or send one:",
                     f"echo hello | penstock produce {self._topic.name} --url {self._service.url}",
                 )
-            self._failure = parts.label("").classes("notice-inline tone-bad").props('role="alert"')
-            self._failure.set_visibility(False)
-            self._table = parts.table(_COLUMNS, (), height="calc(100vh - 24rem)", on_click=self._open)
+            self._nothing.set_visibility(False)  # not known yet
+            self._failure = parts.Problem()
+            self._table = tables.Table(_COLUMNS, (), height="calc(100vh - 24rem)", on_click=self._open)
             self._table.element.style("min-height: 240px")
             with parts.toolbar():
                 self._older = parts.button("Older", self._look_older, icon="chevron_left")
@@ -125,7 +122,7 @@ class Messages:
             self._position.value, self._where.value = _POINTER, asked("pointer")
 
     def _choices(self) -> dict[str, str]:
-        """What is chosen now, as the address keeps it."""
+        """The current choices, as the address keeps them."""
         position, is_placed = str(self._position.value), self._position.value in (_TIME, _POINTER)
         return {
             "from": "" if position == _NEWEST else position,
@@ -174,7 +171,7 @@ class Messages:
         )
 
     async def look(self) -> None:
-        """Ask anew, from the position that is chosen."""
+        """Search again, from the chosen position."""
         self._stop()
         await self._ask(self._query(), is_newest_first=self._position.value == _NEWEST)
 
@@ -192,7 +189,7 @@ class Messages:
         asked, choices = self._asked, self._choices()
         self._look_button.props("loading")
         try:
-            page = await parts.in_background(self._service.messages, query)
+            page = await in_background(self._service.messages, query)
         except FilterError as error:
             self._show_mistake(str(error))
             return
@@ -203,7 +200,7 @@ class Messages:
             if asked == self._asked:
                 self._look_button.props(remove="loading")
         if asked != self._asked:
-            return  # something else was asked for meanwhile, and is on its way
+            return  # another request was made meanwhile, and its result is on its way
         self._fail("")
         self._chosen.keep(**choices)
         self._page = page
@@ -221,15 +218,14 @@ class Messages:
         self._nothing.set_visibility(not self._rows)
 
     def _fail(self, text: str) -> None:
-        """Say why nothing could be read, if nothing could: what was shown before stays."""
+        """Show why nothing could be read, if so: earlier messages stay."""
         self._has_failed = bool(text)
-        self._failure.set_text(visible(parts.sentence(text)))
-        self._failure.set_visibility(self._has_failed)
+        self._failure.show(visible(texts.sentence(text)))
         self._table.element.set_visibility(bool(self._rows))
         self._nothing.set_visibility(not self._rows and not self._has_failed)
 
     async def _try_again(self) -> None:
-        """Look once more when the stream is back."""
+        """Try again when the stream is back."""
         if self._has_failed and self._service.outage() is None:
             await self.look()
 
@@ -246,7 +242,7 @@ class Messages:
         if not is_open:
             await self.look()
 
-    async def _open(self, row: parts.Row) -> None:
+    async def _open(self, row: tables.Row) -> None:
         partition, _, pointer = str(row["id"]).partition(":")
         if partition.isdigit() and pointer.isdigit():
             await self._drawer.show(int(partition), int(pointer), self._decode.value)
@@ -257,7 +253,7 @@ class Messages:
             return
         self._show_mistake("")
         try:
-            tail = await parts.in_background(self._service.tail, replace(self._query(), position="latest"))
+            tail = await in_background(self._service.tail, replace(self._query(), position="latest"))
         except FilterError as error:
             self._show_mistake(str(error))
         except PenstockError as error:
@@ -269,25 +265,25 @@ class Messages:
             self._following = background_tasks.create(self._follow(tail), name="follow a topic")
 
     async def _follow(self, tail: Tail) -> None:
-        """Show what comes while somebody looks; a hidden tab is skipped over, and goes on where it was."""
+        """Show new messages while the page is visible; a hidden tab pauses and then continues."""
         try:
             while True:
                 await self._visible.wait()
-                rows = await parts.in_background(tail.poll, FOLLOW_WAIT_S)
+                rows = await in_background(tail.poll, FOLLOW_WAIT_S)
                 if rows:
                     fresh = [*reversed(rows), *self._rows][:KEPT_LIVE]
                     self._rows.clear()
                     self._rows.extend(fresh)
                     with self._table.element:
                         self._show()
-                # However much comes, the page is drawn a few times in a second only.
+                # Redraw the page only a few times a second.
                 await asyncio.sleep(FOLLOW_EVERY_S)
         except PenstockError as error:
             with self._table.element:
                 parts.say(str(error), "bad")
                 self._stop()
         finally:
-            await asyncio.shield(parts.in_background(tail.close))
+            await asyncio.shield(in_background(tail.close))
 
     def _stop(self) -> None:
         if self._following is None:
@@ -305,19 +301,15 @@ class Messages:
             self._visible.clear()
 
 
-def row_of(message: MessageRow) -> parts.Row:
-    """A message as a row of the table."""
+def row_of(message: MessageRow) -> tables.Row:
     return {
         "id": f"{message.partition}:{message.pointer}",
         "time": message.timestamp_ms,
-        "time_text": parts.time_text(message.timestamp_ms),
         "partition": message.partition,
         "pointer": int(message.pointer),
-        "pointer_text": parts.number_text(int(message.pointer)),
         "key": _cell(message.key),
         "value": _cell(message.value),
         "size": message.size_bytes,
-        "size_text": parts.size_text(message.size_bytes),
     }
 
 
@@ -328,7 +320,7 @@ def _cell(what: Shown) -> str | None:
 
 
 def _told(page: MessagePage, query: MessageQuery) -> str:
-    found = parts.count_text(len(page.rows), "message")
+    found = texts.count_text(len(page.rows), "message")
     is_choosy = query.search or query.expression
-    told = f"{found} found among {parts.number_text(page.scanned)}." if is_choosy else f"{found}."
-    return told if page.note is None else f"{told} {parts.sentence(page.note)}"
+    told = f"{found} found among {texts.number_text(page.scanned)}." if is_choosy else f"{found}."
+    return told if page.note is None else f"{told} {texts.sentence(page.note)}"

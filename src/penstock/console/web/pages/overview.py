@@ -1,21 +1,156 @@
-"""The overview: what flows, what is behind, what failed, at a glance and live."""
+"""The overview: what flows, what is behind and what failed, live."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from nicegui import ui
 
-from penstock.console.web import parts
-from penstock.console.web.absence import Nothing
+from penstock.console.web import charts, parts, tables, texts
+from penstock.console.web.absence import Listing
+from penstock.console.web.background import from_disk
 from penstock.console.web.frame import Console, frame, live
-from penstock.console.web.pages import glance
+from penstock.console.web.pages.groups import row_of as group_row
+from penstock.console.web.pages.pipelines import state_of
+from penstock.console.web.pages.topics import row_of as topic_row
+from penstock.observe.alerts.rules import AlertState
+from penstock.observe.facts import GroupFacts, PipelineFacts, Snapshot
+from penstock.streams.url import without_password
+
+WORRYING_LAG_S = 60.0
+"""A group is behind when a record has been waiting for longer than this, or when its lag grows."""
+MOST = 6
+"""How many of each kind are shown; the linked pages show all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    value: str
+    note: str = ""
+    tone: tables.Tone = "plain"
+
+
+def figures(snapshot: Snapshot, alerts: Sequence[AlertState], *, is_known: bool = True) -> dict[str, Figure]:
+    """The figures at the top, by name. While nothing is known of the stream, they are not shown as zero."""
+    topics = [topic for topic in snapshot.topics.values() if not topic.is_internal]
+    behind = [group for group in snapshot.groups.values() if is_behind(group)]
+    lag = sum(group.lag for group in snapshot.groups.values())
+    oldest_s = max((group.lag_s for group in snapshot.groups.values() if group.lag_s is not None), default=None)
+    waiting = sum(letters.waiting for letters in snapshot.letters.values())
+    firing = [alert for alert in alerts if alert.is_firing]
+    sizes = [topic.size_bytes for topic in topics]
+    size = None if None in sizes else sum(each for each in sizes if each is not None)
+    found = {
+        "in": Figure(texts.rate_text(_total([topic.rate_per_s for topic in topics])), "appended"),
+        "out": Figure(
+            texts.rate_text(_total([group.rate_per_s for group in snapshot.groups.values()])), "by all groups"
+        ),
+        "lag": Figure(
+            texts.short_text(lag),
+            f"oldest {texts.duration_text(oldest_s)}" if oldest_s else "nothing waits" if snapshot.groups else "",
+            "warn" if behind else "plain",
+        ),
+        "letters": Figure(texts.short_text(waiting), "waiting", "warn" if waiting else "plain"),
+        "alerts": Figure(str(len(firing)), "firing", "bad" if firing else "plain"),
+        "topics": Figure(
+            texts.number_text(len(topics)),
+            f"{texts.short_text(sum(each.records for each in topics))}, {texts.size_text(size)}",
+        ),
+    }
+    if not is_known:
+        found |= dict.fromkeys(("in", "out", "lag", "topics"), Figure(texts.NOTHING, "not known yet"))
+        if not waiting:
+            found["letters"] = Figure(texts.NOTHING, "not known yet")
+    return found
+
+
+def is_behind(group: GroupFacts) -> bool:
+    return group.lag > 0 and (group.is_growing or group.lost > 0 or (group.lag_s or 0) >= WORRYING_LAG_S)
+
+
+def groups_behind(snapshot: Snapshot) -> list[tables.Row]:
+    """Groups that are behind; those that lose records soonest first."""
+    behind = sorted(
+        (group for group in snapshot.groups.values() if is_behind(group)),
+        key=lambda group: (group.time_to_loss_s or float("inf"), -(group.lag_s or 0), -group.lag, group.name),
+    )
+    return [_group_row(group) for group in behind[:MOST]]
+
+
+def busiest_topics(snapshot: Snapshot) -> list[tables.Row]:
+    topics = [topic for topic in snapshot.topics.values() if not topic.is_internal]
+    busy = sorted(topics, key=lambda topic: (-(topic.rate_per_s or 0), -topic.records, topic.name))
+    return [topic_row(topic) for topic in busy[:MOST]]
+
+
+def firing_alerts(alerts: Sequence[AlertState], now_ms: int) -> list[tables.Row]:
+    firing = sorted((alert for alert in alerts if alert.is_firing), key=lambda alert: alert.order)
+    return [
+        {
+            "id": f"{alert.rule}\0{alert.subject}",
+            "severity": alert.severity.value,
+            "severity_tone": "bad" if alert.severity == "critical" else "warn",
+            "text": alert.text,
+            "since": alert.since_ms,
+            "since_text": texts.ago_text(alert.since_ms, now_ms),
+        }
+        for alert in firing[:MOST]
+    ]
+
+
+def dead_letter_rows(snapshot: Snapshot) -> list[tables.Row]:
+    places = sorted(snapshot.letters.values(), key=lambda each: (-each.waiting, each.spec))
+    return [
+        {
+            "id": without_password(each.spec),
+            "spec": without_password(each.spec),
+            "spec_href": texts.path_to("letters", without_password(each.spec)),
+            "waiting": each.waiting,
+            "waiting_text": texts.number_text(each.waiting)
+            if each.is_exact
+            else f"up to {texts.number_text(each.waiting)}",
+            "waiting_tone": "warn" if each.waiting else "plain",
+        }
+        for each in places[:MOST]
+    ]
+
+
+def pipelines(snapshot: Snapshot) -> list[tables.Row]:
+    known = sorted(snapshot.pipelines.values(), key=lambda each: (each.is_running, each.name))
+    return [_pipeline_row(each) for each in known[:MOST]]
+
+
+def _group_row(group: GroupFacts) -> tables.Row:
+    lag_text = texts.short_text(group.lag) + (" ↑" if group.is_growing else "")
+    return {**group_row(group), "id": group.name, "lag_text": lag_text, "lag_s_tone": "warn"}
+
+
+def _pipeline_row(pipeline: PipelineFacts) -> tables.Row:
+    state, tone = state_of(pipeline)
+    return {
+        "id": pipeline.name,
+        "name": pipeline.name,
+        "name_href": texts.path_to("pipelines", pipeline.name),
+        "state": state,
+        "state_tone": tone,
+        "rows": sum(query.rows_per_s for query in pipeline.queries),
+        "lag": pipeline.lag,
+    }
+
+
+def _total(rates: Sequence[float | None]) -> float | None:
+    """None while nothing has been measured."""
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
+
 
 SPAN_S: Final = 3600
 PLOTS_EVERY_S: Final = 10.0
 _WHAT_IS_BEHIND: Final = (
-    f"One is when a record has waited for it for {parts.duration_text(glance.WORRYING_LAG_S)}, or its lag grows."
+    f"A group is behind when a record has waited for {texts.duration_text(WORRYING_LAG_S)}, or its lag grows."
 )
 _FIGURES: Final = (
     ("in", "In", "/topics"),
@@ -26,28 +161,28 @@ _FIGURES: Final = (
     ("topics", "Topics, records", "/topics"),
 )
 _GROUPS: Final = (
-    parts.Column("name", "Group", "mono"),
-    parts.Column("lag", "Lag", "number"),
-    parts.Column("lag_s", "Lag, time", "number"),
-    parts.Column("drain", "Drained in", "number", on_phone=False),
-    parts.Column("loss", "Loss in", "number"),
+    tables.Column("name", "Group", "mono"),
+    tables.Column("lag", "Lag", "number"),
+    tables.Column("lag_s", "Lag, time", "number", text=texts.duration_text),
+    tables.Column("drain", "Drained in", "number", on_phone=False, text=texts.duration_text),
+    tables.Column("loss", "Loss in", "number"),
 )
 _TOPICS: Final = (
-    parts.Column("name", "Topic", "mono"),
-    parts.Column("rate", "In", "number"),
-    parts.Column("records", "Records", "number"),
+    tables.Column("name", "Topic", "mono"),
+    tables.Column("rate", "In", "number", text=texts.rate_text),
+    tables.Column("records", "Records", "number", text=texts.short_text),
 )
 _ALERTS: Final = (
-    parts.Column("severity", "Severity", "badge"),
-    parts.Column("text", "What is so", "sentence"),
-    parts.Column("since", "Since", "number"),
+    tables.Column("severity", "Severity", "badge"),
+    tables.Column("text", "What is wrong", "sentence"),
+    tables.Column("since", "Since", "number"),
 )
-_LETTERS: Final = (parts.Column("spec", "Place", "mono"), parts.Column("waiting", "Waiting", "number"))
+_LETTERS: Final = (tables.Column("spec", "Place", "mono"), tables.Column("waiting", "Waiting", "number"))
 _PIPELINES: Final = (
-    parts.Column("name", "Pipeline", "mono"),
-    parts.Column("state", "State", "badge"),
-    parts.Column("rows", "Rows", "number"),
-    parts.Column("lag", "Lag", "number"),
+    tables.Column("name", "Pipeline", "mono"),
+    tables.Column("state", "State", "badge"),
+    tables.Column("rows", "Rows", "number", text=texts.rate_text),
+    tables.Column("lag", "Lag", "number", text=texts.short_text),
 )
 
 
@@ -58,31 +193,7 @@ def register(console: Console) -> None:
             await _Overview(console).draw()
 
 
-class _Listing:
-    """A panel with a short table, or with what to do while there is nothing to show."""
-
-    def __init__(
-        self,
-        console: Console,
-        title: str,
-        columns: tuple[parts.Column, ...],
-        nothing: tuple[str, str, str],
-        *,
-        needs_stream: bool = True,
-    ) -> None:
-        with parts.panel(title):
-            self._nothing = Nothing(console, *nothing, needs_stream=needs_stream)
-            self._table = parts.table(columns, ())
-
-    def show(self, rows: list[parts.Row]) -> None:
-        self._table.show(rows)
-        self._table.element.set_visibility(bool(rows))
-        self._nothing.show(not rows)
-
-
 class _Overview:
-    """One open overview."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._service = console.service
@@ -91,73 +202,78 @@ class _Overview:
     async def draw(self) -> None:
         url = self._service.url
         with parts.stats():
-            self._figures = {name: parts.stat(label, parts.NOTHING, href=href) for name, label, href in _FIGURES}
+            self._figures = {name: parts.Stat(label, texts.NOTHING, href=href) for name, label, href in _FIGURES}
         with ui.element("div").classes("columns"):
             with parts.panel("Records a second", "last hour"):
-                self._flow = parts.line_chart((parts.Line("In", ()), parts.Line("Read", ())), unit="/s", span_s=SPAN_S)
+                self._flow = charts.LineChart(
+                    (charts.Line("In", ()), charts.Line("Read", ())), unit="/s", span_s=SPAN_S
+                )
             with parts.panel("Lag", "records that groups have not read, last hour"):
-                self._lag = parts.line_chart((parts.Line("Lag", ()),), span_s=SPAN_S)
+                self._lag = charts.LineChart((charts.Line("Lag", ()),), span_s=SPAN_S)
         with ui.element("div").classes("columns"):
-            self._groups = _Listing(
-                self._console, "Groups that are behind", _GROUPS, ("No group is behind.", _WHAT_IS_BEHIND, "")
-            )
-            self._alerts = _Listing(
+            self._groups = Listing(
                 self._console,
-                "Alerts that fire",
+                _GROUPS,
+                ("No group is behind.", _WHAT_IS_BEHIND, ""),
+                title="Groups that are behind",
+            )
+            self._alerts = Listing(
+                self._console,
                 _ALERTS,
-                ("No alert fires.", "Rules are made on the page Alerts.", ""),
+                ("No alert fires.", "Rules are defined on the Alerts page.", ""),
+                title="Alerts that fire",
                 needs_stream=False,
             )
         with ui.element("div").classes("columns"):
-            self._topics = _Listing(
+            self._topics = Listing(
                 self._console,
-                "Busiest topics",
                 _TOPICS,
                 (
                     "There are no topics yet.",
                     "Send the first record:",
                     f"echo hello | penstock produce hello --url {url}",
                 ),
+                title="Busiest topics",
             )
-            self._pipelines = _Listing(
+            self._pipelines = Listing(
                 self._console,
-                "Pipelines",
                 _PIPELINES,
                 (
                     "No pipeline is known.",
                     "Tell the console where pipelines keep their checkpoints:",
                     f"penstock console --url {url} --pipelines DIR",
                 ),
+                title="Pipelines",
             )
-            self._letters = _Listing(
+            self._letters = Listing(
                 self._console,
-                "Dead letters",
                 _LETTERS,
                 (
                     "No dead letters are known.",
-                    "Name the places where they go, or topics that end in .dlq are found by themselves:",
+                    "Topics that end in .dlq are found automatically. Name other stores:",
                     f"penstock console --url {url} --dead-letters SPEC",
                 ),
+                title="Dead letters",
             )
         await self._update()
         live(self._update)
 
     async def _update(self) -> None:
         snapshot, alerts = self._service.snapshot(), self._service.alerts()
-        for name, figure in glance.figures(snapshot, alerts, is_known=self._service.is_known).items():
+        for name, figure in figures(snapshot, alerts, is_known=self._service.is_known).items():
             self._figures[name].show(figure.value, note=figure.note, tone=figure.tone)
-        self._groups.show(glance.groups_behind(snapshot))
-        self._alerts.show(glance.firing_alerts(alerts, int(time.time() * 1000)))
-        self._topics.show(glance.busiest_topics(snapshot))
-        self._pipelines.show(glance.pipelines(snapshot))
-        self._letters.show(glance.letter_places(snapshot))
+        self._groups.show(groups_behind(snapshot))
+        self._alerts.show(firing_alerts(alerts, int(time.time() * 1000)))
+        self._topics.show(busiest_topics(snapshot))
+        self._pipelines.show(pipelines(snapshot))
+        self._letters.show(dead_letter_rows(snapshot))
         if time.monotonic() - self._plotted_s >= PLOTS_EVERY_S:
             self._plotted_s = time.monotonic()
-            appended, read, lag = await parts.in_background(self._series)
-            self._flow.show((parts.Line("In", appended), parts.Line("Read", read)))
-            self._lag.show((parts.Line("Lag", lag),))
+            appended, read, lag = await from_disk(self._series)
+            self._flow.show((charts.Line("In", appended), charts.Line("Read", read)))
+            self._lag.show((charts.Line("Lag", lag),))
 
-    def _series(self) -> tuple[parts.Points, parts.Points, parts.Points]:
+    def _series(self) -> tuple[charts.Points, charts.Points, charts.Points]:
         since_ms = int((time.time() - SPAN_S) * 1000)
         return (
             self._service.series("system", "", "rate_per_s", since_ms),

@@ -1,4 +1,4 @@
-"""One topic: its messages, partitions, settings, and who reads it."""
+"""One topic: its messages, partitions, settings, and groups."""
 
 from __future__ import annotations
 
@@ -8,16 +8,105 @@ from typing import Final
 from nicegui import ui
 
 from penstock.console.views import TopicDetail
-from penstock.console.web import parts
-from penstock.console.web.absence import draw_failure
-from penstock.console.web.chosen import Chosen
+from penstock.console.web import charts, parts, tables, texts
+from penstock.console.web.absence import loaded
+from penstock.console.web.background import from_disk, in_background
 from penstock.console.web.frame import Console, frame, live, person
-from penstock.console.web.pages.messages import Messages
-from penstock.console.web.pages.produce_dialog import Draft, draw_produce
-from penstock.console.web.pages.topic_settings import TopicSettings
+from penstock.console.web.pages.message_drawer import Draft, draw_produce
+from penstock.console.web.pages.messages import MessagesTab
 from penstock.console.web.pages.topics import keeps_text
-from penstock.errors import PenstockError
+from penstock.console.web.parts import Chosen
 from penstock.observe.facts import GroupFacts, TopicFacts
+
+_COLUMNS: Final = (
+    tables.Column("name", "Setting", "mono"),
+    tables.Column("value", "Value", "mono"),
+    tables.Column("whose", "From", "badge"),
+)
+
+
+class TopicSettings:
+    def __init__(self, console: Console, detail: TopicDetail) -> None:
+        self._console = console
+        self._service = console.service
+        self._name = detail.facts.name
+        self._detail = detail
+
+    def draw(self) -> None:
+        is_fixed = self._service.read_only
+        with parts.toolbar():
+            about = "This console is read-only." if is_fixed else "Click a setting to change it. Its own come first."
+            parts.label(about).classes("about")
+            ui.element("span").classes("spread")
+            if not is_fixed:
+                parts.button("Add partitions", self._add_partitions)
+        with parts.panel():
+            self._table = tables.Table(
+                _COLUMNS, self._rows(), key="name", on_click=None if is_fixed else self._change, height="70vh"
+            )
+
+    def _rows(self) -> list[tables.Row]:
+        ordered = sorted(self._detail.config, key=lambda each: (each.is_default, each.name))
+        return [
+            {
+                "name": each.name,
+                "value": each.value,
+                "whose": "broker" if each.is_default else "topic",
+                "whose_tone": "plain" if each.is_default else "info",
+            }
+            for each in ordered
+        ]
+
+    async def _refresh(self) -> None:
+        self._detail = await in_background(self._service.topic, self._name)
+        self._table.show(self._rows())
+
+    def _change(self, row: tables.Row) -> None:
+        found = next((each for each in self._detail.config if each.name == row["name"]), None)
+        if found is None:
+            return
+        with parts.opened_dialog(found.name) as dialog:
+            value = parts.field(ui.input("Value", value=found.value or "")).props("autofocus")
+
+            async def change(to: str | None) -> None:
+                async with parts.saying_errors():
+                    await in_background(self._service.alter_topic, person(self._console), self._name, {found.name: to})
+                    await self._refresh()
+                    dialog.close()
+                    parts.say(f"{found.name} was changed.", "good")
+
+            async def set_value() -> None:
+                await change((value.value or "").strip())
+
+            async def take_default() -> None:
+                await change(None)
+
+            with parts.dialog_buttons(dialog):
+                if not found.is_default:
+                    parts.button("Use the broker's default", take_default)
+                parts.button("Set", set_value, kind="primary")
+            value.on("keydown.enter", set_value)
+
+    def _add_partitions(self) -> None:
+        now = len(self._detail.facts.partitions)
+        with parts.opened_dialog("Add partitions") as dialog:
+            ui.label(
+                "Partitions cannot be removed. Records of a key may go to another partition from then on, so let "
+                "consumers that depend on the order of keys catch up first."
+            ).classes("dialog-text")
+            wanted = parts.field(ui.number("Partitions in all", value=now + 1, min=now + 1, max=10_000, precision=0))
+
+            async def add() -> None:
+                async with parts.saying_errors():
+                    by, count = person(self._console), int(wanted.value or 0)
+                    await in_background(self._service.alter_topic, by, self._name, {}, count)
+                    await self._refresh()
+                    dialog.close()
+                    parts.say(f"{self._name} has {count} partitions now.", "good")
+
+            with parts.dialog_buttons(dialog):
+                parts.button("Add", add, kind="primary")
+
 
 SPAN_S: Final = 3600
 PLOTS_EVERY_S: Final = 10.0
@@ -25,18 +114,18 @@ MOST_BARS: Final = 200
 _FIRST_TAB: Final = "messages"
 _TABS: Final = {_FIRST_TAB: "Messages", "partitions": "Partitions", "config": "Config", "groups": "Groups"}
 _PARTITIONS: Final = (
-    parts.Column("partition", "Partition", "number"),
-    parts.Column("start", "Start", "number"),
-    parts.Column("end", "End", "number"),
-    parts.Column("records", "Records", "number"),
-    parts.Column("size", "Size", "number"),
+    tables.Column("partition", "Partition", "number"),
+    tables.Column("start", "Start", "number", text=texts.number_text),
+    tables.Column("end", "End", "number", text=texts.number_text),
+    tables.Column("records", "Records", "number", text=texts.number_text),
+    tables.Column("size", "Size", "number", text=texts.size_text),
 )
 _GROUPS: Final = (
-    parts.Column("name", "Group", "mono"),
-    parts.Column("state", "State", "badge"),
-    parts.Column("lag", "Lag here", "number"),
-    parts.Column("lag_s", "Lag, time", "number"),
-    parts.Column("members", "Members", "number", on_phone=False),
+    tables.Column("name", "Group", "mono"),
+    tables.Column("state", "State", "badge"),
+    tables.Column("lag", "Lag here", "number", text=texts.number_text),
+    tables.Column("lag_s", "Lag, time", "number", text=texts.duration_text),
+    tables.Column("members", "Members", "number", on_phone=False),
 )
 
 
@@ -44,17 +133,12 @@ def register(console: Console) -> None:
     @ui.page("/topics/{name}")
     async def topic_page(name: str) -> None:
         with frame(console, name, "topics"):
-            try:
-                detail = await parts.in_background(console.service.topic, name)
-            except PenstockError as error:
-                draw_failure(name, "This topic cannot be shown.", error, lambda: console.service.topic(name))
-                return
-            await _Topic(console, name, detail).draw()
+            detail = await loaded(name, "This topic cannot be shown.", lambda: console.service.topic(name))
+            if detail is not None:
+                await _Topic(console, name, detail).draw()
 
 
 class _Topic:
-    """One open page of a topic."""
-
     def __init__(self, console: Console, name: str, detail: TopicDetail) -> None:
         self._console = console
         self._service = console.service
@@ -63,7 +147,7 @@ class _Topic:
         self._plotted_s = 0.0
 
     async def draw(self) -> None:
-        chosen = Chosen(parts.path_to("topics", self._name))
+        chosen = Chosen(texts.path_to("topics", self._name))
         with parts.toolbar():
             parts.title(self._name)
             if self._detail.facts.is_internal:
@@ -73,10 +157,10 @@ class _Topic:
                 parts.button("Produce", self._produce, kind="primary", icon="send")
                 parts.button("Delete", self._delete, kind="danger")
         with parts.stats():
-            self._rate = parts.stat("In", parts.NOTHING)
-            self._records = parts.stat("Records", parts.NOTHING)
-            self._size = parts.stat("Size", parts.NOTHING)
-            self._lag = parts.stat("Groups", parts.NOTHING)
+            self._rate = parts.Stat("In", texts.NOTHING)
+            self._records = parts.Stat("Records", texts.NOTHING)
+            self._size = parts.Stat("Size", texts.NOTHING)
+            self._lag = parts.Stat("Groups", texts.NOTHING)
         with ui.tabs().props("dense no-caps align=left inline-label").classes("tabs") as tabs:
             for tab, label in _TABS.items():
                 ui.tab(tab, label)
@@ -84,7 +168,7 @@ class _Topic:
         panels.on_value_change(lambda event: chosen.keep(tab="" if event.value == _FIRST_TAB else str(event.value)))
         with panels.props("keep-alive").style("width: 100%"):
             with ui.tab_panel("messages"), ui.element("div").classes("tab-body"):
-                self._messages = Messages(self._console, self._detail.facts, chosen)
+                self._messages = MessagesTab(self._console, self._detail.facts, chosen)
                 await self._messages.draw()
             with ui.tab_panel("partitions"), ui.element("div").classes("tab-body"):
                 self._draw_partitions()
@@ -98,11 +182,11 @@ class _Topic:
     def _draw_partitions(self) -> None:
         with ui.element("div").classes("columns"):
             with parts.panel("Appended", "records a second, last hour"):
-                self._flow = parts.line_chart((parts.Line("In", ()),), unit="/s", span_s=SPAN_S)
+                self._flow = charts.LineChart((charts.Line("In", ()),), unit="/s", span_s=SPAN_S)
             with parts.panel("Held", "by partition"):
-                self._bars = parts.bar_chart((), (), unit="" if self._detail.facts.size_bytes is None else "bytes")
+                self._bars = charts.BarChart((), (), unit="" if self._detail.facts.size_bytes is None else "bytes")
         with parts.panel():
-            self._partitions = parts.table(_PARTITIONS, (), height="60vh", sort_by="partition")
+            self._partitions = tables.Table(_PARTITIONS, (), height="60vh", sort_by="partition")
 
     def _draw_groups(self) -> None:
         with parts.panel():
@@ -112,7 +196,7 @@ class _Topic:
                     "Read it with one:",
                     f"penstock consume {self._name} --group my-group --url {self._service.url}",
                 )
-            self._groups = parts.table(_GROUPS, (), sort_by="lag", is_descending=True)
+            self._groups = tables.Table(_GROUPS, (), sort_by="lag", is_descending=True)
 
     async def _update(self) -> None:
         snapshot = self._service.snapshot()
@@ -121,12 +205,12 @@ class _Topic:
             group for group in snapshot.groups.values() if any(reader.topic == self._name for reader in group.readers)
         ]
         lag = sum(_lag_in(group, self._name) for group in readers)
-        self._rate.show(parts.rate_text(topic.rate_per_s), note="appended")
+        self._rate.show(texts.rate_text(topic.rate_per_s), note="appended")
         self._records.show(
-            parts.short_text(topic.records), note=f"in {parts.count_text(len(topic.partitions), 'partition')}"
+            texts.short_text(topic.records), note=f"in {texts.count_text(len(topic.partitions), 'partition')}"
         )
-        self._size.show(parts.size_text(topic.size_bytes), note=f"keeps {keeps_text(topic)}")
-        self._lag.show(str(len(readers)), note=f"lag {parts.short_text(lag)}" if readers else "nobody reads it")
+        self._size.show(texts.size_text(topic.size_bytes), note=f"keeps {keeps_text(topic)}")
+        self._lag.show(str(len(readers)), note=f"lag {texts.short_text(lag)}" if readers else "nobody reads it")
         self._show_partitions(topic)
         rows = [_group_row(group, self._name) for group in readers]
         self._groups.show(rows)
@@ -135,8 +219,8 @@ class _Topic:
         if time.monotonic() - self._plotted_s >= PLOTS_EVERY_S:
             self._plotted_s = time.monotonic()
             since_ms = int((time.time() - SPAN_S) * 1000)
-            points = await parts.in_background(self._service.series, "topic", self._name, "rate_per_s", since_ms)
-            self._flow.show((parts.Line("In", points),))
+            points = await from_disk(self._service.series, "topic", self._name, "rate_per_s", since_ms)
+            self._flow.show((charts.Line("In", points),))
 
     def _show_partitions(self, topic: TopicFacts) -> None:
         shown = topic.partitions[:MOST_BARS]
@@ -151,13 +235,9 @@ class _Topic:
                     "id": each.partition,
                     "partition": each.partition,
                     "start": each.start,
-                    "start_text": parts.number_text(each.start),
                     "end": each.end,
-                    "end_text": parts.number_text(each.end),
                     "records": each.records,
-                    "records_text": parts.number_text(each.records),
                     "size": each.size_bytes,
-                    "size_text": parts.size_text(each.size_bytes),
                 }
                 for each in topic.partitions
             ]
@@ -169,14 +249,14 @@ class _Topic:
     async def _delete(self) -> None:
         is_sure = await parts.ask(
             f"Delete topic {self._name}?",
-            f"Its {parts.number_text(self._detail.facts.records)} records are gone for good, for everybody.",
+            f"Its {texts.number_text(self._detail.facts.records)} records are deleted for good.",
             confirm_word=self._name,
             action="Delete",
             is_dangerous=True,
         )
         if is_sure:
             async with parts.saying_errors():
-                await parts.in_background(self._service.delete_topic, person(self._console), self._name)
+                await in_background(self._service.delete_topic, person(self._console), self._name)
                 ui.navigate.to("/topics")
 
 
@@ -184,7 +264,7 @@ def _lag_in(group: GroupFacts, topic: str) -> int:
     return sum(each.lag or 0 for each in group.readers if each.topic == topic)
 
 
-def _group_row(group: GroupFacts, topic: str) -> parts.Row:
+def _group_row(group: GroupFacts, topic: str) -> tables.Row:
     waits_s = max(
         (each.lag_s for each in group.readers if each.topic == topic and each.lag_s is not None), default=None
     )
@@ -192,12 +272,10 @@ def _group_row(group: GroupFacts, topic: str) -> parts.Row:
     return {
         "id": group.name,
         "name": group.name,
-        "name_href": parts.path_to("groups", group.name),
+        "name_href": texts.path_to("groups", group.name),
         "state": group.state,
         "state_tone": "good" if group.state == "stable" else "plain",
         "lag": lag,
-        "lag_text": parts.number_text(lag),
         "lag_s": waits_s,
-        "lag_s_text": parts.duration_text(waits_s),
         "members": group.members,
     }

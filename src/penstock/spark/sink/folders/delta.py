@@ -1,4 +1,4 @@
-"""Delta tables: Delta's own log keeps, in each commit, which batch of which query it was."""
+"""Delivery to Delta tables: each commit in Delta's log names its query and batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import DeliveryError, MissingExtraError, SchemaMismatchError, StoreUnavailableError
 from penstock.spark.sink.publishing import check_order
-from penstock.spark.sink.staged import Staged, stage
-from penstock.spark.sink.staging_folder import StagingFolder
-from penstock.spark.targets import Delivered, QueryIdentity
+from penstock.spark.sink.staging import Staged, StagingFolder, stage
+from penstock.spark.sink.target import Delivered, QueryIdentity
 
 try:
     import deltalake
@@ -29,10 +28,10 @@ _ATTEMPTS: Final = 5
 
 
 class DeltaDelivery:
-    """A Delta table that was opened for one run of a query.
+    """A Delta table opened for one run of a query.
 
-    Each commit carries the query and the batch as Delta's application transaction. Two commits with the same one
-    conflict, so of two drivers with one batch, one wins, and the other finds that it was delivered.
+    Each commit carries the query and the batch as Delta's application transaction. Two commits with the same
+    transaction conflict: if two drivers deliver a batch, one of them wins, and the other finds it delivered.
     """
 
     def __init__(self, path: str, partition_by: tuple[str, ...], identity: QueryIdentity, label: str) -> None:
@@ -50,13 +49,13 @@ class DeltaDelivery:
         staged = stage(frame, self._staging, batch_id)
         try:
             if staged.rows or self._identity.mode == "complete":
-                self._commit_with_patience(_in_utc(to_arrow_schema(frame.schema)), staged)
+                self._commit_with_retries(_in_utc(to_arrow_schema(frame.schema)), staged)
         finally:
             staged.discard()
         return Delivered(staged.rows)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
     def _is_delivered(self, batch_id: int) -> bool:
         try:
@@ -68,21 +67,21 @@ class DeltaDelivery:
         check_order(batch_id, last, self._label)
         return last == batch_id
 
-    def _commit_with_patience(self, schema: pa.Schema, staged: Staged) -> None:
+    def _commit_with_retries(self, schema: pa.Schema, staged: Staged) -> None:
         problem: Exception | None = None
         for _ in range(_ATTEMPTS):
             try:
                 self._commit(schema, staged)
                 return
             except deltalake.exceptions.SchemaMismatchError as error:
-                raise SchemaMismatchError(f"{self._label} does not take the rows: {error}") from error
+                raise SchemaMismatchError(f"{self._label} rejected the rows: {error}") from error
             except deltalake.exceptions.CommitFailedError as error:
                 problem = error
                 logger.info("batch %d could not be committed to %s: %s", staged.batch_id, self._label, error)
                 if self._is_delivered(staged.batch_id):
                     return
             except (deltalake.exceptions.DeltaError, pa.ArrowInvalid) as error:
-                raise DeliveryError(f"{self._label} does not take the rows: {error}") from error
+                raise DeliveryError(f"{self._label} rejected the rows: {error}") from error
             except OSError as error:
                 raise StoreUnavailableError(f"{self._label} cannot be reached: {error}") from error
         raise StoreUnavailableError(f"batch {staged.batch_id} could not be committed to {self._label}: {problem}")
@@ -99,7 +98,7 @@ class DeltaDelivery:
 
 
 def _in_utc(schema: pa.Schema) -> pa.Schema:
-    """Delta knows times in UTC, and those without a zone."""
+    """The schema with time zones changed to UTC, the only one that Delta supports."""
     return pa.schema(
         field.with_type(pa.timestamp("us", "UTC"))
         if pa.types.is_timestamp(field.type) and field.type.tz is not None

@@ -1,4 +1,4 @@
-"""`Folder`: a folder of files, or a Delta table, as a place for results."""
+"""`Folder`: a folder of files, or a Delta table, as a target."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
 from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.spark.sink.file_systems import is_local
-from penstock.spark.sink.folders.publishing import FolderDelivery
-from penstock.spark.targets import Delivery, OutputMode, QueryIdentity
+from penstock.spark.sink.folders.file_delivery import FolderDelivery
+from penstock.spark.sink.target import Delivery, OutputMode, QueryIdentity
+from penstock.spark.values.columns import require_columns
 
 FileFormat = Literal["parquet", "delta", "json", "csv"]
 FORMATS: Final = ("parquet", "delta", "json", "csv")
@@ -20,15 +21,15 @@ FORMATS: Final = ("parquet", "delta", "json", "csv")
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder, by its path or URI, in which each batch counts once: exactly-once for each query and batch.
+    """A folder, by path or URI, to which each batch is delivered exactly once.
 
-    `format` is parquet, json (a line for each row), csv (with a header), or delta, which needs `penstock[delta]`.
-    `partition_by` are columns whose values become folders. In complete mode a batch replaces what the query has
-    written before. Update mode is refused: files cannot be changed.
+    `format` is parquet, json (one line per row), csv (with a header), or delta, which needs `penstock[delta]`.
+    `partition_by` are columns whose values become folders. In complete mode, a batch replaces what the query wrote
+    before. Update mode is refused: files cannot be changed.
 
-    Readers of a Delta table see a batch whole or not at all. Those who read the other formats file by file may see a
-    part of a batch while it is published, or when the driver died then, until it is started again; never a part of a
-    file, and nothing twice. In complete mode they may see a batch beside the one that it replaces.
+    Readers of a Delta table see a batch completely or not at all. Readers of the other formats may see a part of a
+    batch while it is published, or after the driver died then, until it is started again; but never a part of a file,
+    and nothing twice. In complete mode, they may see a batch together with the one that it replaces.
     """
 
     path: str
@@ -39,7 +40,7 @@ class Folder:
         if not self.path:
             raise ConfigError("a folder needs a path")
         if self.format not in FORMATS:
-            raise ConfigError(f"format={self.format!r} is not one of {', '.join(FORMATS)}")
+            raise ConfigError(f"format={self.format!r} must be one of {', '.join(FORMATS)}")
         if is_local(self.path):
             object.__setattr__(self, "path", os.path.abspath(os.path.expanduser(self.path)))
         columns = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
@@ -52,25 +53,21 @@ class Folder:
     def check(self, schema: StructType, mode: OutputMode) -> None:
         if mode == "update":
             raise ConfigError(
-                f"{self.label}: update mode brings rows that changed again, and files cannot be changed: write to "
+                f"{self.label}: update mode repeats changed rows, and files cannot be changed: write to "
                 "SqlTable(..., key=...) or to a topic with compact=True, or use mode='complete', or append with a "
                 "watermark"
             )
-        for name in self.partition_by:
-            if name not in schema.names:
-                raise SchemaMismatchError(
-                    f"{self.label}: there is no column {name!r} to partition by; there are {', '.join(schema.names)}"
-                )
+        require_columns(schema.names, self.partition_by, " to partition by", what=f"the frame for {self.label}")
         if len(self.partition_by) >= len(schema.names):
-            raise SchemaMismatchError(f"{self.label}: no column is left for the files beside those in partition_by")
+            raise SchemaMismatchError(f"{self.label}: at least one column must not be in partition_by")
         for field in schema:
             if self.format == "csv" and isinstance(field.dataType, ArrayType | BinaryType | MapType | StructType):
                 raise SchemaMismatchError(
-                    f"{self.label}: column {field.name!r} is {field.dataType.simpleString()}, which has no place in "
-                    "CSV: use format='parquet' or 'json', or make text of it"
+                    f"{self.label}: column {field.name!r} is {field.dataType.simpleString()}, which CSV cannot hold: "
+                    "use format='parquet' or 'json', or convert it to a string"
                 )
         if self.format == "delta":
-            self._delta_is_there()
+            from penstock.spark.sink.folders import delta  # noqa: F401  # raises MissingExtraError
 
     def open(self, identity: QueryIdentity) -> Delivery:
         columns = tuple(self.partition_by)
@@ -81,8 +78,5 @@ class Folder:
         return FolderDelivery(self.path, self.format, columns, identity, self.label)
 
     def for_version(self, version: str) -> Folder:
-        """The folder of this version of a pipeline, beside this one."""
+        """The folder for this version of a pipeline, beside this one."""
         return replace(self, path=f"{self.path.rstrip('/')}.{version}")
-
-    def _delta_is_there(self) -> None:
-        from penstock.spark.sink.folders import delta  # noqa: F401  # MissingExtraError, if it is not

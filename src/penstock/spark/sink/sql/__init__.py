@@ -1,11 +1,5 @@
-"""SQL tables as places for results: the rows of a batch and its mark in one database transaction.
+"""SQL tables as targets: the rows of a batch and its mark are written in one database transaction.
 
-`table` is what users name; `columns` says what a column is in each database; `database` is what the rest needs of one,
-and `postgres` and `sqlite` are those there are. `delivery` writes batches.
+`table` has the public class, `columns` maps columns to types, `database` defines what a database must do, and
+`postgres` and `sqlite` implement it. `delivery` writes batches.
 """
-
-from __future__ import annotations
-
-from penstock.spark.sink.sql.table import SqlTable
-
-__all__ = ["SqlTable"]

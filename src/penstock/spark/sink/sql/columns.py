@@ -1,13 +1,17 @@
-"""Columns of frames in databases: what each is there, which existing ones it fits, and what has no place in a table."""
+"""From the columns of a frame to columns of a database."""
 
 from __future__ import annotations
 
 import enum
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 from pyspark.sql.types import (
@@ -34,19 +38,19 @@ from penstock.errors import SchemaMismatchError
 
 
 class Kind(enum.Enum):
-    """What a column holds, as far as databases are concerned."""
+    """The kind of values in a column, with its name in messages."""
 
     TEXT = "text"
-    BOOLEAN = "a truth value"
-    SHORT = "a whole number of 16 bits"
-    INTEGER = "a whole number of 32 bits"
-    LONG = "a whole number of 64 bits"
-    FLOAT = "a number of 32 bits"
-    DOUBLE = "a number of 64 bits"
-    DECIMAL = "a decimal number"
+    BOOLEAN = "a boolean"
+    SHORT = "a 16-bit integer"
+    INTEGER = "a 32-bit integer"
+    LONG = "a 64-bit integer"
+    FLOAT = "a 32-bit float"
+    DOUBLE = "a 64-bit float"
+    DECIMAL = "a decimal"
     DATE = "a date"
-    MOMENT = "a time with a zone"
-    WALL_TIME = "a time without a zone"
+    TIMESTAMP_TZ = "a timestamp with time zone"
+    TIMESTAMP = "a timestamp without time zone"
     BYTES = "bytes"
     JSON = "JSON"
 
@@ -62,8 +66,8 @@ _KINDS: Final[Mapping[type[DataType], Kind]] = {
     DoubleType: Kind.DOUBLE,
     DecimalType: Kind.DECIMAL,
     DateType: Kind.DATE,
-    TimestampType: Kind.MOMENT,
-    TimestampNTZType: Kind.WALL_TIME,
+    TimestampType: Kind.TIMESTAMP_TZ,
+    TimestampNTZType: Kind.TIMESTAMP,
     BinaryType: Kind.BYTES,
     ArrayType: Kind.JSON,
     MapType: Kind.JSON,
@@ -74,16 +78,14 @@ _DECIMAL: Final = re.compile(r"numeric\((?P<precision>\d+),(?P<scale>-?\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class SqlColumn:
-    """A column of the rows that are written."""
-
     name: str
     kind: Kind
     precision: int = 0
-    """Of a decimal number: its digits, and how many of them stand behind the point."""
+    """Precision and scale of a decimal."""
     scale: int = 0
 
     def fits_numeric(self, declared: str) -> bool:
-        """Whether each value of this decimal column can be kept by a numeric one, and with all of its digits."""
+        """Whether a numeric column stores every value of this decimal column with all of its digits."""
         found = _DECIMAL.fullmatch(declared)
         if found is None:
             return True
@@ -92,7 +94,7 @@ class SqlColumn:
 
 
 def columns_of(schema: StructType, what: str) -> tuple[SqlColumn, ...]:
-    """The columns of a frame. SchemaMismatchError for one that no table can hold."""
+    """The columns of a frame. Raises SchemaMismatchError for a type that has no counterpart in a table."""
     found = []
     for field in schema:
         kind = _KINDS.get(type(field.dataType))
@@ -100,17 +102,16 @@ def columns_of(schema: StructType, what: str) -> tuple[SqlColumn, ...]:
             kind = Kind.TEXT
         if kind is None:
             raise SchemaMismatchError(
-                f"{what}: column {field.name!r} is {field.dataType.simpleString()}, which has no place in a table: "
-                "cast it to something else, or leave it away"
+                f"{what}: column {field.name!r} is {field.dataType.simpleString()}, which a table cannot store: cast "
+                "it to another type, or drop it"
             )
-        if isinstance(field.dataType, DecimalType):
-            found.append(SqlColumn(field.name, kind, field.dataType.precision, field.dataType.scale))
-        else:
-            found.append(SqlColumn(field.name, kind))
+        decimal = field.dataType if isinstance(field.dataType, DecimalType) else None
+        digits = (decimal.precision, decimal.scale) if decimal is not None else (0, 0)
+        found.append(SqlColumn(field.name, kind, *digits))
     names = [column.name.lower() for column in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SchemaMismatchError(f"{what}: there are two columns {twice[0]!r}; rename one of them")
+        raise SchemaMismatchError(f"{what}: there are two columns {twice[0]!r}: rename one")
     return tuple(found)
 
 
@@ -124,3 +125,33 @@ def plain(frame: DataFrame) -> DataFrame:
             for field in frame.schema
         )
     )
+
+
+def plain_values(column: pa.Array, kind: Kind) -> list[Any]:
+    """The values of a column, with timestamps as ISO text (in UTC if they have a zone), dates and decimals as text."""
+    if kind is Kind.TIMESTAMP_TZ:
+        column = pc.strftime(column.cast(pa.timestamp("us", "UTC")), "%Y-%m-%dT%H:%M:%S+00:00")
+    elif kind is Kind.TIMESTAMP:
+        column = pc.strftime(column, "%Y-%m-%dT%H:%M:%S")
+    elif kind in (Kind.DATE, Kind.DECIMAL):
+        column = column.cast(pa.string())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def json_rows(batch: pa.RecordBatch, columns: Sequence[SqlColumn]) -> list[bytes]:
+    """Each row as a JSON object: timestamps and decimals as text, bytes as base64, NaN and infinity as text."""
+    made = [
+        [_json_value(value, column.kind) for value in plain_values(batch.column(index), column.kind)]
+        for index, column in enumerate(columns)
+    ]
+    names = [column.name for column in columns]
+    return [msgspec.json.encode(dict(zip(names, row, strict=True))) for row in zip(*made, strict=True)]
+
+
+def _json_value(value: Any, kind: Kind) -> Any:
+    if kind is Kind.JSON and value is not None:
+        return msgspec.Raw(value.encode())
+    if isinstance(value, float) and not math.isfinite(value):  # as Spark writes them
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

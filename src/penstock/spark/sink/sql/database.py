@@ -1,71 +1,91 @@
-"""What a database must be able to do to be a place for results."""
+"""The operations on a database that the delivery needs, with the statements that both databases share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DeliveryError
 from penstock.spark.sink.sql.columns import SqlColumn
 
 MARKS: Final = "penstock_spark_batches"
-"""The table that says which batch of which query was delivered last, and which run may deliver the next."""
+"""The table with the last delivered batch of each query, and the run that may deliver the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingColumn:
-    """A column of a table that is there."""
-
     name: str
     declared: str
     """Its type, as the database writes it."""
-    must_be_given: bool
-    """It takes no null, and has no default."""
+    is_required: bool
+    """NOT NULL without a default."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingTable:
     columns: Mapping[str, ExistingColumn]
     unique: frozenset[frozenset[str]]
-    """The sets of columns by which rows are unique."""
+    """The columns of each unique index."""
+    primary_key: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class SqlMark:
-    """What is known about one target of one query."""
+    """The last delivery to one target of one query."""
 
     run: str
     batch: int
     rows: int
 
 
-class SqlTransaction(Protocol):
-    """An open transaction: all of it counts, or nothing."""
+class SqlDatabase(Protocol):
+    """A database. It connects on first use, and again after a lost connection."""
 
+    @property
+    def where(self) -> str:
+        """Its name in messages, without passwords."""
+
+    @property
+    def nan_is_null(self) -> bool:
+        """Whether it stores NaN as null."""
+
+    def fits(self, column: SqlColumn, declared: str) -> bool:
+        """Whether a column of this declared type stores every value of `column` unchanged."""
+
+    def type_of(self, column: SqlColumn) -> str:
+        """The type of a column in a table that is created."""
+
+    def transaction(self) -> AbstractContextManager[SqlTransaction]:
+        """Commit at the end of the block, or roll back after an error.
+
+        Raises StoreUnavailableError if the database cannot be reached or is busy, OutcomeUnknownError if the connection
+        was lost during the commit, DeliveryError if it rejects the rows, ConfigError for other errors.
+        """
+
+    def close(self) -> None: ...
+
+
+class SqlTransaction(ABC):
+    """An open transaction."""
+
+    placeholder: ClassVar[str]
+    row_lock: ClassVar[str] = ""
+    """What a SELECT needs at its end to lock its rows until the transaction ends."""
+
+    def __init__(self, database: SqlDatabase) -> None:
+        self._database = database
+
+    @abstractmethod
     def describe(self, table: Sequence[str]) -> ExistingTable | None:
-        """The table of this name; None where there is none."""
+        """The table of this name; None if it does not exist."""
 
-    def create(self, table: Sequence[str], columns: Sequence[SqlColumn], key: Sequence[str]) -> None:
-        """Create the table, with these columns and this primary key, if there is a key."""
-
-    def create_marks(self) -> None:
-        """Create the table of marks, unless it is there."""
-
-    def take_over(self, query: str, run: str) -> SqlMark:
-        """From now on, `run` is the one that delivers. Gives the mark as it is then."""
-
-    def mark(self, query: str) -> SqlMark | None:
-        """The mark, which nobody else changes before this transaction ends."""
-
-    def set_mark(self, query: str, mark: SqlMark) -> None: ...
-
-    def clear(self, table: Sequence[str]) -> None:
-        """Remove all rows."""
-
+    @abstractmethod
     def write(
         self,
         table: Sequence[str],
@@ -73,42 +93,69 @@ class SqlTransaction(Protocol):
         key: Sequence[str],
         batches: Iterable[pa.RecordBatch],
     ) -> None:
-        """Insert rows, in their order; with a key, a row replaces the one of the same key, also one from before it."""
+        """Insert rows in order. With a key, a row replaces the row with the same key, also within these rows.
 
-
-class SqlDatabase(Protocol):
-    """A database, connected when it is first needed, and again after it was lost."""
-
-    @property
-    def where(self) -> str:
-        """What it is called in messages, without passwords."""
-
-    def fits(self, column: SqlColumn, declared: str) -> bool:
-        """Whether a column of this declared type keeps every value of `column` as it is."""
-
-    def type_of(self, column: SqlColumn) -> str:
-        """The type that a column gets in a table that is created."""
-
-    def transaction(self) -> AbstractContextManager[SqlTransaction]:
-        """Commits when the block is left, rolls back when it is left with an error.
-
-        StoreUnavailableError: it cannot be reached, or refused for now; OutcomeUnknownError, which is one: it was lost
-        while it committed. DeliveryError: it does not take the rows. ConfigError: it does not do what it is asked.
+        Raises DeliveryError for a row with null in a column of the key or the primary key.
         """
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def execute(self, statement: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows, if it has any."""
+
+    def create(self, table: Sequence[str], columns: Sequence[SqlColumn], key: Sequence[str]) -> None:
+        """Create the table. The primary key is the key, if there is one."""
+        # Without NOT NULL, a primary key of SQLite accepts any number of nulls.
+        parts = [
+            f"{quoted(column.name)} {self._database.type_of(column)}{' NOT NULL' if column.name in key else ''}"
+            for column in columns
+        ]
+        if key:
+            parts.append(f"PRIMARY KEY ({listed(key)})")
+        self.execute(f"CREATE TABLE IF NOT EXISTS {quoted(*table)} ({', '.join(parts)})")
+
+    def create_marks(self) -> None:
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {MARKS} (query text PRIMARY KEY, run text NOT NULL, epoch bigint NOT NULL, "
+            "batch bigint NOT NULL, row_count bigint NOT NULL)"
+        )
+
+    def take_over(self, query: str, run: str) -> SqlMark:
+        """Make `run` the one that delivers, and return the current mark."""
+        rows = self.execute(
+            f"INSERT INTO {MARKS} VALUES ({self.placeholder}, {self.placeholder}, 1, -1, 0) ON CONFLICT (query) "
+            f"DO UPDATE SET run = excluded.run, epoch = {MARKS}.epoch + 1 RETURNING run, batch, row_count",
+            (query, run),
+        )
+        return SqlMark(*rows[0])
+
+    def mark(self, query: str) -> SqlMark | None:
+        """The mark, locked until this transaction ends."""
+        rows = self.execute(
+            f"SELECT run, batch, row_count FROM {MARKS} WHERE query = {self.placeholder}{self.row_lock}", (query,)
+        )
+        return SqlMark(*rows[0]) if rows else None
+
+    def set_mark(self, query: str, mark: SqlMark) -> None:
+        place = self.placeholder
+        self.execute(
+            f"UPDATE {MARKS} SET batch = {place}, row_count = {place} WHERE query = {place}",
+            (mark.batch, mark.rows, query),
+        )
+
+    def clear(self, table: Sequence[str]) -> None:
+        """Delete all rows."""
+        self.execute(f"DELETE FROM {quoted(*table)}")
 
 
 def names_in(table: str) -> tuple[str, ...]:
-    """The schema, if there is one, and the table. ConfigError for a name that is none."""
+    """The schema, if there is one, and the table. Raises ConfigError for an invalid name."""
     names = tuple(table.split("."))
     if not 1 <= len(names) <= 2 or not all(names) or "\x00" in table:
-        raise ConfigError(f"{table!r} is no name of a table: write TABLE, or SCHEMA.TABLE")
+        raise ConfigError(f"{table!r} is not the name of a table: write TABLE or SCHEMA.TABLE")
     return names
 
 
 def quoted(*names: str) -> str:
-    """Names as they stand in a statement, whatever characters they have."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
@@ -117,7 +164,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def upsert_tail(columns: Sequence[SqlColumn], key: Sequence[str]) -> str:
-    """What follows the rows of an INSERT, so that they replace those of the same key. The same for both databases."""
+    """The end of an INSERT whose rows replace those with the same key."""
     if not key:
         return ""
     others = [column.name for column in columns if column.name not in key]
@@ -125,3 +172,31 @@ def upsert_tail(columns: Sequence[SqlColumn], key: Sequence[str]) -> str:
         return f" ON CONFLICT ({listed(key)}) DO NOTHING"
     changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in others)
     return f" ON CONFLICT ({listed(key)}) DO UPDATE SET {changes}"
+
+
+def null_keys(
+    batch: pa.RecordBatch, columns: Sequence[SqlColumn], keys: Iterable[str], *, nan_is_null: bool = False
+) -> dict[int, list[str]]:
+    """The indices of rows with null in a column of a key, each with these columns."""
+    wanted = frozenset(keys)
+    found: dict[int, list[str]] = {}
+    for index, column in enumerate(columns):
+        if column.name in wanted:
+            nulls = pc.is_null(batch.column(index), nan_is_null=nan_is_null)
+            for row in pc.indices_nonzero(nulls).to_pylist():
+                found.setdefault(row, []).append(column.name)
+    return found
+
+
+def require_keys(
+    batch: pa.RecordBatch, columns: Sequence[SqlColumn], keys: Iterable[str], *, nan_is_null: bool = False
+) -> None:
+    """Raise DeliveryError if a row has null in a column of a key: such a row cannot be replaced."""
+    refused = null_keys(batch, columns, keys, nan_is_null=nan_is_null)
+    if refused:
+        name = next(iter(refused.values()))[0]
+        raise DeliveryError(
+            f"{len(refused)} of {batch.num_rows} rows have no value in {name!r}, a key column of their table, so the "
+            "batch was not written: filter such rows out, give the column a value, or read a Topic with dead_letters, "
+            "which then receive these rows"
+        )

@@ -1,4 +1,4 @@
-"""A table that was opened for one run of a query."""
+"""`SqlDelivery`: writes the batches of one run of a query to a table."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from penstock.errors import FencedError, OutcomeUnknownError, SchemaMismatchError, StoreUnavailableError
 from penstock.spark.sink.publishing import check_order
-from penstock.spark.sink.sql.columns import SqlColumn, columns_of, plain
-from penstock.spark.sink.sql.database import ExistingTable, SqlDatabase, SqlMark, SqlTransaction
-from penstock.spark.sink.staged import Staged, stage
-from penstock.spark.sink.staging_folder import StagingFolder
-from penstock.spark.targets import Delivered, QueryIdentity
+from penstock.spark.sink.refused_rows import RefusedRow
+from penstock.spark.sink.sql.columns import SqlColumn, columns_of, json_rows, plain
+from penstock.spark.sink.sql.database import ExistingTable, SqlDatabase, SqlMark, SqlTransaction, null_keys
+from penstock.spark.sink.staging import Staged, StagingFolder, stage
+from penstock.spark.sink.target import Delivered, QueryIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +26,10 @@ _ATTEMPTS: Final = 4
 
 
 class SqlDelivery:
-    """Writes each batch in one transaction, together with its mark where the batch is to count once.
+    """Writes each batch in one transaction, for exactly-once together with its mark.
 
-    The mark's row is locked from before the first row is written until the commit: a newer run that takes over waits
-    for it, and an older one finds that the mark is no longer its own.
+    The row of the mark is locked from before the first row is written until the commit: a newer run that takes over
+    waits for it, and an older run finds that the mark belongs to another run.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class SqlDelivery:
         self._create = create
         self._run = uuid.uuid4().hex if marked else None
         self._last = SqlMark("", -1, 0)
-        self._columns: tuple[SqlColumn, ...] | None = None
+        self._columns: tuple[SqlColumn, ...] = ()
+        self._keys: frozenset[str] = frozenset()
+        """The columns in which no row may have null: the key, and the table's primary key."""
         self._staging = StagingFolder(identity.staging)
         if self._run is not None:
             with database.transaction() as transaction:
@@ -65,33 +68,58 @@ class SqlDelivery:
                 return Delivered(self._last.rows, repeated=True)
         staged = stage(plain(frame), self._staging, batch_id)
         try:
-            columns = self._ready(frame)
-            self._write_with_patience(columns, staged)
+            self._prepare_table(frame)
+            refused = self._refuse(staged)
+            self._write_with_retries(staged, refused)
         finally:
             staged.discard()
-        self._last = SqlMark(self._run or "", batch_id, staged.rows)
-        return Delivered(staged.rows)
+        self._last = SqlMark(self._run or "", batch_id, staged.rows - refused)
+        return Delivered(self._last.rows, refused=refused)
 
     def close(self) -> None:
         self._database.close()
 
-    def _ready(self, frame: DataFrame) -> tuple[SqlColumn, ...]:
-        """The columns of the rows, for which the table is there."""
+    def _prepare_table(self, frame: DataFrame) -> None:
+        """Create or check the table when the columns of the rows have changed."""
         columns = columns_of(frame.schema, self._label)
         if columns != self._columns:
             with self._database.transaction() as transaction:
-                provide_table(self._database, transaction, self._table, columns, self._key, self._create, self._label)
-            self._columns = columns
-        return columns
+                primary_key = provide_table(
+                    self._database, transaction, self._table, columns, self._key, self._create, self._label
+                )
+            self._columns, self._keys = columns, primary_key.union(self._key)
 
-    def _write_with_patience(self, columns: Sequence[SqlColumn], staged: Staged) -> None:
+    def _refuse(self, staged: Staged) -> int:
+        """Put rows without a key into the dead letters, if the query has any. Returns their number."""
+        refused = self._identity.refused
+        if refused is None or not self._keys:
+            return 0  # without dead letters, such rows fail the batch when it is written
+        rows = (row for batch in staged.batches() for row in self._refused_of(batch))
+        return refused.put(self._identity, self._label, staged.batch_id, rows)
+
+    def _refused_of(self, batch: pa.RecordBatch) -> Iterator[RefusedRow]:
+        nulls = self._null_keys(batch)
+        if nulls:
+            values = json_rows(batch.take(pa.array(list(nulls), pa.int64())), self._columns)
+            yield from map(RefusedRow, values, map(_reason, nulls.values()))
+
+    def _with_keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if nulls := self._null_keys(batch):
+                batch = batch.filter(pa.array([row not in nulls for row in range(batch.num_rows)], pa.bool_()))
+            yield batch
+
+    def _null_keys(self, batch: pa.RecordBatch) -> dict[int, list[str]]:
+        return null_keys(batch, self._columns, self._keys, nan_is_null=self._database.nan_is_null)
+
+    def _write_with_retries(self, staged: Staged, refused: int) -> None:
         problem: StoreUnavailableError | None = None
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(random.uniform(0, 0.1 * 4**attempt))
             try:
                 with self._database.transaction() as transaction:
-                    self._write(transaction, columns, staged)
+                    self._write(transaction, staged, refused)
                 return
             except StoreUnavailableError as error:
                 problem = error
@@ -101,23 +129,24 @@ class SqlDelivery:
         assert problem is not None
         raise problem
 
-    def _write(self, transaction: SqlTransaction, columns: Sequence[SqlColumn], staged: Staged) -> None:
+    def _write(self, transaction: SqlTransaction, staged: Staged, refused: int) -> None:
         if self._run is not None:
             mark = transaction.mark(self._identity.id)
             if mark is None or mark.run != self._run:
                 raise FencedError(
                     f"{self._label} was opened by a newer run of query {self._identity.query!r} of pipeline "
-                    f"{self._identity.pipeline!r}: this one delivers no more, and batch {staged.batch_id} is for that "
-                    "one to deliver"
+                    f"{self._identity.pipeline!r}, which delivers batch {staged.batch_id}: this run must stop"
                 )
             if mark.batch == staged.batch_id:
-                return  # the commit before this one was not answered, but it counts
+                return  # the previous attempt lost its connection after the commit
         if self._identity.mode == "complete":
             transaction.clear(self._table)
-        if staged.rows:
-            transaction.write(self._table, columns, self._key, staged.batches())
+        rows = staged.rows - refused
+        if rows:
+            batches = self._with_keys(staged.batches()) if refused else staged.batches()
+            transaction.write(self._table, self._columns, self._key, batches)
         if self._run is not None:
-            transaction.set_mark(self._identity.id, SqlMark(self._run, staged.batch_id, staged.rows))
+            transaction.set_mark(self._identity.id, SqlMark(self._run, staged.batch_id, rows))
 
 
 def provide_table(
@@ -128,41 +157,48 @@ def provide_table(
     key: Sequence[str],
     create: bool,
     label: str,
-) -> None:
-    """Have a table for these columns: create it, or see that the one that is there fits."""
+) -> frozenset[str]:
+    """Create the table, or check that the existing one fits. Returns its primary key."""
     existing = transaction.describe(table)
     if existing is None and create:
         transaction.create(table, columns, key)
-    elif existing is None:
-        raise SchemaMismatchError(f"there is no {label} in {database.where}: create it, or say create=True")
-    else:
-        check_fits(database, existing, columns, key, label)
+        return frozenset(key)
+    if existing is None:
+        raise SchemaMismatchError(f"there is no {label} in {database.where}: create it, or set create=True")
+    check_fits(database, existing, columns, key, label)
+    return existing.primary_key
 
 
 def check_fits(
     database: SqlDatabase, existing: ExistingTable, columns: Sequence[SqlColumn], key: Sequence[str], label: str
 ) -> None:
-    """SchemaMismatchError unless rows of these columns can be written to the table as they are."""
+    """Raise SchemaMismatchError unless the table can store rows of these columns unchanged."""
     for column in columns:
         there = existing.columns.get(column.name)
         if there is None:
             raise SchemaMismatchError(
-                f"{label} has no column {column.name!r}; it has {', '.join(existing.columns)}. Add it, or leave it away"
+                f"{label} has no column {column.name!r}; it has {', '.join(existing.columns)}. Add it to the table, or "
+                "drop it from the rows"
             )
         if not database.fits(column, there.declared):
             raise SchemaMismatchError(
-                f"{label}: column {column.name!r} is {there.declared or 'without a type'} there, which does not keep "
-                f"{column.kind.value} as it is: cast the rows, or make the column {database.type_of(column)}"
+                f"{label}: column {column.name!r} is {there.declared or 'without a type'}, which cannot store "
+                f"{column.kind.value} unchanged: cast the rows, or change the column to {database.type_of(column)}"
             )
     given = {column.name for column in columns}
     for there in existing.columns.values():
-        if there.must_be_given and there.name not in given:
+        if there.is_required and there.name not in given:
             raise SchemaMismatchError(
-                f"{label}: column {there.name!r} takes no null and has no default, and the rows do not have it"
+                f"{label}: column {there.name!r} is NOT NULL and has no default, but the rows do not have it"
             )
     if key and frozenset(key) not in existing.unique:
         names = ", ".join(key)
         raise SchemaMismatchError(
-            f"{label} has no unique index over ({names}), by which rows could replace others: create one with "
+            f"{label} has no unique index over ({names}), which replacing rows needs: create one with "
             "CREATE UNIQUE INDEX"
         )
+
+
+def _reason(columns: Sequence[str]) -> str:
+    names = ", ".join(f"`{name}`" for name in columns)
+    return f"key column {names} is null" if len(columns) == 1 else f"key columns {names} are null"

@@ -1,4 +1,4 @@
-"""`SqlTable`: a table of PostgreSQL or SQLite as a place for results."""
+"""`SqlTable`: a table of PostgreSQL or SQLite as a target."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigError, GuaranteeError, SchemaMismatchError
+from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.model import Guarantee
 from penstock.spark.sink.sql.columns import columns_of
 from penstock.spark.sink.sql.database import SqlDatabase, names_in
 from penstock.spark.sink.sql.delivery import SqlDelivery, check_fits
-from penstock.spark.targets import OutputMode, QueryIdentity
+from penstock.spark.sink.sql.sqlite import SqliteDatabase
+from penstock.spark.sink.target import OutputMode, QueryIdentity, guarantee_of
+from penstock.spark.values.columns import require_columns
 
 _FORMS = "postgresql://USER@HOST/DATABASE or sqlite:./FILE"
 
@@ -22,17 +24,18 @@ _FORMS = "postgresql://USER@HOST/DATABASE or sqlite:./FILE"
 class SqlTable:
     """A table of the database at `url`: postgresql://... or sqlite:PATH.
 
-    With a `key`, a column or several, a row replaces the one of the same key; without one, rows are added. A frame in
-    update mode needs one; one in complete mode replaces all rows of the table, which then is the query's alone. The
-    table is created from the frame's columns if it is missing, with the key as its primary key, unless `create` is
-    False. One that is there must have the columns, in types that keep every value as it is, and a unique index over the
-    key. Arrays, maps and structs become JSON.
+    With a `key`, one column or several, a row replaces the row with the same key; without one, rows are appended.
+    Update mode needs a key. In complete mode, each batch replaces all rows of the table. A missing table is created
+    from the frame's columns, with the key as its primary key, unless `create` is False. An existing table must have the
+    columns, with types that store every value unchanged, and a unique index over the key. Arrays, maps and structs
+    become JSON. A row with null in a column of the key, or of the table's primary key, goes to the dead letters of the
+    topic that the query reads; without dead letters, it fails its batch.
 
-    Exactly-once: rows and the number of the batch, in the table `penstock_spark_batches`, in one transaction.
-    At-least-once does without that table; a batch that is done again is written again, which a key makes good.
+    Exactly-once: rows and the number of the batch, in the table `penstock_spark_batches`, are written in one
+    transaction. At-least-once does without that table: a repeated batch is written again, which a key makes harmless.
     """
 
-    url: str
+    url: str = field(repr=False)
     table: str
     key: Sequence[str] | str | None = field(default=None, kw_only=True)
     create: bool = field(default=True, kw_only=True)
@@ -42,17 +45,13 @@ class SqlTable:
         names_in(self.table)
         keys = (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
         object.__setattr__(self, "key", keys)
-        if self.guarantee not in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE):
-            raise GuaranteeError(
-                f"{self.label}: guarantee={str(self.guarantee)!r} is not one of exactly-once, at-least-once"
-            )
-        object.__setattr__(self, "guarantee", Guarantee(self.guarantee))
+        object.__setattr__(self, "guarantee", guarantee_of(self.guarantee, self.label))
         if not self.url.startswith(("postgresql://", "postgres://", "sqlite:")):
-            raise ConfigError(f"{self.url.partition(':')[0]!r} is no database for {self.label}: use {_FORMS}")
+            raise ConfigError(f"{self.url.partition(':')[0]!r} is not a database for {self.label}: use {_FORMS}")
         if self.url.startswith("sqlite:"):
             path = self.url.removeprefix("sqlite:")
             if not path or path.startswith((":", "//")):
-                raise ConfigError(f"{self.url!r} names no file: write the path right behind the colon, sqlite:./FILE")
+                raise ConfigError(f"{self.url!r} names no file: write the path after the colon, sqlite:./FILE")
             object.__setattr__(self, "url", f"sqlite:{os.path.abspath(os.path.expanduser(path))}")
 
     @property
@@ -60,17 +59,13 @@ class SqlTable:
         return f"table {self.table}"
 
     def check(self, schema: StructType, mode: OutputMode) -> None:
-        """A table that is there is looked at."""
+        """An existing table is checked, too."""
         columns = columns_of(schema, self.label)
-        missing = [name for name in self._keys if name not in schema.names]
-        if missing:
-            raise SchemaMismatchError(
-                f"{self.label}: there is no column {missing[0]!r} for its key; there are {', '.join(schema.names)}"
-            )
+        require_columns(schema.names, self._keys, " for the key", what=f"the frame for {self.label}")
         if mode == "update" and not self._keys:
             raise ConfigError(
-                f"{self.label}: update mode brings rows that changed again and again; say key='COLUMN', so that each "
-                "replaces the one before"
+                f"{self.label}: update mode sends changed rows again: set key='COLUMN', so that each replaces the "
+                "previous one"
             )
         database = self._database()
         try:
@@ -100,7 +95,7 @@ class SqlTable:
             raise
 
     def for_version(self, version: str) -> SqlTable:
-        """The table of this version of a pipeline, beside this one."""
+        """The table for this version of a pipeline."""
         return replace(self, table=f"{self.table}_{version.replace('-', '_')}")
 
     @property
@@ -110,8 +105,6 @@ class SqlTable:
 
     def _database(self) -> SqlDatabase:
         if self.url.startswith("sqlite:"):
-            from penstock.spark.sink.sql.sqlite import SqliteDatabase
-
             return SqliteDatabase(self.url.removeprefix("sqlite:"))
         from penstock.spark.sink.sql.postgres import PostgresDatabase
 

@@ -1,0 +1,1 @@
+"""Checkpoints in object stores with conditional writes: S3 and DynamoDB."""

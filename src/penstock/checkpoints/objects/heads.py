@@ -1,0 +1,330 @@
+"""The objects of a checkpoint store: heads, which change by compare-and-set, and versions, which never change.
+
+A **head** is small. There is one for each lease: it says who holds it, and which version of the checkpoint is current.
+A **version** is everything that a change saved: the checkpoint, the newest state, history and idempotency keys, and the
+**segments** that hold the older ones. A small version is in the head itself; a larger one, and each segment, is in a
+**part**: an object that is written once, before the head that refers to it, and removed some time after no head does.
+
+So a save takes effect at the one moment when the head changes: a writer killed before or after it leaves the old
+checkpoint or the new one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+import cramjam
+import msgspec
+from crc32c import crc32c
+
+from penstock.checkpoints.fencing import fenced
+from penstock.checkpoints.format import Number, corrupt
+from penstock.errors import ConnectionClosedError, StoreUnavailableError
+from penstock.model import Lease
+
+Stamp = str
+"""Identifies the last write of a head; every write has another stamp."""
+
+
+class ObjectStore(Protocol):
+    """Keeps heads, by group and name, and parts, each of which belongs to a head.
+
+    A write is seen by every read that starts afterwards. Raises StoreUnavailableError when it cannot be reached, and
+    ConfigError for what a retry cannot fix. Thread-safe.
+    """
+
+    where: str
+    """Its name in messages."""
+    inline_bytes: int
+    """A version up to this size is in its head, which is read and written often."""
+    new_bytes: int
+    """How much new state, history or keys a version holds before they become a segment."""
+    can_remove_heads: bool
+
+    def read_head(self, group: str, name: str) -> tuple[bytes, Stamp] | None: ...
+
+    def heads(self, group: str) -> Mapping[str, tuple[bytes, Stamp]]:
+        """All heads of a group by name. Each is consistent; they need not be of the same moment."""
+
+    def swap_head(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
+        """Write a head if its stamp is this one; None: if it does not exist. Returns the new stamp, or None when the
+        stamp was different. A repeated try whose first answer was lost may return None although it wrote the head."""
+
+    def remove_head(self, group: str, name: str, stamp: Stamp) -> None:
+        """Remove a head if its stamp is this one."""
+
+    def groups(self) -> Sequence[str]:
+        """The groups that have heads; perhaps some that had."""
+
+    def put_part(self, group: str, name: str, part: str, data: bytes) -> None: ...
+
+    def get_part(self, group: str, name: str, part: str) -> bytes | None:
+        """The part; None when it was removed."""
+
+    def parts(self, group: str, name: str) -> Sequence[str]:
+        """The names of all parts of a head, including incomplete ones."""
+
+    def remove_parts(self, group: str, name: str, parts: Collection[str]) -> None:
+        """Remove parts; missing ones are ignored."""
+
+    def close(self) -> None: ...
+
+
+FORM: Final = b"\x01"
+CHECKSUM_BYTES: Final = 4
+
+
+class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A part with entries of one kind, and what can be known about them without reading it."""
+
+    part: str
+    size_bytes: int
+    newest_ms: int = 0
+    """Of history: when the last entry ended; of idempotency keys: when the newest was remembered."""
+    low: Number = 0
+    """Of history: the lowest pointer."""
+    high: Number = 0
+    """Of history: after the highest pointer."""
+
+
+class Version(msgspec.Struct, array_like=True, frozen=True):
+    """Everything about a partition. Segments are in the order in which they were written."""
+
+    checkpoint: bytes = b""
+    state: tuple[Segment, ...] = ()
+    new_state: dict[bytes, bytes | None] = {}
+    lines: tuple[Segment, ...] = ()
+    new_lines: tuple[bytes, ...] = ()
+    handled: tuple[Segment, ...] = ()
+    new_handled: dict[bytes, int] = {}
+    lines_since_ms: int = -(1 << 63)
+    """History that ended before this is deleted, even where it has not been removed yet."""
+    handled_since_ms: int = -(1 << 63)
+
+    @property
+    def parts(self) -> set[str]:
+        return {segment.part for kind in (self.state, self.lines, self.handled) for segment in kind}
+
+
+class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The holder of a lease, and the current version."""
+
+    owner: str
+    epoch: int
+    beat: int
+    write: bytes
+    """Different for each write, so that one whose answer was lost can be recognised."""
+    change: bytes = b""
+    """The digest of the change that made the version: saving it again adds nothing. Empty: there is no version."""
+    inline: bytes = b""
+    """The version, if it is small."""
+    part: str = ""
+    """The part with the version, if it is not."""
+    gone: bool = False
+    """Deleted: kept only for its epoch, so that no old owner ever matches again."""
+
+    def is_held_by(self, lease: Lease) -> bool:
+        return not self.gone and self.owner == lease.owner != "" and self.epoch == lease.epoch
+
+    def lease(self, group: str, name: str) -> Lease:
+        return Lease(group, name, self.owner, self.epoch, self.beat)
+
+    def changed(self, **changes: Any) -> Head:
+        """This head as it is written next."""
+        return msgspec.structs.replace(self, write=secrets.token_bytes(8), **changes)
+
+
+NO_HEAD: Final = Head("", 0, 0, b"")
+"""The head before the first claim."""
+PARTITION: Final = "partition:"
+"""The prefix of the lease names of checkpoints."""
+
+FLOOR: Final = "~forgotten"
+"""The name of a head in each group that was ever deleted. It is gone, and keeps the highest epoch."""
+
+T = TypeVar("T")
+
+
+def seal(value: Any) -> bytes:
+    """Encode: a form, a checksum, and compressed msgpack."""
+    body = bytes(cramjam.zstd.compress(msgspec.msgpack.encode(value), 1))
+    return FORM + crc32c(body).to_bytes(CHECKSUM_BYTES, "big") + body
+
+
+def unseal(data: bytes, kind: type[T], what: str) -> T:
+    """Decode what `seal` encoded. CorruptCheckpointError says that `what` is damaged."""
+    form, checksum, body = data[:1], data[1 : 1 + CHECKSUM_BYTES], data[1 + CHECKSUM_BYTES :]
+    if form != FORM:
+        raise corrupt(what, f"its form is {form!r}; this program supports only {FORM!r}")
+    if crc32c(body).to_bytes(CHECKSUM_BYTES, "big") != checksum:
+        raise corrupt(what, "its checksum is wrong")
+    try:
+        return msgspec.msgpack.decode(bytes(cramjam.zstd.decompress(body)), type=kind)
+    except (msgspec.MsgspecError, cramjam.DecompressionError) as error:
+        raise corrupt(what, f"its content is invalid: {error}") from error
+
+
+def part_name(epoch: int) -> str:
+    """A unique name for a part. Names sort by the epoch of their writer."""
+    return f"{epoch:016x}-{secrets.token_hex(8)}"
+
+
+def epoch_of(part: str) -> int:
+    return int(part.partition("-")[0], 16)
+
+
+ATTEMPTS: Final = 20
+"""How often a write is tried that others are faster than: only the owner's own threads, and claims, can be."""
+
+
+class PartGone(Exception):
+    """A part was removed while it was read: the head refers to a newer version by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A head as it was last seen."""
+
+    head: Head
+    stamp: Stamp
+
+
+class Heads:
+    """The heads in an object store. Those written here are cached, so that the next write needs no read."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[str, str], Seen] = {}
+        self._turns: dict[tuple[str, str], threading.Lock] = {}
+        self.is_closed = False
+
+    def read(self, group: str, name: str) -> Seen | None:
+        found = self._open_shelf().read_head(group, name)
+        return None if found is None else Seen(self._head(group, name, found[0]), found[1])
+
+    def all(self, group: str) -> Mapping[str, Head]:
+        """All heads of a group, including those that are gone."""
+        found = self._open_shelf().heads(group)
+        return {name: self._head(group, name, data) for name, (data, _) in found.items()}
+
+    def groups(self) -> Sequence[str]:
+        return self._open_shelf().groups()
+
+    def swap(self, group: str, name: str, now: Seen | None, head: Head) -> bool:
+        """Write a head if the stored one is as it was seen. `head` must come from `Head.changed`."""
+        after = self._swap(group, name, now, head)
+        return after is not None and after.head.write == head.write
+
+    def write_held(
+        self, lease: Lease, follow: Callable[[Head], Head], was_done: Callable[[Head], bool] | None = None
+    ) -> Head:
+        """Write the head that follows the stored one, as often as it takes, while the lease is held; else FencedError.
+
+        `follow` returns the head itself when there is nothing to write. `was_done` says whether a head that another
+        owner has claimed since shows that an earlier try, whose answer was lost, took effect.
+        """
+        group, name = lease.group, lease.name
+        now = self._remembered(group, name)
+        is_remembered = now is not None
+        if now is None:
+            now = self.read(group, name)
+        has_tried = False
+        for _ in range(ATTEMPTS):
+            if is_remembered and (now is None or not now.head.is_held_by(lease)):
+                now, is_remembered = self.read(group, name), False
+            if now is None or not now.head.is_held_by(lease):
+                self.drop_cached(group, name)
+                if has_tried and now is not None and was_done is not None and was_done(now.head):
+                    return now.head
+                raise fenced(lease, None if now is None or now.head.gone else now.head.lease(group, name))
+            try:
+                head = follow(now.head)
+            except PartGone as gone:
+                before, now = now, self.read(group, name)
+                if now is not None and now.head.change == before.head.change:
+                    what = f"what {name!r} of group {group!r} holds in {self._objects.where}"
+                    raise corrupt(what, f"its part {gone} is missing") from gone
+                is_remembered = False
+                continue
+            if head is now.head:
+                return head
+            with self._turn(group, name):
+                # Another thread of this owner may have renewed the lease meanwhile: the prepared head fits that, too.
+                latest = self._remembered(group, name)
+                if latest is not None and latest.head.is_held_by(lease) and latest.head.change == now.head.change:
+                    now, head = latest, follow(latest.head)
+                now, is_remembered, has_tried = self._swap(group, name, now, head), False, True
+            if now is not None and now.head.write == head.write:
+                return head
+        raise StoreUnavailableError(
+            f"{self._objects.where}: {name!r} of group {group!r} was changed by others {ATTEMPTS} times while it was "
+            "to be written"
+        )
+
+    def remove(self, group: str, name: str, now: Seen, epoch: int) -> None:
+        """Remove a head if it is as it was seen; if it cannot be removed or has a checkpoint, only release the lease,
+        with this epoch for the next one to continue from."""
+        if self._objects.can_remove_heads and not now.head.change:
+            self._objects.remove_head(group, name, now.stamp)
+        else:
+            self._swap(group, name, now, now.head.changed(owner="", epoch=epoch, gone=True))
+        self.drop_cached(group, name)
+
+    def floor(self, group: str) -> int:
+        """The highest epoch when the group was last deleted; 0 if it never was."""
+        found = self.read(group, FLOOR)
+        return 0 if found is None else found.head.epoch
+
+    def raise_floor(self, group: str, epoch: int) -> None:
+        """Make new leases of the group start above this epoch."""
+        for _ in range(ATTEMPTS):
+            now = self.read(group, FLOOR)
+            if now is not None and now.head.epoch >= epoch:
+                return
+            if self.swap(group, FLOOR, now, NO_HEAD.changed(epoch=epoch, gone=True)):
+                self.drop_cached(group, FLOOR)
+                return
+        raise StoreUnavailableError(f"{self._objects.where}: several processes delete the group {group!r} at once")
+
+    def drop_cached(self, group: str, name: str) -> None:
+        """Remove a head from the cache."""
+        with self._lock:
+            self._seen.pop((group, name), None)
+
+    def _remembered(self, group: str, name: str) -> Seen | None:
+        with self._lock:
+            return self._seen.get((group, name))
+
+    def _turn(self, group: str, name: str) -> threading.Lock:
+        """Held while a head is written, so that the threads of an owner do not interfere."""
+        with self._lock:
+            return self._turns.setdefault((group, name), threading.Lock())
+
+    def _swap(self, group: str, name: str, now: Seen | None, head: Head) -> Seen | None:
+        """Try to write a head; returns the stored one afterwards, which is this one if it was written."""
+        objects = self._open_shelf()
+        try:
+            stamp = objects.swap_head(group, name, None if now is None else now.stamp, seal(head))
+            after = self.read(group, name) if stamp is None else Seen(head, stamp)
+        except BaseException:
+            self.drop_cached(group, name)
+            raise
+        with self._lock:
+            if after is None:
+                self._seen.pop((group, name), None)
+            else:
+                self._seen[group, name] = after
+        return after
+
+    def _head(self, group: str, name: str, data: bytes) -> Head:
+        return unseal(data, Head, f"the head of {name!r} of group {group!r} in {self._objects.where}")
+
+    def _open_shelf(self) -> ObjectStore:
+        if self.is_closed:
+            raise ConnectionClosedError(f"the checkpoints in {self._objects.where} are closed")
+        return self._objects

@@ -1,0 +1,1 @@
+"""Checkpoints in Redis: each step is one script, and so atomic."""

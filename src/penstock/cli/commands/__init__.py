@@ -1,0 +1,1 @@
+"""One module per command of `penstock`. Each is imported only when its command runs."""

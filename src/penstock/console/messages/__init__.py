@@ -1,0 +1,1 @@
+"""Messages of a topic: read, searched, filtered, decoded, and sent by hand."""

@@ -1,0 +1,1 @@
+"""The pages of dead letters: all stores, one store, one letter, two compared."""

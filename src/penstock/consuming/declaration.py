@@ -1,0 +1,123 @@
+"""A handler as it was declared, and the consumers that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.abc import CheckpointStore, Clock, DeadLetters, Queue, Stream
+from penstock.consuming.defaults import Checkpoints, checkpoints_of_topic, open_checkpoints
+from penstock.consuming.handler_consumer import HandlerConsumer
+from penstock.consuming.handlers import Handler
+from penstock.consuming.options import ConsumerOptions
+from penstock.consuming.pattern_consumer import PatternConsumer
+from penstock.consuming.queue.queue_consumer import QueueConsumer, SharedConsumer
+from penstock.consuming.stages import Stages
+from penstock.consuming.workers.snapshots import Snapshots
+from penstock.queues.opening import open_queue
+from penstock.streams.aliases import current_topic
+from penstock.streams.topic_patterns import DEAD_LETTER_SUFFIX, TopicPattern
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A handler with its options."""
+
+    handler: Handler
+    group: str
+    options: ConsumerOptions
+    checkpoints: str | CheckpointStore | None
+    dead_letters: str | DeadLetters | None
+    snapshots: Snapshots | None
+    queue: str | Queue | None = None
+    """The queue that it handles, or its URL; None: a topic of the stream."""
+    rejects: bool = False
+    """Its dead letters are those of the queue itself."""
+    to_queue: str | Queue | None = None
+    """The queue for its results; None: a topic of the stream."""
+    pattern: TopicPattern | None = None
+    """Set for a handler of all topics that match. The topic of `handler` then only stands for them."""
+    has_own_letters: bool = False
+    """With a pattern: each topic has its own dead letters, `TOPIC.dlq`."""
+
+    def for_topic(self, name: str) -> Declared:
+        """The same for one of the topics that match. It exists: a topic that was deleted is not created again."""
+        assert self.pattern is not None
+        handler = replace(self.handler, topic=self.pattern.topic(name), is_topic_declared=False)
+        letters = f"{name}{DEAD_LETTER_SUFFIX}" if self.has_own_letters else self.dead_letters
+        return replace(self, handler=handler, dead_letters=letters, pattern=None)
+
+    def found(self, stream: Stream) -> list[Declared]:
+        """One for each topic that there is now; itself for a handler of one topic."""
+        return [self] if self.pattern is None else [self.for_topic(name) for name in self.pattern.find(stream)]
+
+    def consumer(
+        self, stream: Stream | None, stages: Stages | None, clock: Clock | None, stale: Checkpoints | None = None
+    ) -> HandlerConsumer | QueueConsumer:
+        """The consumer of a topic or queue, which sends its results to a queue if it has one."""
+        consumer = self._consumer(stream, stages, clock, stale)
+        if (to := self.to_queue) is not None:
+            try:
+                results = open_queue(to) if isinstance(to, str) else to
+                consumer.send_results_to(results, owned=results is not to)
+            except BaseException:
+                consumer.abandon()
+                raise
+        return consumer
+
+    def pattern_consumer(
+        self, stream: Stream, stages: Stages | None, clock: Clock | None, is_excluded: Callable[[str], bool]
+    ) -> PatternConsumer[HandlerConsumer | QueueConsumer]:
+        """The consumer of all topics that match and are not excluded."""
+        assert self.pattern is not None
+        probe = self._consumer(stream, stages, clock, None)
+        probe.abandon()  # it has shown that the options are possible, before the first topic appears
+
+        def load(name: str) -> Checkpoints:
+            opened = open_checkpoints(self.checkpoints, stream, self.handler, self.options)
+            return checkpoints_of_topic(opened, self.group, name)
+
+        return PatternConsumer(
+            stream,
+            self.pattern,
+            self.handler,
+            lambda name, stale: self.for_topic(name).consumer(stream, stages, clock, stale),
+            load,
+            is_excluded=lambda name: is_excluded(name) or current_topic(stream, name) != name,
+            ends=self.options.end is not None,
+        )
+
+    def _consumer(
+        self, stream: Stream | None, stages: Stages | None, clock: Clock | None, stale: Checkpoints | None
+    ) -> HandlerConsumer | QueueConsumer:
+        common: dict[str, Any] = {
+            "group": self.group,
+            "options": self.options,
+            "dead_letters": self.dead_letters,
+            "clock": clock,
+            "stages": stages,
+        }
+        if self.queue is not None:
+            queue = open_queue(self.queue) if isinstance(self.queue, str) else self.queue
+            is_ours = queue is not self.queue
+            try:
+                return QueueConsumer(
+                    queue, self.handler, stream=stream, rejects=self.rejects, owns_queue=is_ours, **common
+                )
+            except BaseException:
+                if is_ours:
+                    queue.close()
+                raise
+        assert stream is not None
+        if self.options.shared:
+            return SharedConsumer(stream, self.handler, checkpoints=self.checkpoints, **common)
+        return HandlerConsumer(
+            stream,
+            self.handler.topic,
+            self.handler,
+            checkpoints=self.checkpoints,
+            snapshots=self.snapshots,
+            stale=stale,
+            **common,
+        )

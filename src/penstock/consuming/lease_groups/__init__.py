@@ -1,0 +1,1 @@
+"""Lease groups: members divide the partitions of any stream through a checkpoint store."""

@@ -1,0 +1,1 @@
+"""The loop of a consumer: read, track, dispatch to workers, process their reports, save."""

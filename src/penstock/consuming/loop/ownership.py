@@ -1,0 +1,141 @@
+"""Claim and load an assigned partition, and release it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from penstock.abc import CheckpointStore, Clock, Feature, Resharding, TopicStream
+from penstock.consuming.handlers import Handler
+from penstock.consuming.loop.assigned_partition import AssignedPartition
+from penstock.consuming.loop.checkpointing import CheckpointSaver
+from penstock.consuming.loop.tracker import DIED, Tracker
+from penstock.consuming.options import ConsumerOptions
+from penstock.model import Checkpoint, CheckpointKey, Lease, Pointer, Position
+
+logger = logging.getLogger(__name__)
+
+SUSPICIOUS_RESTARTS: Final = 3
+"""After this many owners died without progress, process one record at a time."""
+
+
+class PartitionOwnership(Protocol):
+    """Where the loop gets its partitions from, and returns them to."""
+
+    def take(self, partition: int, lease: Lease | None) -> AssignedPartition: ...
+
+    def restart_at(self, assigned: AssignedPartition, pointer: Pointer) -> AssignedPartition: ...
+
+    def release(self, assigned: AssignedPartition) -> None: ...
+
+    def ends(self) -> dict[int, Pointer]: ...
+
+    def is_finished_by_others(self, partition: int) -> bool: ...
+
+
+class Ownership:
+    """Claims and loads checkpoints, and decides where to start."""
+
+    def __init__(
+        self,
+        stream: TopicStream,
+        store: CheckpointStore,
+        saver: CheckpointSaver,
+        options: ConsumerOptions,
+        handler: Handler,
+        group: str,
+        member: str,
+        clock: Clock,
+        *,
+        dedup_window_s: float,
+        stale: Mapping[int, Checkpoint],
+    ) -> None:
+        """`stale` are checkpoints of an earlier topic of this name, by partition: they say nothing about this one."""
+        self._stream = stream
+        self._stale = stale
+        self._store = store
+        self._saver = saver
+        self._options = options
+        self._handler = handler
+        self._group = group
+        self._member = member
+        self._clock = clock
+        self._dedup_window_s = dedup_window_s
+        self._claimed: set[str] = set()
+        self._ends: dict[int, Pointer] | None = None
+
+    def take(self, partition: int, lease: Lease | None) -> AssignedPartition:
+        """Take over an assigned partition. Without the `lease` of a lease group, claim its checkpoint."""
+        key = CheckpointKey(self._group, self._stream.topic, partition)
+        if lease is None:
+            lease = self._saver.claim(key, self._member)
+            self._claimed.add(lease.name)
+        checkpoint = self._store.load(key)
+        if checkpoint is None or checkpoint == self._stale.get(partition):
+            start = self._stream.locate(partition, self._first_position(partition))
+            checkpoint = Checkpoint(start, start)
+        elif checkpoint.next > checkpoint.start:
+            checkpoint = dataclasses.replace(checkpoint, restarts=checkpoint.restarts + 1)
+        return self._assigned_partition(key, lease, checkpoint)
+
+    def _first_position(self, partition: int) -> Position:
+        """Where a partition without a checkpoint begins. One that has replaced others continues them."""
+        if isinstance(self._stream, Resharding):
+            for parent in self._stream.parents(partition):
+                if self._store.load(CheckpointKey(self._group, self._stream.topic, parent)) is not None:
+                    return Position.EARLIEST
+        return self._options.start
+
+    def restart_at(self, assigned: AssignedPartition, pointer: Pointer) -> AssignedPartition:
+        """The same partition from another pointer on. What was known about later records is forgotten."""
+        tracker = assigned.tracker
+        checkpoint = Checkpoint(pointer, pointer, processed=tracker.processed, delivered=tracker.delivered)
+        return self._assigned_partition(assigned.key, assigned.lease, checkpoint)
+
+    def release(self, assigned: AssignedPartition) -> None:
+        """Release the claim, unless it is the group's own lease."""
+        if assigned.lease.name in self._claimed:
+            self._claimed.discard(assigned.lease.name)
+            self._saver.release(assigned.lease)
+
+    def _assigned_partition(self, key: CheckpointKey, lease: Lease, checkpoint: Checkpoint) -> AssignedPartition:
+        tracker = Tracker(
+            key,
+            checkpoint,
+            owner=self._member,
+            handler=self._handler.name,
+            clock=self._clock,
+            dedup_window_s=self._dedup_window_s,
+        )
+        state = dict(self._store.state(key)) if Feature.STATE in self._store.features else {}
+        suspicious = checkpoint.restarts >= SUSPICIOUS_RESTARTS or any(
+            failing.error == DIED for failing in checkpoint.failing
+        )
+        if suspicious:
+            logger.warning(
+                "%s: earlier owners died between %d and %d; these records are handled one at a time",
+                key,
+                checkpoint.start,
+                checkpoint.next,
+            )
+        assigned = AssignedPartition(
+            key, lease, tracker, self._clock, state, suspects_end=checkpoint.next if suspicious else checkpoint.start
+        )
+        assigned.end = self.ends().get(key.partition)
+        return assigned
+
+    def ends(self) -> dict[int, Pointer]:
+        """Where a run with an `end` stops, for each partition that existed at its start; empty without one."""
+        if self._ends is None:
+            end = self._options.end
+            partitions = () if end is None else self._stream.partitions()
+            self._ends = {each: self._stream.locate(each, end) for each in partitions if end is not None}
+        return self._ends
+
+    def is_finished_by_others(self, partition: int) -> bool:
+        """Whether a partition of another member has reached its end."""
+        checkpoint = self._store.load(CheckpointKey(self._group, self._stream.topic, partition))
+        start = self._stream.locate(partition, self._options.start) if checkpoint is None else checkpoint.start
+        return start >= self.ends()[partition]

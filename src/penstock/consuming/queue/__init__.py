@@ -1,0 +1,1 @@
+"""Queue semantics on a log: the members of a group divide partitions record by record."""

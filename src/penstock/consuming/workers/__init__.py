@@ -1,0 +1,1 @@
+"""Workers: threads, one asyncio loop, or processes that call the handler."""

@@ -1,0 +1,225 @@
+"""The verdict on the demo: the results, compared with what the generator says it sent."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.demo.generator import Account
+from penstock.demo.live import Live
+from penstock.demo.process_group import Parts
+from penstock.demo.results import Results
+from penstock.demo.settings import DemoSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    value: str
+    holds: bool | None = None
+    """Whether the promise holds; None for a mere figure."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """In milliseconds; all are 0 without values."""
+
+    p50: float = 0.0
+    p99: float = 0.0
+    highest: float = 0.0
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Latencies:
+        if not values:
+            return cls()
+        ordered = sorted(values)
+        middle, high = (ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.99))
+        return cls(middle, high, ordered[-1])
+
+
+def checks_of(account: Account, results: Results, *, with_spark: bool, with_real_time: bool) -> list[Check]:
+    """Every promise, kept or not, and the figures around them."""
+    found = [*_checks_of_transactions(account, results), *_checks_of_letters(account, results)]
+    found.append(_check_of_windows("page events counted by the consumers", account, results.counted))
+    if with_spark:
+        total = merged(results.added_up, results.late)
+        late = sum(results.late.values())
+        note = f", {late:,} of them late and set aside" if late else ""
+        found.append(_check_of_windows("page events added up on Spark", account, total, note))
+        found.append(Check("windows written twice", f"{results.twice:,}", results.twice == 0, "exactly-once"))
+    if with_real_time:
+        found.extend(_checks_of_large_payments(account, results))
+    return found
+
+
+def merged(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in one.keys() | other.keys()}
+
+
+def wrong_with(checks: Sequence[Check]) -> list[str]:
+    """A sentence for each broken promise."""
+    return [f"{each.name}: {each.value} ({each.note})" for each in checks if each.holds is False]
+
+
+def typical_second(latencies: Sequence[tuple[int, int]]) -> Latencies:
+    """The median of the figures of all seconds with appends: those while nothing was down, which is most of the
+    time."""
+    seconds: dict[int, list[int]] = {}
+    for appended_ms, took_ms in latencies:
+        seconds.setdefault(appended_ms // 1000, []).append(took_ms)
+    each = [Latencies.of(values) for values in seconds.values()]
+    if not each:
+        return Latencies()
+    return Latencies(
+        statistics.median(one.p50 for one in each),
+        statistics.median(one.p99 for one in each),
+        statistics.median(one.highest for one in each),
+    )
+
+
+def _checks_of_transactions(account: Account, results: Results) -> list[Check]:
+    wanted = set(range(account.transactions))
+    lost = wanted - results.verdicts.keys()
+    strange = results.verdicts.keys() - wanted
+    repeated = sum(times - 1 for times in results.verdicts.values())
+    missing = account.sent - account.acknowledged
+    return [
+        Check("events sent", f"{account.sent:,}", missing == 0, _or(missing, "never acknowledged", "all acknowledged")),
+        Check(
+            "transactions judged",
+            f"{len(results.verdicts):,}",
+            not strange,
+            _or(len(strange), "were never sent", f"{account.transactions:,} were sent"),
+        ),
+        Check("lost", f"{len(lost):,}", not lost, _such_as(lost) or "every transaction has its verdict"),
+        Check("judged again", f"{repeated:,}", None, "at-least-once: those in hand when a part was killed"),
+        Check(
+            "partial at the deadline",
+            f"{results.partial:,}",
+            results.mislabelled == 0,
+            _or(results.mislabelled, "without a label that says so", "each labelled so, with what is missing")
+            + f"; {results.late_answers:,} answers followed late",
+        ),
+    ]
+
+
+def _checks_of_letters(account: Account, results: Results) -> list[Check]:
+    differ = set(range(account.malformed)) ^ results.letters.keys()
+    twice = sum(times - 1 for times in results.letters.values())
+    note = f"{account.malformed:,} malformed rows were sent"
+    if differ:
+        note += f"; they differ, {_such_as(differ)}"
+    if twice:
+        note += f"; {twice:,} are there twice"
+    if results.strange_letters:
+        note += f"; {results.strange_letters:,} letters are of good records"
+    count = sum(results.letters.values()) + results.strange_letters
+    return [Check("dead letters", f"{count:,}", not (differ or twice or results.strange_letters), note)]
+
+
+def _check_of_windows(name: str, account: Account, totals: Mapping[str, int], note: str = "") -> Check:
+    names = account.windows.keys() | totals.keys()
+    wrong = {each for each in names if account.windows.get(each, 0) != totals.get(each, 0)}
+    count, sent = sum(totals.values()), sum(account.windows.values())
+    windows = len({each.partition(" ")[0] for each in account.windows})
+    told = f"{sent:,} in {windows:,} windows, by the generator's count{note}"
+    if wrong:
+        told += f"; {len(wrong):,} totals differ, {_such_as(wrong)}"
+    return Check(name, f"{count:,}", not wrong, told)
+
+
+def _checks_of_large_payments(account: Account, results: Results) -> list[Check]:
+    lost = set(account.large) - results.large.keys()
+    strange = results.large.keys() - set(account.large)
+    again = sum(times - 1 for times in results.large.values())
+    note = f"{len(account.large):,} were sent, {len(lost):,} are lost, {again:,} there again (at-least-once)"
+    if strange:
+        note += f"; {len(strange):,} were never sent"
+    return [Check("large payments, in real-time mode", f"{len(results.large):,}", not lost and not strange, note)]
+
+
+def _or(wrong: int, told: str, otherwise: str) -> str:
+    return f"{wrong:,} {told}" if wrong else otherwise
+
+
+def _such_as(numbers: set[int] | set[str]) -> str:
+    return f"such as {', '.join(str(each) for each in sorted(numbers, key=str)[:3])}" if numbers else ""
+
+
+def delay_text(delay_ms: float) -> str:
+    """7 ms, 1.2 s, 100 s."""
+    if delay_ms < 1000:
+        return f"{delay_ms:.0f} ms"
+    return f"{delay_ms / 1000:.1f} s" if delay_ms % 1000 else f"{delay_ms / 1000:.0f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    settings: DemoSettings
+    parts: Parts
+    account: Account
+    results: Results
+    checks: Sequence[Check]
+    live: Live
+    began_ms: int
+    before_s: float | None
+    """From the start of `make demo` to the start of the demo, while packages were installed."""
+    took_s: float
+
+    @property
+    def wrong(self) -> list[str]:
+        return wrong_with(self.checks)
+
+    @property
+    def latencies(self) -> Latencies:
+        return Latencies.of([took_ms for _, took_ms in self.results.latencies])
+
+    @property
+    def typical(self) -> Latencies:
+        return typical_second(self.results.latencies)
+
+    @property
+    def waits(self) -> Latencies:
+        return Latencies.of(self.results.waits_ms)
+
+    def figures(self) -> list[Check]:
+        """What was measured, besides what was checked."""
+        typical, overall, waits = self.typical, self.latencies, self.waits
+        found = [
+            Check(
+                "from append to verdict, p50 / p99",
+                f"{delay_text(typical.p50)} / {delay_text(typical.p99)}",
+                None,
+                f"a typical second; with all outages {delay_text(overall.p50)} / {delay_text(overall.p99)}, "
+                f"at most {delay_text(overall.highest)}",
+            ),
+            Check(
+                "waited for analysers, p50 / p99",
+                f"{waits.p50:.1f} / {waits.p99:.1f} ms",
+                None,
+                "the deadline is 20 ms",
+            ),
+        ]
+        if self.live.is_real_time:
+            found.append(self._figure_of_real_time())
+        first_result_s = self.live.first_result_s
+        if first_result_s is not None:
+            note = "from the start of the demo"
+            if self.before_s is not None:
+                note += f"; {self.before_s + first_result_s:.1f} s from the start of make demo"
+            found.append(Check("time to the first result", f"{first_result_s:.1f} s", None, note))
+        found.append(Check("all of it took", f"{self.took_s:.0f} s"))
+        return found
+
+    def _figure_of_real_time(self) -> Check:
+        """Latencies of payments that arrived while the query ran."""
+        results = self.results
+        live = [each for each in results.large_latencies if each[0] > results.large_since_ms]
+        typical = typical_second(live)
+        name = "in real-time mode, p50 / p99"
+        if not live:
+            return Check(name, "-", None, "the query started after all payments were sent, as the machine is busy")
+        value = f"{delay_text(typical.p50)} / {delay_text(typical.p99)}"
+        return Check(name, value, None, f"a typical second; {len(live):,} payments came while the query ran")

@@ -1,0 +1,1 @@
+"""Topic configs, with Kafka's names, defaults and meaning: text comes in, checked values go out."""

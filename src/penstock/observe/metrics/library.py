@@ -1,0 +1,166 @@
+"""The metrics of a process that uses the library: its consumers, deadlines and producers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.observe.metrics.definition import Definition, counter, gauge, histogram
+
+_OF_CONSUMER: Final = ("group", "topic", "handler")
+
+CONSUMER_RECORDS: Final = counter(
+    "penstock_consumer_records",
+    (*_OF_CONSUMER, "outcome"),
+    "Records by outcome: succeeded, failed (attempts that ended in an error), exhausted (given up), ignored (finished "
+    "without the handler: handled before, or sent again for another group).",
+    "Failed rising with exhausted flat: retries help. Both rising: look at the dead letters. No succeeded while there "
+    "is lag: look at `penstock_consumer_healthy`.",
+)
+CONSUMER_RETRIES: Final = counter(
+    "penstock_consumer_retries",
+    _OF_CONSUMER,
+    "Failed attempts that were followed by another one.",
+    "Above a few percent of the records: what handlers call has problems; each retry delays the records ordered "
+    "after it.",
+)
+CONSUMER_HANDLER_SECONDS: Final = histogram(
+    "penstock_consumer_handler_seconds",
+    _OF_CONSUMER,
+    "How long the handler took for a record. Quick records are timed together: up to 32 in a row, or a whole batch, "
+    "count with their mean.",
+    "Records a second times this is the number of workers needed. Rising: look at what the handler calls, then allow "
+    "more workers, or less order.",
+)
+CONSUMER_IN_FLIGHT: Final = gauge(
+    "penstock_consumer_in_flight_records",
+    _OF_CONSUMER,
+    "Records that are read and not finished.",
+    "At in_flight for long: handlers are the limit; add workers or members. Near 0 with lag: reading is the limit.",
+)
+CONSUMER_FAILING: Final = gauge(
+    "penstock_consumer_failing_records",
+    _OF_CONSUMER,
+    "Records that have failed and will be tried again.",
+    "Above 0 for longer than the retries last: the dead letters cannot be put, or the circuit is open; see the log.",
+)
+CONSUMER_LAG: Final = gauge(
+    "penstock_consumer_lag_records",
+    _OF_CONSUMER,
+    "Records behind the last finished one, in the partitions that this process has. Missing while the stream is away.",
+    "Rising over minutes: add workers, members or partitions. `penstock metrics` shows the lag in seconds.",
+)
+CONSUMER_PARTITIONS: Final = gauge(
+    "penstock_consumer_partitions",
+    _OF_CONSUMER,
+    "Partitions that this process has.",
+    "0 for long: there are more members than partitions, or it cannot join its group.",
+)
+CONSUMER_STALLED: Final = gauge(
+    "penstock_consumer_stalled_partitions",
+    _OF_CONSUMER,
+    "Partitions with records waiting in which nothing was finished for a minute.",
+    "Above 0: a handler hangs, or one record holds up its partition; look at the consumer's page in the console.",
+)
+CONSUMER_HEALTHY: Final = gauge(
+    "penstock_consumer_healthy",
+    _OF_CONSUMER,
+    "1 when nothing keeps the consumer from making progress.",
+    "0: `app.health()` names the cause: the stream, the store, the dead letters or the circuit.",
+)
+CONSUMER_DEAD_LETTERS: Final = counter(
+    "penstock_consumer_dead_letters",
+    _OF_CONSUMER,
+    "Dead letters that were stored.",
+    "Above 0: `penstock dlq list` shows them with their errors; redrive them once the cause is fixed.",
+)
+CONSUMER_EXPIRED: Final = counter(
+    "penstock_consumer_expired_records",
+    _OF_CONSUMER,
+    "Offsets that were skipped because retention had deleted them unread.",
+    "Above 0: data was lost to this group. Raise the topic's retention, or read faster; alert on time to loss.",
+)
+CONSUMER_SAVE_SECONDS: Final = histogram(
+    "penstock_consumer_save_seconds",
+    _OF_CONSUMER,
+    "How long saving a checkpoint took, a store that was away included. Its count is the number of saves. With "
+    "exactly-once in SQL, saves of effects are part of the handler's time.",
+    "Above 0.1 often: the store holds up the consumer; use a closer one, or raise commit_interval_s.",
+)
+CONSUMER_REBALANCES: Final = counter(
+    "penstock_consumer_rebalances",
+    (*_OF_CONSUMER, "change"),
+    "Partitions that came and went: assigned, revoked (handed back, with everything saved), lost (taken away before).",
+    "Lost above 0, or a steady rate of any: members die, or are too slow for session_timeout_s or revoke_s.",
+)
+DEADLINE_CALLS: Final = counter(
+    "penstock_deadline_calls",
+    ("analysers", "result"),
+    "Calls of `within`: complete, or partial because time was up or an analyser failed.",
+    "Partial rising: see by analyser below who is late, busy or failing.",
+)
+DEADLINE_OVERDUE: Final = counter(
+    "penstock_deadline_overdue",
+    ("analysers",),
+    "Calls that returned more than 5 ms after their deadline.",
+    "Above 0: analysers compute in threads (name them in processes=), or the machine has too much to do.",
+)
+DEADLINE_ANSWERS: Final = counter(
+    "penstock_deadline_answers",
+    ("analysers", "analyser", "outcome"),
+    "The outcome of each call of an analyser: answered, failed, late, busy (not called, as too many were waiting), "
+    "skipped (the deadline passed before it could begin).",
+    "Late: it is too slow for the deadline. Busy or skipped: give it more workers.",
+)
+DEADLINE_RUNNING: Final = gauge(
+    "penstock_deadline_running",
+    ("analysers", "analyser"),
+    "Workers of an analyser that are at work now.",
+    "At the number of its workers for long: it hangs, and answers nothing any more.",
+)
+PRODUCER_SENT: Final = counter(
+    "penstock_producer_sent_records",
+    ("buffer",),
+    "Records accepted for sending, by where they are kept until they are acknowledged: memory, spool, or the "
+    "connection of `connect`.",
+    "Compare with acknowledged: the difference waits, or has failed.",
+)
+PRODUCER_ACKNOWLEDGED: Final = counter(
+    "penstock_producer_acknowledged_records",
+    ("buffer",),
+    "Records that the stream has acknowledged.",
+    "Falling behind sent: the stream is slow or away.",
+)
+PRODUCER_FAILED: Final = counter(
+    "penstock_producer_failed_records",
+    ("buffer", "reason"),
+    "Records that were not delivered: refused by the stream, dropped because the buffer was full, or expired (timed "
+    "out, or the producer was closed).",
+    "Above 0: records were lost, unless the program checks its receipts. Records refused from a spool are kept in its "
+    "folder. Use a spool where none may be lost.",
+)
+PRODUCER_RETRIES: Final = counter(
+    "penstock_producer_retries",
+    ("buffer",),
+    "Attempts beyond the first, as far as the producer makes them itself.",
+    "Rising: the stream refuses or is away; the log names the reason.",
+)
+PRODUCER_BUFFERED: Final = gauge(
+    "penstock_producer_buffered_records",
+    ("buffer",),
+    "Records that wait for their acknowledgement.",
+    "Rising: the stream does not keep up. At buffer_records, sending waits, fails or drops, according to when_full.",
+)
+PRODUCER_BUFFERED_BYTES: Final = gauge(
+    "penstock_producer_buffered_bytes",
+    ("buffer",),
+    "Bytes of those; for a spool, what it holds on the disk.",
+    "Make sure that the disk of a spool has room for as long as the stream may be away.",
+)
+PRODUCER_OLDEST: Final = gauge(
+    "penstock_producer_oldest_seconds",
+    ("buffer",),
+    "How long the oldest of those has waited.",
+    "Near delivery_timeout_s: records in memory are about to fail.",
+)
+
+LIBRARY: Final = tuple(each for each in list(globals().values()) if isinstance(each, Definition))

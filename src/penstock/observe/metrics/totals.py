@@ -1,0 +1,307 @@
+"""From the counts of consumers, deadlines and producers to metrics, including those that have ended."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from penstock.consuming.counts import BOUNDS_S, Counts, Timings
+from penstock.consuming.deadlines.statistics import Counting, DeadlineStatistics
+from penstock.consuming.health import STALLED_S, Health
+from penstock.consuming.loop_consumer import LoopConsumer
+from penstock.observe.metrics import library as defined
+from penstock.producing.engine import Engine
+from penstock.streams.sending import CountingSender
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 1.0
+"""How long a scrape waits for all answers together. Then it uses the last known ones."""
+_KNOWN_FOR_S: Final = 60.0
+
+
+class HasHealth(Protocol):
+    def health(self) -> Health: ...
+
+
+class _HealthCheck:
+    """A pending question to one consumer, and its last answer."""
+
+    def __init__(self, consumer: HasHealth) -> None:
+        self.consumer = consumer
+        self.answered = threading.Event()
+        self.answered.set()
+        self.health: Health | None = None
+        self.at_s = 0.0
+        self._told = ""
+
+    def ask(self) -> None:
+        if self.answered.is_set():  # else the last question is still pending
+            self.answered.clear()
+            threading.Thread(target=self._ask, name="penstock-metrics-health", daemon=True).start()
+
+    def _ask(self) -> None:
+        try:
+            self.health = self.consumer.health()
+            self.at_s = time.monotonic()
+            self._told = ""
+        except Exception as error:
+            if self._told != str(error):
+                self._told = str(error)
+                logger.warning("the health of a consumer is unknown: %s", error)
+        finally:
+            self.answered.set()
+
+
+class HealthChecks:
+    """Asks each consumer in its own thread, and caches the answers."""
+
+    def __init__(self) -> None:
+        self._questions: dict[HasHealth, _HealthCheck] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, consumers: Iterable[HasHealth], patience_s: float = PATIENCE_S) -> list[Health | None]:
+        """The health of each, in their order; None where it is unknown."""
+        with self._lock:
+            known = self._questions
+            asked = [known[each] if each in known else _HealthCheck(each) for each in consumers]
+            self._questions = {question.consumer: question for question in asked}
+        for question in asked:
+            question.ask()
+        until_s = time.monotonic() + patience_s
+        for question in asked:
+            question.answered.wait(max(0.0, until_s - time.monotonic()))
+        now_s = time.monotonic()
+        return [each.health if now_s - each.at_s < _KNOWN_FOR_S else None for each in asked]
+
+
+Labels = tuple[str, str, str]
+
+_CHANGES: Final = ("assigned", "revoked", "lost")
+_OUTCOMES: Final = ("succeeded", "failed", "exhausted", "ignored")
+
+
+class ConsumerTotals:
+    """Sums over all consumers with the same labels, running or ended."""
+
+    def __init__(self) -> None:
+        self._gone: dict[Labels, Counts] = {}
+        self._asking = HealthChecks()
+        self._lock = threading.Lock()
+
+    def left(self, part: object) -> None:
+        if isinstance(part, LoopConsumer):
+            with self._lock:
+                self._gone.setdefault(labels_of(part), Counts()).add(part.counts)
+
+    def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
+        consumers = [each for each in parts if isinstance(each, LoopConsumer)]
+        with self._lock:
+            totals = copy.deepcopy(self._gone)
+        for each in consumers:
+            totals.setdefault(labels_of(each), Counts()).add(each.counts)
+        yield from _counted(totals)
+        healths = self._asking.ask(consumers)
+        yield from _standing([(labels_of(each), health) for each, health in zip(consumers, healths, strict=True)])
+
+
+def labels_of(consumer: LoopConsumer) -> Labels:
+    return consumer.group, consumer.handler.topic.name, consumer.handler.name
+
+
+def _counted(totals: dict[Labels, Counts]) -> Iterator[Metric]:
+    records, changes = defined.CONSUMER_RECORDS.counter(), defined.CONSUMER_REBALANCES.counter()
+    retries, letters = defined.CONSUMER_RETRIES.counter(), defined.CONSUMER_DEAD_LETTERS.counter()
+    expired = defined.CONSUMER_EXPIRED.counter()
+    handling, saving = defined.CONSUMER_HANDLER_SECONDS.histogram(), defined.CONSUMER_SAVE_SECONDS.histogram()
+    for labels, counts in totals.items():
+        for outcome in _OUTCOMES:
+            records.add_metric((*labels, outcome), getattr(counts, outcome))
+        for change in _CHANGES:
+            changes.add_metric((*labels, change), getattr(counts, change))
+        retries.add_metric(labels, counts.retried)
+        letters.add_metric(labels, counts.exhausted)
+        expired.add_metric(labels, counts.expired)
+        add_timings(handling, labels, counts.handling)
+        add_timings(saving, labels, counts.saving)
+    yield from (records, retries, handling, letters, expired, saving, changes)
+
+
+def add_timings(family: HistogramMetricFamily, labels: Sequence[str], timings: Timings) -> None:
+    bounds = [*map(floatToGoString, BOUNDS_S), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, itertools.accumulate(timings.steps), strict=True)), timings.total_s)
+
+
+def _standing(found: Sequence[tuple[Labels, Health | None]]) -> Iterator[Metric]:
+    in_flight, failing = defined.CONSUMER_IN_FLIGHT.gauge(), defined.CONSUMER_FAILING.gauge()
+    lag, partitions = defined.CONSUMER_LAG.gauge(), defined.CONSUMER_PARTITIONS.gauge()
+    stalled, healthy = defined.CONSUMER_STALLED.gauge(), defined.CONSUMER_HEALTHY.gauge()
+    by_labels: dict[Labels, list[Health | None]] = {}
+    for labels, health in found:
+        by_labels.setdefault(labels, []).append(health)
+    for labels, healths in by_labels.items():
+        known = [health for health in healths if health is not None]
+        healthy.add_metric(labels, len(known) == len(healths) and all(each.is_healthy for each in known))
+        if len(known) < len(healths):
+            continue
+        held = [partition for health in known for partition in health.partitions]
+        in_flight.add_metric(labels, sum(each.in_flight for each in held))
+        failing.add_metric(labels, sum(each.failing for each in held))
+        partitions.add_metric(labels, len(held))
+        stalled.add_metric(labels, sum(bool(each.lag) and each.idle_s >= STALLED_S for each in held))
+        lags = [health.lag for health in known]
+        if None not in lags:
+            lag.add_metric(labels, sum(each for each in lags if each is not None))
+    yield from (in_flight, failing, lag, partitions, stalled, healthy)
+
+
+_ANSWER_OUTCOMES: Final = ("answered", "failed", "late", "busy", "skipped")
+
+DeadlineKey = tuple[str, ...]
+"""The analysers; with a result, or with an analyser and an outcome."""
+
+
+class DeadlineTotals:
+    """Sums over all deadlines with the same analysers, in use or closed."""
+
+    def __init__(self) -> None:
+        self._gone: Counter[DeadlineKey] = Counter()
+        self._lock = threading.Lock()
+
+    def left(self, part: object) -> None:
+        if isinstance(part, Counting):
+            with self._lock:
+                self._gone.update(_deadline_numbers(part.snapshot()))
+
+    def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
+        in_use = [each.snapshot() for each in parts if isinstance(each, Counting)]
+        with self._lock:
+            totals = Counter(self._gone)
+        for statistics in in_use:
+            totals.update(_deadline_numbers(statistics))
+        calls, overdue = defined.DEADLINE_CALLS.counter(), defined.DEADLINE_OVERDUE.counter()
+        answers, running = defined.DEADLINE_ANSWERS.counter(), defined.DEADLINE_RUNNING.gauge()
+        for key, number in totals.items():
+            family = {1: overdue, 2: calls, 3: answers}[len(key)]
+            family.add_metric(key, number)
+        at_work: Counter[DeadlineKey] = Counter()
+        for statistics in in_use:
+            analysers = _analyser_names(statistics)
+            at_work.update({(analysers, name): each.running for name, each in statistics.analysers.items()})
+        for key, number in at_work.items():
+            running.add_metric(key, number)
+        yield from (calls, overdue, answers, running)
+
+
+def _analyser_names(statistics: DeadlineStatistics) -> str:
+    return ",".join(statistics.analysers)
+
+
+def _deadline_numbers(statistics: DeadlineStatistics) -> dict[DeadlineKey, int]:
+    analysers = _analyser_names(statistics)
+    numbers: dict[DeadlineKey, int] = {
+        (analysers,): statistics.overdue,
+        (analysers, "complete"): statistics.complete,
+        (analysers, "partial"): statistics.partial,
+    }
+    for name, each in statistics.analysers.items():
+        numbers |= {(analysers, name, outcome): getattr(each, outcome) for outcome in _ANSWER_OUTCOMES}
+    return numbers
+
+
+@dataclass(slots=True)
+class _Sums:
+    sent: int = 0
+    acknowledged: int = 0
+    refused: int = 0
+    dropped: int = 0
+    expired: int = 0
+    retried: int = 0
+
+    def add(self, other: _Sums) -> None:
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+class ProducerTotals:
+    """Sums over all producers with the same kind of buffer, in use or closed."""
+
+    def __init__(self) -> None:
+        self._gone: dict[str, _Sums] = {}
+        self._lock = threading.Lock()
+
+    def left(self, part: object) -> None:
+        if isinstance(part, Engine | CountingSender):
+            with self._lock:
+                self._gone.setdefault(_buffer(part), _Sums()).add(_sums(part))
+
+    def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
+        in_use = [each for each in parts if isinstance(each, Engine | CountingSender)]
+        with self._lock:
+            totals = {buffer: dataclasses.replace(sums) for buffer, sums in self._gone.items()}
+        for each in in_use:
+            totals.setdefault(_buffer(each), _Sums()).add(_sums(each))
+        yield from _counted_sends(totals)
+        yield from _buffered(in_use)
+
+
+def _buffer(part: Engine | CountingSender) -> str:
+    """Where it keeps unacknowledged records."""
+    if isinstance(part, CountingSender):
+        return "connection"
+    return "spool" if part.durable else "memory"
+
+
+def _sums(part: Engine | CountingSender) -> _Sums:
+    if isinstance(part, CountingSender):
+        sent, failed = part.sent, part.failed
+        return _Sums(sent, max(0, sent - failed - part.unacknowledged), expired=failed)
+    stats = part.stats()
+    return _Sums(stats.sent, stats.delivered, stats.refused, stats.dropped, stats.failed, stats.retried)
+
+
+def _counted_sends(totals: dict[str, _Sums]) -> Iterator[Metric]:
+    sent, acknowledged = defined.PRODUCER_SENT.counter(), defined.PRODUCER_ACKNOWLEDGED.counter()
+    failed, retries = defined.PRODUCER_FAILED.counter(), defined.PRODUCER_RETRIES.counter()
+    for buffer, sums in totals.items():
+        sent.add_metric([buffer], sums.sent)
+        acknowledged.add_metric([buffer], sums.acknowledged)
+        for reason in ("refused", "dropped", "expired"):
+            failed.add_metric([buffer, reason], getattr(sums, reason))
+        retries.add_metric([buffer], sums.retried)
+    yield from (sent, acknowledged, failed, retries)
+
+
+def _buffered(in_use: Iterable[Engine | CountingSender]) -> Iterator[Metric]:
+    records: dict[str, int] = {}
+    size_bytes: dict[str, int] = {}
+    oldest_s: dict[str, float] = {}
+    for part in in_use:
+        buffer = _buffer(part)
+        if isinstance(part, CountingSender):
+            records[buffer] = records.get(buffer, 0) + part.unacknowledged
+            continue
+        stats = part.stats()
+        records[buffer] = records.get(buffer, 0) + stats.buffered
+        size_bytes[buffer] = size_bytes.get(buffer, 0) + stats.buffered_bytes
+        oldest_s[buffer] = max(oldest_s.get(buffer, 0.0), stats.oldest_age_s)
+    for definition, values in (
+        (defined.PRODUCER_BUFFERED, records),
+        (defined.PRODUCER_BUFFERED_BYTES, size_bytes),
+        (defined.PRODUCER_OLDEST, oldest_s),
+    ):
+        family = definition.gauge()
+        for buffer, value in values.items():
+            family.add_metric([buffer], value)
+        yield family

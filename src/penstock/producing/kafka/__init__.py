@@ -1,0 +1,1 @@
+"""Delivering to Kafka's streams by librdkafka, with and without transactions."""

@@ -1,0 +1,646 @@
+"""RabbitMQ queues by AMQP 0-9-1: `amqp://user:password@host:5672/VHOST/QUEUE`, and `amqps://` for TLS.
+
+With one part in the path, it is the queue, in the virtual host "/". A queue that does not exist is declared, durable,
+with a second queue for its dead letters; one that exists is used as it is.
+
+**Records.** The body is the value, the message id is unique for each record, headers are headers (a name that occurs
+more than once holds a list). What AMQP has no place for stands in headers of ours: the key in `penstock-key`, the
+timestamp in `penstock-timestamp`, a null value in `penstock-null`. In messages of other programs, headers that are not
+text or bytes are given as JSON.
+
+**Guarantees.** `send` returns when the broker has confirmed every message: a quorum queue has then stored it on a
+majority of its nodes. `settle` returns when the broker has processed it. A delivery whose connection is lost is
+delivered again.
+
+pika's connection lives in one thread, which reconnects by itself; the methods of the queue pass it work and wait.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import importlib
+import itertools
+import json
+import logging
+import ssl
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from penstock.abc import Delivery, Feature, Features, Outcome
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    ConnectionClosedError,
+    MissingExtraError,
+    PenstockError,
+    RecordTooLargeError,
+    StaleDeliveryError,
+    StreamError,
+    UrlError,
+)
+from penstock.model import NewRecord, Record
+from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
+
+logger = logging.getLogger(__name__)
+
+FEATURES: Final[Features] = frozenset(
+    {Feature.KEYS, Feature.HEADERS, Feature.REDELIVERY, Feature.DURABLE, Feature.DEAD_LETTERS}
+)
+KEY: Final = "penstock-key"
+TIMESTAMP: Final = "penstock-timestamp"
+NULL: Final = "penstock-null"
+_OURS: Final = (KEY, TIMESTAMP, NULL)
+_COUNT: Final = "x-delivery-count"
+"""Set by quorum queues: how often the message came back."""
+_ADDED_BY_BROKER: Final = ("x-delivery-count", "x-acquired-count", "x-death", "x-first-death-", "x-last-death-")
+_PORTS: Final = {"amqp": 5672, "amqps": 5671}
+_BACKOFF_S: Final = (0.1, 5.0)
+_NOT_FOUND: Final = 404
+_PRECONDITION_FAILED: Final = 406
+_LONGEST_HEADER_NAME_BYTES: Final = 255
+
+Message = tuple[bytes, dict[str, Any] | None]
+"""Body and headers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmqpSettings:
+    """Settings of an `amqp:` URL."""
+
+    prefetch: int = 200
+    """How many messages the broker sends ahead of `receive`. More is faster; fewer are shared more evenly between
+    consumers, and fewer come again when this one dies."""
+    queue_type: Literal["quorum", "classic"] = "quorum"
+    """Of a queue that is declared: replicated by consensus, or on one node."""
+    dead_letters: str = "{queue}.dead"
+    """The queue for rejected messages, declared with the queue. Empty: rejected messages are dropped. For a queue that
+    exists already, its own policy decides."""
+    delivery_limit: int | None = None
+    """Of a quorum queue that is declared: after so many returns, the broker moves a message to the dead letters."""
+    declare: bool = True
+    """Declare the queue if it does not exist. false: raise an error instead."""
+    heartbeat_s: int = 10
+    """A peer that is silent for twice as long is considered dead."""
+    connect_timeout_s: float = 10.0
+    """How long opening the queue waits for the broker."""
+    send_timeout_s: float = 60.0
+    """How long `send` and `settle` wait for the broker's answer."""
+    ca_file: str | None = None
+    """For amqps: the certificates to trust, in PEM. None: those of the system."""
+    cert_file: str | None = None
+    """For amqps: this client's certificate, in PEM, with `key_file`."""
+    key_file: str | None = None
+    """For amqps: the key of this client's certificate, in PEM."""
+    client_id: str = "penstock"
+    """The connection's name in RabbitMQ's tools."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.prefetch <= 65535:
+            raise ConfigError(f"prefetch={self.prefetch} must be an integer from 1 to 65535")
+        if self.delivery_limit is not None and (self.delivery_limit < 1 or self.queue_type != "quorum"):
+            raise ConfigError("delivery_limit must be an integer >= 1, and needs queue_type=quorum")
+        for name in ("heartbeat_s", "connect_timeout_s", "send_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+
+
+def open_amqp(url: str, options: Mapping[str, Any]) -> AmqpQueue:
+    """`amqp:` and `amqps:` URLs, as `penstock.streams.schemes` finds them."""
+    where = parse_backend_url(url, _PORTS.get(url.partition(":")[0].strip().lower(), 5672))
+    vhost, slash, name = where.path.partition("/")
+    if not slash:
+        vhost, name = "/", vhost
+    if not where.hosts or not name:
+        raise UrlError(f"{where.shown!r} is not amqp://HOST:PORT/QUEUE or amqp://HOST:PORT/VHOST/QUEUE")
+    return AmqpQueue(where, vhost, name, settings_of(where, AmqpSettings, options))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AmqpDelivery:
+    """`abc.Delivery`. Deliveries of a lost channel, an earlier `generation`, cannot be settled."""
+
+    record: Record
+    attempt: int
+    tag: int
+    generation: int
+
+
+class AmqpQueue:
+    """`abc.Queue` and `abc.SettlingMany` on a queue of RabbitMQ. Any thread may use it."""
+
+    def __init__(self, url: BackendUrl, vhost: str, name: str, settings: AmqpSettings) -> None:
+        self._name = name
+        self._settings = settings
+        self._link = _Link(url, vhost, name, settings)
+        self._features = FEATURES if settings.dead_letters else FEATURES - {Feature.DEAD_LETTERS}
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def features(self) -> Features:
+        return self._features
+
+    def receive(self, limit: int, wait_s: float) -> Sequence[AmqpDelivery]:
+        if limit < 1:
+            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        return self._link.take(limit, wait_s)
+
+    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
+        if self.settle_all([delivery], outcome, delay_s):
+            raise StaleDeliveryError(
+                f"a delivery of {self._name} was settled twice, or its connection was lost: the record was delivered "
+                "again, or will be"
+            )
+
+    def settle_all(
+        self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
+    ) -> Sequence[Delivery]:
+        """RabbitMQ keeps no reason, and has no delayed redelivery: a `delay_s` is a ConfigError."""
+        if delay_s:
+            raise ConfigError(f"{self._name} cannot delay a delivery: RabbitMQ has no {Feature.DELAYED_REDELIVERY}")
+        return self._link.settle([_ours(each) for each in deliveries], outcome)
+
+    def send(self, records: Sequence[NewRecord]) -> None:
+        if records:
+            self._link.send([(record.value or b"", _encoded_headers(record)) for record in records])
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _ours(delivery: Delivery) -> AmqpDelivery:
+    if not isinstance(delivery, AmqpDelivery):
+        raise ConfigError(f"{delivery!r} is not a delivery of this queue")
+    return delivery
+
+
+class _Pending:
+    """Work that the connection's thread does for a caller, who waits for it."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.left = count
+        self.error: PenstockError | None = None
+        self.done = threading.Event()
+
+    def finish(self, error: PenstockError | None = None) -> None:
+        """One part of it is done. An error ends the wait at once."""
+        self.left -= 1
+        self.error = self.error or error
+        if not self.left or self.error is not None:
+            self.done.set()
+
+    def wait(self, timeout_s: float, what: str) -> None:
+        if not self.done.wait(timeout_s):
+            raise BrokerUnavailableError(f"{what} was not answered within {timeout_s:g} s: its outcome is unknown")
+        if self.error is not None:
+            raise self.error
+
+
+class _Link:
+    """The connection to RabbitMQ: one thread, which reconnects until `close`.
+
+    Methods with a leading "on" or "do" run in that thread; the state that both sides use is guarded by `_changed`.
+    """
+
+    def __init__(self, url: BackendUrl, vhost: str, queue: str, settings: AmqpSettings) -> None:
+        self._pika = _import_pika()
+        self._shown = url.shown
+        self._queue = queue
+        self._settings = settings
+        self._parameters = self._connection_parameters(url, vhost)
+        self._changed = threading.Condition()
+        self._arrived: collections.deque[AmqpDelivery] = collections.deque()
+        self._inbox: list[AmqpDelivery] = []
+        """Deliveries of which receivers have not heard yet."""
+        self._held: dict[int, None] = {}
+        """The tags of deliveries that arrived on the open channel and are not settled, ascending."""
+        self._problem: PenstockError | None = BrokerUnavailableError(f"{url.shown} was not reached yet")
+        """Why the queue cannot be used now; None while it can."""
+        self._refusal: PenstockError | None = None
+        """Why the broker closed a channel of this connection."""
+        self._generation = 0
+        self._is_closing = False
+        self._is_consuming = False
+        self._connection: Any = None
+        self._channel: Any = None
+        self._publisher: Any = None
+        self._unconfirmed: dict[int, _Pending] = {}
+        self._tags = itertools.count(1)
+        self._sender = ""
+        """Makes message ids unique, together with the tag of the confirm."""
+        self._syncing: list[_Pending] = []
+        """Settlements that the request under way will confirm."""
+        self._to_sync: list[_Pending] = []
+        """Settlements that came after it."""
+        self._thread = threading.Thread(target=self._run, name=f"penstock-amqp-{queue}", daemon=True)
+        self._thread.start()
+        self._await_first_connection()
+
+    # Called by any thread.
+
+    def take(self, limit: int, wait_s: float) -> list[AmqpDelivery]:
+        until_s = time.monotonic() + wait_s
+        with self._changed:
+            if not self._is_consuming and not self._is_closing:
+                self._is_consuming = True
+                self._submit(self._do_consume)
+            while not self._arrived:
+                self._check_open()
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    if self._problem is not None:
+                        raise self._problem
+                    return []
+                self._changed.wait(left_s)
+            return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+
+    def settle(self, deliveries: Sequence[AmqpDelivery], outcome: Outcome) -> list[Delivery]:
+        """Returns those that are late."""
+        pending = _Pending()
+        with self._changed:
+            self._check_open()
+            late: list[Delivery] = []
+            tags: list[int] = []
+            for delivery in deliveries:
+                if delivery.generation == self._generation and delivery.tag in self._held:
+                    del self._held[delivery.tag]
+                    tags.append(delivery.tag)
+                else:
+                    late.append(delivery)
+            if tags:
+                last = max(tags)
+                if outcome is Outcome.DONE and next(iter(self._held), last + 1) > last:
+                    tags, is_multiple = [last], True  # nothing before it is held: one frame acknowledges all
+                else:
+                    is_multiple = False
+                self._submit(functools.partial(self._do_settle, self._generation, tags, is_multiple, outcome, pending))
+        if tags:
+            pending.wait(self._settings.send_timeout_s, f"settling deliveries of {self._queue}")
+        return late
+
+    def send(self, messages: Sequence[Message]) -> None:
+        pending = _Pending(len(messages))
+        with self._changed:
+            self._check_open()
+            if self._problem is not None:
+                raise self._problem
+            self._submit(functools.partial(self._do_send, messages, pending))
+        pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}")
+
+    def close(self) -> None:
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._submit(self._do_close)
+            self._changed.notify_all()
+        self._thread.join(self._settings.send_timeout_s)
+
+    def _await_first_connection(self) -> None:
+        deadline_s = time.monotonic() + self._settings.connect_timeout_s
+        with self._changed:
+            while self._problem is not None:
+                left_s = deadline_s - time.monotonic()
+                is_final = not getattr(self._problem, "retriable", False)
+                if left_s <= 0 or is_final:
+                    break
+                self._changed.wait(left_s)
+            problem = self._problem
+        if problem is not None:
+            self.close()
+            raise problem
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise ConnectionClosedError(f"the connection to {self._shown} is closed")
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        """Have the connection's thread do it. While there is no connection, it is not done, and callers are told."""
+        connection = self._connection
+        if connection is not None:
+            connection.ioloop.add_callback_threadsafe(work)
+
+    # Called by the connection's thread.
+
+    def _run(self) -> None:
+        first_s, longest_s = _BACKOFF_S
+        backoff_s = first_s
+        while not self._is_closing:
+            generation = self._generation
+            self._refusal = None
+            try:
+                self._connection = self._pika.SelectConnection(
+                    self._parameters,
+                    on_open_callback=self._on_open,
+                    on_open_error_callback=self._on_open_error,
+                    on_close_callback=self._on_close,
+                )
+                self._connection.ioloop.start()
+            except Exception as error:  # pika raises what it likes; the caller must hear of it, and the thread go on
+                self._lost(self._unavailable(error))
+            finally:
+                if self._connection is not None:
+                    self._connection.ioloop.close()
+                    self._connection = None
+            if self._generation != generation:
+                backoff_s = first_s
+            with self._changed:
+                if not self._is_closing:
+                    self._changed.wait_for(lambda: self._is_closing, backoff_s)
+            backoff_s = min(longest_s, backoff_s * 2)
+
+    def _on_open(self, connection: Any) -> None:
+        connection.channel(on_open_callback=self._on_publisher)
+
+    def _on_open_error(self, connection: Any, error: BaseException) -> None:
+        self._lost(self._unavailable(error))
+        connection.ioloop.stop()
+
+    def _on_close(self, connection: Any, reason: BaseException) -> None:
+        self._lost(self._refusal or self._unavailable(reason))
+        connection.ioloop.stop()
+
+    def _on_publisher(self, channel: Any) -> None:
+        """The channel for sending is open: declare the queue there, then ask for confirms."""
+        channel.add_on_close_callback(self._on_publisher_closed)
+        channel.queue_declare(self._queue, passive=True, callback=lambda _: self._confirm(channel))
+
+    def _on_publisher_closed(self, channel: Any, reason: Any) -> None:
+        """A channel ends with its connection, or by a request that the broker refused."""
+        connection = channel.connection
+        if not connection.is_open:
+            return
+        code, text = getattr(reason, "reply_code", 0), getattr(reason, "reply_text", str(reason))
+        if code == _NOT_FOUND and self._publisher is None and self._settings.declare:
+            connection.channel(on_open_callback=self._on_declaring)
+            return
+        if code == _NOT_FOUND:
+            self._refusal = BrokerUnavailableError(
+                f"there is no queue {self._queue!r} at {self._shown}: create it, or omit declare=false", retriable=False
+            )
+        elif "larger than" in text or "too large" in text:
+            self._refusal = RecordTooLargeError(
+                f"a message for {self._queue} is larger than {self._shown} allows: {text}"
+            )
+        else:
+            is_final = code == _PRECONDITION_FAILED
+            self._refusal = BrokerUnavailableError(f"{self._shown} refused: {text}", retriable=not is_final)
+        connection.close()
+
+    def _on_declaring(self, channel: Any) -> None:
+        arguments: dict[str, Any] = {"x-queue-type": self._settings.queue_type}
+        letters = self._settings.dead_letters.format(queue=self._queue)
+        if letters:
+            channel.queue_declare(letters, durable=True, arguments=dict(arguments))
+            arguments |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters}
+            if self._settings.queue_type == "quorum":
+                # Dead letters are confirmed by their queue, too, before the message leaves this one.
+                arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        if self._settings.delivery_limit is not None:
+            arguments["x-delivery-limit"] = self._settings.delivery_limit
+        channel.add_on_close_callback(self._on_publisher_closed)
+        channel.queue_declare(self._queue, durable=True, arguments=arguments, callback=lambda _: self._confirm(channel))
+
+    def _confirm(self, channel: Any) -> None:
+        self._tags = itertools.count(1)
+        self._sender = uuid.uuid4().hex
+        channel.add_on_return_callback(self._on_returned)
+        channel.confirm_delivery(
+            self._on_confirm, callback=lambda _: channel.connection.channel(on_open_callback=self._on_channel)
+        )
+        self._publisher = channel
+
+    def _on_channel(self, channel: Any) -> None:
+        """The channel for receiving is open: the queue can be used."""
+        channel.add_on_close_callback(self._on_channel_closed)
+        channel.add_on_cancel_callback(lambda _: channel.close(_NOT_FOUND, "the queue was deleted"))
+        channel.basic_qos(prefetch_count=self._settings.prefetch)
+        with self._changed:
+            self._channel = channel
+            self._generation += 1
+            self._problem = None
+            if self._is_consuming:
+                self._do_consume()
+            self._changed.notify_all()
+
+    def _on_channel_closed(self, channel: Any, reason: Any) -> None:
+        if channel.connection.is_open:
+            self._refusal = BrokerUnavailableError(f"{self._shown} closed the channel of {self._queue}: {reason}")
+            channel.connection.close()
+
+    def _do_consume(self) -> None:
+        if self._channel is not None and not self._channel.consumer_tags:
+            self._channel.basic_consume(self._queue, self._on_message)
+
+    def _on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        """Messages of one read of the socket are delivered together."""
+        record, attempt = _decoded(self._queue, method, properties, body)
+        if not self._inbox:
+            self._submit(self._do_deliver)
+        self._inbox.append(AmqpDelivery(record, attempt, method.delivery_tag, self._generation))
+
+    def _do_deliver(self) -> None:
+        arrived, self._inbox = self._inbox, []
+        with self._changed:
+            self._arrived.extend(arrived)
+            self._held.update(dict.fromkeys(delivery.tag for delivery in arrived))
+            self._changed.notify_all()
+
+    def _do_settle(
+        self, generation: int, tags: Sequence[int], is_multiple: bool, outcome: Outcome, pending: _Pending
+    ) -> None:
+        channel = self._channel
+        if channel is None or generation != self._generation:
+            pending.finish(StaleDeliveryError(f"the connection of deliveries of {self._queue} was lost"))
+            return
+        for tag in tags:
+            if outcome is Outcome.DONE:
+                channel.basic_ack(tag, is_multiple)
+            else:
+                channel.basic_reject(tag, requeue=outcome is not Outcome.REJECT)
+        self._to_sync.append(pending)
+        if not self._syncing:
+            self._sync()
+
+    def _sync(self) -> None:
+        """The broker works through a channel in order: its answer says that what was settled before has arrived."""
+        self._syncing, self._to_sync = self._to_sync, []
+        self._channel.basic_qos(prefetch_count=self._settings.prefetch, callback=self._on_synced)
+
+    def _on_synced(self, _: Any) -> None:
+        done, self._syncing = self._syncing, []
+        for pending in done:
+            pending.finish()
+        if self._to_sync:
+            self._sync()
+
+    def _do_send(self, messages: Sequence[Message], pending: _Pending) -> None:
+        publisher = self._publisher
+        if publisher is None or not publisher.is_open:
+            pending.finish(self._problem or self._unavailable("the connection was lost"))
+            return
+        for body, headers in messages:
+            tag = next(self._tags)
+            self._unconfirmed[tag] = pending
+            message_id = f"{self._sender}-{tag}"
+            properties = self._pika.BasicProperties(headers=headers, delivery_mode=2, message_id=message_id)
+            publisher.basic_publish("", self._queue, body, properties, mandatory=True)
+
+    def _on_confirm(self, frame: Any) -> None:
+        method = frame.method
+        is_stored = isinstance(method, self._pika.spec.Basic.Ack)
+        error = (
+            None if is_stored else StreamError(f"{self._shown} could not store a message in {self._queue}: send again")
+        )
+        last = method.delivery_tag
+        tags = [tag for tag in self._unconfirmed if tag <= last] if method.multiple else [last]
+        for tag in tags:
+            if pending := self._unconfirmed.pop(tag, None):
+                pending.finish(error)
+
+    def _on_returned(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        """The queue is gone. The broker confirms the message after this."""
+        if self._unconfirmed:
+            pending = next(iter(self._unconfirmed.values()))
+            pending.finish(
+                StreamError(f"the queue {self._queue!r} at {self._shown} was deleted: a message was returned")
+            )
+
+    def _do_close(self) -> None:
+        if self._connection is None:
+            return
+        if self._connection.is_open:
+            self._connection.close()
+        elif not self._connection.is_closing:
+            self._connection.ioloop.stop()
+
+    def _lost(self, problem: PenstockError) -> None:
+        """The connection cannot be used any more: tell everybody who waits."""
+        with self._changed:
+            waiting = {*self._unconfirmed.values(), *self._syncing, *self._to_sync}
+            self._unconfirmed, self._syncing, self._to_sync = {}, [], []
+            self._channel = self._publisher = None
+            self._arrived.clear()
+            self._inbox.clear()
+            self._held.clear()
+            is_lasting = isinstance(problem, BrokerUnavailableError)
+            self._problem = problem if is_lasting else self._unavailable("the connection is being replaced")
+            self._changed.notify_all()
+        for pending in waiting:
+            pending.finish(problem)
+
+    def _unavailable(self, reason: object) -> BrokerUnavailableError:
+        exceptions = self._pika.exceptions
+        if isinstance(reason, exceptions.ProbableAuthenticationError):
+            return BrokerUnavailableError(f"{self._shown} refused the user or the password", retriable=False)
+        if isinstance(reason, exceptions.ProbableAccessDeniedError):
+            return BrokerUnavailableError(
+                f"{self._shown} refused access to the virtual host: check its name and the user's permissions",
+                retriable=False,
+            )
+        text = str(reason) or type(reason).__name__
+        return BrokerUnavailableError(f"RabbitMQ at {self._shown} cannot be reached: {text}. Is it running?")
+
+    def _connection_parameters(self, url: BackendUrl, vhost: str) -> Any:
+        settings = self._settings
+        tls = None
+        if url.scheme == "amqps":
+            try:
+                context = ssl.create_default_context(cafile=settings.ca_file)
+                if settings.cert_file is not None:
+                    context.load_cert_chain(settings.cert_file, settings.key_file)
+            except OSError as error:
+                raise ConfigError(f"the certificates for {url.shown} cannot be loaded: {error}") from error
+            tls = self._pika.SSLOptions(context, url.host.name)
+        return self._pika.ConnectionParameters(
+            host=url.host.name,
+            port=url.host.port,
+            virtual_host=vhost,
+            credentials=self._pika.PlainCredentials(url.user or "guest", url.password or "guest"),
+            heartbeat=settings.heartbeat_s,
+            connection_attempts=1,
+            socket_timeout=settings.connect_timeout_s,
+            stack_timeout=settings.connect_timeout_s,
+            blocked_connection_timeout=settings.send_timeout_s,
+            ssl_options=tls,
+            client_properties={"connection_name": settings.client_id},
+        )
+
+
+def _import_pika() -> Any:
+    try:
+        pika = importlib.import_module("pika")
+    except ImportError:
+        raise MissingExtraError("RabbitMQ", "amqp") from None
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs tracebacks of what is raised to our callers
+    return pika
+
+
+def _encoded_headers(record: NewRecord) -> dict[str, Any] | None:
+    headers: dict[str, Any] = {}
+    for name, value in record.headers:
+        if len(name.encode()) > _LONGEST_HEADER_NAME_BYTES:
+            raise ConfigError(
+                f"the header name {name[:40]!r}... is longer than AMQP's {_LONGEST_HEADER_NAME_BYTES} bytes"
+            )
+        if name in headers:
+            before = headers[name]
+            headers[name] = [*before, value] if isinstance(before, list) else [before, value]
+        else:
+            headers[name] = value
+    if record.key is not None:
+        headers[KEY] = record.key
+    if record.value is None:
+        headers[NULL] = True
+    if record.timestamp_ms is not None:
+        headers[TIMESTAMP] = record.timestamp_ms
+    return headers or None
+
+
+def _decoded(queue: str, method: Any, properties: Any, body: bytes) -> tuple[Record, int]:
+    """The record, and which delivery of it this is."""
+    given: dict[str, Any] = properties.headers or {}
+    key = given.get(KEY)
+    stamp_ms = given.get(TIMESTAMP)
+    if stamp_ms is None and properties.timestamp is not None:
+        stamp_ms = properties.timestamp * 1000
+    record = Record(
+        queue,
+        0,
+        _offset(properties, body),
+        None if key is None else _header_bytes(key),
+        None if given.get(NULL) else body,
+        tuple(
+            (name, _header_bytes(value))
+            for name, values in given.items()
+            if name not in _OURS and not name.startswith(_ADDED_BY_BROKER)
+            for value in (values if isinstance(values, list) else [values])
+        ),
+        stamp_ms,
+    )
+    returned = given.get(_COUNT, 0)
+    return record, 1 + (returned or int(method.redelivered))
+
+
+def _offset(properties: Any, body: bytes) -> int:
+    """A number that is the same at each delivery. Equal messages of a program that sets no message id share one."""
+    identity = (properties.message_id or "").encode() or repr(
+        (properties.timestamp, properties.headers)
+    ).encode() + body
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()) >> 1
+
+
+def _header_bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return json.dumps(value, default=str).encode()

@@ -1,0 +1,43 @@
+"""`open_queue`: from a URL to a queue."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from penstock.abc import Queue
+from penstock.errors import ConfigError
+from penstock.streams.schemes import QUEUES, opener, scheme_of
+from penstock.streams.url import without_password
+
+_PARTS: Final = ("name", "features", "receive", "settle", "send", "close")
+
+
+def open_queue(url: str, **options: Any) -> Queue:
+    """Open the queue at a URL: `memory:jobs` is one in this process; other packages add other schemes.
+
+    Raises UrlError that names the installed schemes, and ConfigError for an unknown option of the queue.
+    """
+    queue: Queue = opener(QUEUES, without_password(url), "a queue")(url, options)
+    return queue
+
+
+def as_queue(given: object) -> str | Queue | None:
+    """The argument if it is a queue or the URL of one; None for a topic, whose name has no colon.
+
+    Raises UrlError for a URL of an unknown scheme, and ConfigError for an object with only parts of a queue."""
+    if isinstance(given, str) and scheme_of(given):
+        opener(QUEUES, without_password(given), "a queue")
+        return given
+    if isinstance(given, Queue):
+        return given
+    if callable(getattr(given, "receive", None)):
+        missing = [name for name in _PARTS if not hasattr(given, name)]
+        raise ConfigError(f"{given!r} is not a queue: it has no {', '.join(missing)}. See penstock.abc.Queue")
+    return None
+
+
+def queue_name(queue: str | Queue) -> str:
+    """The name of a queue, or the last part of its URL, in the characters that the name of a topic may have."""
+    name = re.split(r"[/:]", without_password(queue).partition("?")[0])[-1] if isinstance(queue, str) else queue.name
+    return re.sub(r"[^a-zA-Z0-9._-]", "-", name) or "queue"

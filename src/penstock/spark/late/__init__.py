@@ -1,0 +1,1 @@
+"""Late rows: counted and delivered, where plain Spark drops them silently."""

@@ -1,0 +1,1 @@
+"""Real-time mode: records go through a query one by one, in milliseconds."""

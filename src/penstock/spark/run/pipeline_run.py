@@ -1,0 +1,221 @@
+"""One run of a pipeline: start its queries, wait for them, and stop them on an error or a signal."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from penstock.spark.run.checkpoint_folder import CheckpointFolder, Fingerprint
+from penstock.spark.run.plans import topics_read
+from penstock.spark.run.progress import ProgressTracker
+from penstock.spark.run.queries import RunningQuery
+from penstock.spark.run.settings import current_run
+from penstock.spark.run.status_line import StatusLine
+from penstock.spark.sessions.defaults import local_cores
+from penstock.spark.state.stateful_functions import require_an_end
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from penstock.spark.pipeline import Pipeline
+
+
+class ProgressListener(StreamingQueryListener):
+    """Tracks the progress of the session's queries whose names begin with the name of the pipeline."""
+
+    def __init__(self, pipeline: str, tracker: ProgressTracker) -> None:
+        self._prefix = f"{pipeline}."
+        self._tracker = tracker
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """There is no progress yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        name = event.progress.name or ""
+        if name.startswith(self._prefix):
+            self._tracker.add_progress(name.removeprefix(self._prefix), json.loads(event.progress.json))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """`RunningQuery` handles the end of the query."""
+
+
+DRAIN_S: Final = 30.0
+_POLL_S: Final = 0.2
+EXIT_DRAIN_S: Final = 5.0
+"""How long running batches may take when the program exits without stopping its pipelines."""
+_log = logging.getLogger("penstock.spark")
+
+
+class PipelineRun:
+    """One run of a pipeline in this process."""
+
+    def __init__(self, pipeline: Pipeline, once: bool) -> None:
+        self._pipeline = pipeline
+        self._once = once
+        self._queries: list[RunningQuery] = []
+        self._checkpoint = CheckpointFolder(pipeline.name, pipeline.folder)
+        self._listener = ProgressListener(pipeline.label, pipeline.tracker)
+        self._ended = False
+        self._ending = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def start(self) -> None:
+        pipeline = self._pipeline
+        spark = pipeline.spark
+        pipeline.connection  # noqa: B018 raises now if the stream cannot be reached
+        self._checkpoint.open()
+        try:
+            for planned in pipeline.queries:
+                if self._once:
+                    require_an_end(planned.frame, f"query {planned.name!r} of pipeline {pipeline.name!r}")
+                self._checkpoint.check_query(planned.name, Fingerprint.of(planned.frame, planned.mode))
+            self._warn_of_local_checkpoints()
+            for spool in pipeline.spools:
+                spool.drain_what_is_there() if self._once else spool.start()
+            if (on_start := current_run().on_start) is not None:
+                on_start(pipeline)
+            pipeline.tracker.write_to(self._checkpoint.folder)
+            spark.streams.addListener(self._listener)
+        except BaseException:
+            self._ended = True  # no listener was added, and no query was started
+            self._stop_spools()
+            self._checkpoint.close()
+            raise
+        writers: dict[str, RunningQuery] = {}
+        at_a_time = self._concurrent_queries()
+        for number, planned in enumerate(pipeline.queries):
+            after: list[RunningQuery] = []
+            if self._once:
+                # Stage by stage: a query starts when the queries that write its topics have finished.
+                after = [writers[topic] for topic in topics_read(planned.frame) if topic in writers]
+                after += self._queries[number - at_a_time :][:1] if number >= at_a_time else []
+            query = RunningQuery(pipeline.label, planned, self._checkpoint, pipeline.tracker, self._once, after)
+            writers.update(dict.fromkeys((target.label for target in planned.targets), query))
+            self._queries.append(query)
+        # A program that exits without `stop`, as by Ctrl-C in `wait`, must not be shown as running forever.
+        atexit.register(self._stop_at_exit)
+        for query in self._queries:
+            query.start()
+
+    def _concurrent_queries(self) -> int:
+        """How many queries of a run with `once` may run at the same time.
+
+        Every task with Python code needs a process, which must report to Spark within ten seconds of its start. A few
+        cores cannot start the processes of many queries in that time. A cluster is assumed to be large enough.
+        """
+        cores = local_cores(self._pipeline.spark.sparkContext.master or "")
+        return max(2, cores) if cores is not None else len(self._pipeline.queries)
+
+    def _warn_of_local_checkpoints(self) -> None:
+        master = self._pipeline.spark.sparkContext.master or ""
+        if local_cores(master) is None and self._checkpoint.folder.local is not None:
+            _log.warning(
+                "the checkpoints of pipeline %s are in %s: on %s, every executor must see the same folder there",
+                self._pipeline.name,
+                self._checkpoint.folder.path,
+                master,
+            )
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until all queries have ended; False after the timeout. If one failed, stop all and raise its error."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            ended = all(query.wait(0.0) for query in self._queries)
+            failed = next((query.error for query in self._queries if query.error is not None), None)
+            if failed is not None:
+                self.stop(0.0)
+                raise failed
+            if ended:
+                self._end()
+                return True
+            left_s = _POLL_S if until is None else min(_POLL_S, until - time.monotonic())
+            if left_s <= 0:
+                return False
+            running = next((query for query in self._queries if not query.wait(0.0)), self._queries[0])
+            running.wait(left_s)
+
+    def stop(self, drain_s: float) -> None:
+        """Stop all queries at the same time."""
+        stopping = [threading.Thread(target=query.stop, args=(drain_s,)) for query in self._queries]
+        for thread in stopping:
+            thread.start()
+        for thread in stopping:
+            thread.join()
+        self._end()
+
+    def _stop_at_exit(self) -> None:
+        """Stop one query after the other: at exit, Python starts no threads."""
+        for query in self._queries:
+            query.stop(EXIT_DRAIN_S)
+        self._end()
+
+    def _end(self) -> None:
+        with self._ending:
+            if not self._ended:
+                self._ended = True
+                atexit.unregister(self._stop_at_exit)
+                self._pipeline.spark.streams.removeListener(self._listener)
+                self._stop_spools()
+                self._checkpoint.close()
+
+    def _stop_spools(self) -> None:
+        for spool in self._pipeline.spools:
+            spool.stop()
+
+
+def run_together(
+    pipelines: Sequence[Pipeline], *, once: bool = False, drain_s: float = DRAIN_S, quiet: bool = False
+) -> None:
+    """Run pipelines until all have ended, one fails, or SIGTERM or SIGINT arrives. See `Pipeline.run`."""
+    stopped = threading.Event()
+    status = StatusLine(pipelines, quiet=quiet or current_run().quiet)
+    with _stopping_by_signal(stopped):
+        try:
+            status.starting()
+            for pipeline in pipelines:
+                pipeline.start(once=once)
+            status.started()
+            waiting = list(pipelines)
+            while waiting and not stopped.is_set():
+                waiting = [pipeline for pipeline in waiting if not pipeline.wait(_POLL_S)]
+                status.update()
+        finally:
+            for pipeline in pipelines:
+                pipeline.stop(drain_s)
+            status.ended()
+
+
+@contextmanager
+def _stopping_by_signal(stopped: threading.Event) -> Iterator[None]:
+    """Have SIGTERM and SIGINT set the event; only in the main thread, where Python handles signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        _log.info("%s: finishing the running batches", signal.Signals(number).name)
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,288 @@
+"""One query of a pipeline: `PlannedQuery`, and `RunningQuery`, which supervises and restarts it."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.errors import PenstockError, PipelineError
+from penstock.spark.late.gate import FIRST_WATERMARK_MS
+from penstock.spark.run import triggers
+from penstock.spark.run.batch_writer import BatchOutcome, BatchWriter, SideOutput
+from penstock.spark.run.checkpoint_folder import CheckpointFolder
+from penstock.spark.run.failures import Failure, failure_of
+from penstock.spark.run.plans import keeps_state, sources
+from penstock.spark.run.progress import ProgressTracker
+from penstock.spark.run.restart import Restart, is_transient
+from penstock.spark.run.state_folder import StateFolder
+from penstock.spark.run.triggers import Trigger
+from penstock.spark.sink.refused_rows import RefusedRows
+from penstock.spark.sink.target import OutputMode, QueryIdentity, Target
+
+SPARK_CHECKPOINT: Final = "spark"
+STAGING: Final = "staging"
+ERROR_FILE: Final = "error.txt"
+"""The file in the folder of the query with its last error and the tracebacks."""
+_COMMIT_S: Final = 2.0
+"""How long `stop` waits for Spark to commit the batch that was just delivered."""
+
+_POLL_S: Final = 0.1
+
+_log = logging.getLogger("penstock.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedQuery:
+    """The query of one `Pipeline.write`."""
+
+    name: str
+    frame: DataFrame
+    targets: Sequence[Target]
+    sides: Sequence[SideOutput]
+    mode: OutputMode
+    trigger: Trigger
+    restart: Restart
+    refused: RefusedRows | None = None
+    """Where rows go that one of its targets refuses."""
+    start: Callable[[str, str], StreamingQuery] | None = None
+    """Starts the query with this name and checkpoint in real-time mode, which has no `BatchWriter`."""
+
+
+class RunningQuery:
+    """A planned query that runs in the background. Its starter must stop it or wait for its end."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        planned: PlannedQuery,
+        checkpoint: CheckpointFolder,
+        tracker: ProgressTracker,
+        once: bool,
+        after: Sequence[RunningQuery] = (),
+    ) -> None:
+        """The query starts when all queries in `after` have ended."""
+        self._pipeline = pipeline
+        self._planned = planned
+        self._topics = sources(planned.frame)
+        self._folder: StateFolder = checkpoint.query(planned.name)
+        self._tracker = tracker
+        if planned.sides:
+            tracker.set_gated(planned.name)
+        self._once = once
+        self._after = after
+        self._stopping = threading.Event()
+        self._query: StreamingQuery | None = None
+        self._writer: BatchWriter | None = None
+        self._last_delivered = -1
+        """The batch that was delivered last."""
+        self._ended_by: BaseException | None = None
+        """The error with which Spark last ended the query: it has the offsets of the batch."""
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._supervise, name=f"penstock-{self.spark_name}", daemon=True)
+        # Not `Thread.join`: after Ctrl-C, it takes a running thread for one that has ended.
+        self._ended = threading.Event()
+        self.error: BaseException | None = None
+        """The error that ended the query after all restarts."""
+
+    @property
+    def name(self) -> str:
+        return self._planned.name
+
+    @property
+    def spark_name(self) -> str:
+        """The name of the query in Spark."""
+        return f"{self._pipeline}.{self._planned.name}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until the query has finished, failed or been stopped; False after the timeout."""
+        return self._ended.wait(timeout_s)
+
+    def stop(self, drain_s: float) -> None:
+        """Let the running batch finish, for at most `drain_s`, then stop."""
+        until = time.monotonic() + drain_s
+        self._stopping.set()
+        with self._lock:
+            query, writer = self._query, self._writer
+        if query is not None:
+            if writer is not None and writer.wait_until_free(until - time.monotonic()):
+                self._await_commit(query)
+            query.stop()
+        self._ended.wait(max(1.0, until - time.monotonic() + 10.0))
+
+    def _await_commit(self, query: StreamingQuery) -> None:
+        """Wait for Spark to commit the last batch. Otherwise the next start only repeats it and skips its delivery."""
+        until = time.monotonic() + _COMMIT_S
+        while query.isActive and time.monotonic() < until:
+            progress = query.lastProgress
+            if self._last_delivered < 0 or (progress is not None and progress.batchId >= self._last_delivered):
+                return
+            time.sleep(0.01)
+
+    def _supervise(self) -> None:
+        try:
+            for other in self._after:
+                while not other.wait(_POLL_S):
+                    if self._stopping.is_set():
+                        break
+                if other.error is not None:
+                    self._stopping.set()
+            self._run_until_done()
+        except BaseException as error:
+            self.error = error
+            failure = failure_of(error)
+            self._tracker.set_state(self.name, "failed", failure, self._keep(failure))
+            raise
+        finally:
+            self._ended.set()
+
+    def _run_until_done(self) -> None:
+        attempt, waits = 0, self._planned.restart.delays_s()
+        while not self._stopping.is_set():
+            delivered_before = self._last_delivered
+            error = self._run_once()
+            if self._stopping.is_set() or error is None:
+                break
+            if self._last_delivered > delivered_before:
+                attempt, waits = 0, self._planned.restart.delays_s()
+            attempt += 1
+            if not is_transient(error) or attempt > self._planned.restart.attempts:
+                self._fail(error, attempt)
+                return
+            self._pause(error, attempt, waits)
+        self._tracker.set_state(self.name, "stopped" if self._stopping.is_set() else "finished")
+
+    def _run_once(self) -> BaseException | None:
+        """Run the query to its end. The error that ended it; None if it finished or was stopped."""
+        writer: BatchWriter | None = None
+        try:
+            with self._lock:
+                if self._stopping.is_set():
+                    return None
+                writer, self._query = self._begin()
+                self._writer = writer
+            self._tracker.set_state(self.name, "running")
+            self._query.awaitTermination()
+        except Exception as error:
+            self._ended_by = error
+            cause = writer.error if writer is not None else None
+            return cause or error
+        finally:
+            with self._lock:
+                query, self._query, self._writer = self._query, None, None
+            if query is not None:
+                self._stop_and_report(query)
+            if writer is not None:
+                writer.close()
+        return None
+
+    def _stop_and_report(self, query: StreamingQuery) -> None:
+        """Stop a query that is no longer supervised, and record its last progress, which may not be reported yet."""
+        if query.isActive:
+            query.stop()
+        for progress in query.recentProgress:
+            self._tracker.add_progress(self.name, json.loads(progress.json))
+
+    def _begin(self) -> tuple[BatchWriter | None, StreamingQuery]:
+        planned = self._planned
+        location = self._folder.below(SPARK_CHECKPOINT).path
+        if planned.start is not None and not self._once:
+            return None, planned.start(self.spark_name, location)
+        writer = BatchWriter(
+            self._identity,
+            planned.targets,
+            planned.sides,
+            self._delivered,
+            keeps_state=keeps_state(planned.frame),
+            dropped_up_to_ms=self._dropped_up_to_ms,
+        )
+        stream_writer = (
+            planned.frame.writeStream.queryName(self.spark_name)
+            .outputMode(planned.mode)
+            .option("checkpointLocation", location)
+            .foreachBatch(writer)
+        )
+        return writer, triggers.apply(stream_writer, planned.trigger, self._once).start()
+
+    def _dropped_up_to_ms(self, batch_id: int) -> int:
+        """The watermark by which stateful operators drop rows in a batch: Spark's watermark of the previous batch."""
+        if self._planned.mode == "complete":
+            return FIRST_WATERMARK_MS  # complete mode drops no rows
+        text = self._folder.below(SPARK_CHECKPOINT).read(f"offsets/{batch_id - 1}")
+        if text is None:
+            return FIRST_WATERMARK_MS
+        return int(json.loads(text.splitlines()[1])["batchWatermarkMs"])
+
+    def _identity(self, query_id: str, label: str) -> QueryIdentity:
+        folder = hashlib.sha256(label.encode()).hexdigest()[:12]
+        return QueryIdentity(
+            pipeline=self._pipeline,
+            query=self.name,
+            id=f"{query_id}/{label}",
+            staging=self._folder.below(STAGING, folder).path,
+            mode=self._planned.mode,
+            refused=self._planned.refused,
+        )
+
+    def _delivered(self, outcome: BatchOutcome) -> None:
+        self._last_delivered = outcome.batch_id
+        self._tracker.add_batch(self.name, outcome)
+
+    def _fail(self, error: BaseException, attempt: int) -> None:
+        tried = f" after {attempt} attempts" if attempt > 1 else ""
+        failure = self._failure(error)
+        kept = self._keep(failure)
+        self._tracker.set_state(self.name, "failed", failure, kept)
+        if isinstance(error, PenstockError):
+            self.error = error
+            return
+        self.error = PipelineError(
+            f"query {self.name!r} of pipeline {self._pipeline!r} failed{tried}: {failure.text}{_whole(kept)}"
+        )
+        self.error.__cause__ = error
+
+    def _pause(self, error: BaseException, attempt: int, waits: Iterator[float]) -> None:
+        wait_s = next(waits)
+        failure = self._failure(error)
+        kept = self._keep(failure)
+        _log.warning(
+            "query %s failed: %s%s; attempt %d of %d in %.1f s",
+            self.spark_name,
+            failure.text,
+            _whole(kept),
+            attempt,
+            self._planned.restart.attempts,
+            wait_s,
+        )
+        self._tracker.set_state(self.name, "waiting", failure, kept, restarted=True)
+        self._stopping.wait(wait_s)
+
+    def _failure(self, error: BaseException) -> Failure:
+        return failure_of(error, self._ended_by, self._topics)
+
+    def _keep(self, failure: Failure) -> str | None:
+        """Write the error with its tracebacks beside the checkpoint. The path; None, with a log line, if that fails."""
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        try:
+            self._folder.write(ERROR_FILE, f"{at} query {self.spark_name}: {failure.text}\n\n{failure.complete}")
+        except Exception as problem:  # a problem of the disk or the JVM must not hide the error itself
+            _log.warning("cannot write the error of query %s to a file: %s\n%s", self.name, problem, failure.complete)
+            return None
+        return f"{self._folder.path}/{ERROR_FILE}"
+
+
+def _whole(kept: str | None) -> str:
+    """The end of a message: the file with the tracebacks."""
+    return f" (with tracebacks in {kept})" if kept is not None else ""

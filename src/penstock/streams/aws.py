@@ -1,0 +1,212 @@
+"""Clients for AWS, or for services that speak the same protocols, and what their errors mean to a stream or queue.
+
+Credentials are found by boto3's usual chain: environment, profile, role. They are never part of a URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from penstock.errors import BrokerUnavailableError, ConfigError, MissingExtraError, NotAllowedError, StreamError
+
+EXTRA: Final = "aws"
+CONNECTIONS: Final = 32
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 2.0
+
+DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled", "403", "Forbidden"})
+BAD_CREDENTIALS: Final = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "InvalidToken",
+        "MissingAuthenticationToken",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+    }
+)
+THROTTLED: Final = frozenset(
+    {
+        "KMSThrottlingException",
+        "LimitExceededException",
+        "OverLimit",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "TooManyRequestsException",
+    }
+)
+FOR_NOW: Final = THROTTLED | {
+    "BandwidthLimitExceeded",
+    "InternalError",
+    "InternalFailure",
+    "InternalFailureException",
+    "InternalServerError",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "RequestTimeTooSkewed",
+    "ServiceUnavailable",
+}
+
+
+class ThrottledError(BrokerUnavailableError):
+    """AWS refused a request because there were too many. Another attempt a little later may succeed."""
+
+
+class RefusedError(StreamError):
+    """AWS refused a request, and would refuse it again."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+        """AWS' name of the error, such as ResourceNotFoundException."""
+
+
+@functools.cache
+def descriptions() -> Any:
+    """botocore's service descriptions: large files, loaded once for all clients. Credentials and settings belong to
+    each session, and are looked up for each client."""
+    return importlib.import_module("botocore.loaders").create_loader()
+
+
+def code_of(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def pause_s(failures: int) -> float:
+    """How long to wait after so many failures in a row: longer each time, with jitter."""
+    longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 10))
+    return random.uniform(longest_s / 2, longest_s)
+
+
+class AwsClient:
+    """A boto3 client whose errors are Penstock's. It never repeats a request by itself, unless `patience_s` says so."""
+
+    def __init__(self, service: str, what: str, region: str | None, endpoint_url: str | None, timeout_s: float) -> None:
+        """`what` names the system in messages; `timeout_s` is how long a connection or an answer may take."""
+        self._what = what
+        self._closing = threading.Event()
+        try:
+            boto3: Any = importlib.import_module("boto3.session")
+            botocore: Any = importlib.import_module("botocore.session")
+            config: Any = importlib.import_module("botocore.config")
+            self._errors: Any = importlib.import_module("botocore.exceptions")
+        except ImportError:
+            raise MissingExtraError(what, EXTRA) from None
+        settings = config.Config(
+            connect_timeout=timeout_s,
+            read_timeout=timeout_s,
+            max_pool_connections=CONNECTIONS,
+            retries={"mode": "standard", "total_max_attempts": 1},
+            tcp_keepalive=True,
+        )
+        try:
+            session = botocore.get_session()
+            session.register_component("data_loader", descriptions())
+            self._client = boto3.Session(botocore_session=session).client(
+                service, region_name=region, endpoint_url=endpoint_url, config=settings
+            )
+        except self._errors.NoRegionError:
+            raise ConfigError(f"{what} needs a region: write it into the URL, or set AWS_REGION") from None
+        except (ValueError, self._errors.BotoCoreError) as error:
+            raise ConfigError(f"cannot create a client for {what}: {error}") from None
+        self.endpoint: str = self._client.meta.endpoint_url
+        self.where = f"{what} at {self.endpoint}"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing.is_set()
+
+    def call(self, operation: str, patience_s: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        """The answer to a request. What may pass is tried again for `patience_s`.
+
+        Raises ThrottledError or another BrokerUnavailableError, NotAllowedError, and RefusedError with AWS' code.
+        """
+        until_s = time.monotonic() + patience_s
+        failures = 0
+        while True:  # ends: at the latest when the patience does
+            try:
+                with self._translated(operation):
+                    answer: dict[str, Any] = getattr(self._client, operation)(**arguments)
+                    return answer
+            except BrokerUnavailableError as error:
+                wait_s = pause_s(failures)
+                if not error.retriable or time.monotonic() + wait_s > until_s:
+                    raise
+                failures += 1
+                self.sleep(wait_s)
+
+    def sleep(self, wait_s: float) -> None:
+        """Wait, but not longer than until the client is closed."""
+        self._closing.wait(wait_s)
+
+    def check_there(self, timeout_s: float) -> None:
+        """Return once the endpoint accepts a connection."""
+        parts = urlsplit(self.endpoint)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout_s).close()
+        except OSError as error:
+            raise self._unreachable(error) from error
+
+    def close(self) -> None:
+        self._closing.set()
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        errors = self._errors
+        try:
+            yield
+        except errors.ClientError as error:
+            raise self._refusal(error, operation) from error
+        except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
+            raise BrokerUnavailableError(
+                f"{self.where}: there are no AWS credentials: {error}. Set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run with a role",
+                retriable=False,
+            ) from error
+        except (errors.HTTPClientError, errors.ConnectionError) as error:
+            raise self._unreachable(error) from error
+        except errors.ParamValidationError as error:
+            raise RefusedError(f"{self.where} cannot {operation}: {error}", "ValidationException") from error
+        except errors.BotoCoreError as error:
+            raise BrokerUnavailableError(f"{self.where} cannot {operation}: {error}") from error
+
+    def _unreachable(self, error: Exception) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"{self._what} cannot be reached at {self.endpoint}: {error}. Check the network, the region and "
+            "endpoint_url"
+        )
+
+    def _refusal(self, error: Any, operation: str) -> Exception:
+        # The codes of SQS have a namespace: AWS.SimpleQueueService.NonExistentQueue.
+        code, status = code_of(error), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        name = code.rpartition(".")[2]
+        text = f"{self.where} refused {operation}: {error.response.get('Error', {}).get('Message') or error} ({code})"
+        if name in BAD_CREDENTIALS:
+            return BrokerUnavailableError(f"{text}. Renew or correct the AWS credentials", retriable=False)
+        if name in DENIED:
+            return NotAllowedError(f"{text}. Allow it in the IAM policy of the credentials")
+        if name in THROTTLED:
+            return ThrottledError(f"{text}. There are too many requests: try again later")
+        if name in FOR_NOW or status >= 500:
+            return BrokerUnavailableError(f"{text}. It may succeed later")
+        return RefusedError(text, name)

@@ -1,0 +1,210 @@
+"""`abc.Stream` on Kinesis, its settings, and `kinesis:` URLs."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.abc import Features
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    ConnectionClosedError,
+    InvalidTopicError,
+    StreamError,
+    TopicExistsError,
+    UrlError,
+)
+from penstock.model import check_topic_name
+from penstock.streams.aws import AwsClient, RefusedError
+from penstock.streams.backend_url import parse_backend_url, settings_of
+from penstock.streams.kinesis.shards import Shards
+from penstock.streams.kinesis.topic import FEATURES, KinesisTopic
+from penstock.streams.kinesis.writer import RecordWriter
+
+LONGEST_NAME: Final = 128
+HTTPS_PORT: Final = 443
+_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KinesisSettings:
+    """What a `kinesis:` URL, or `connect`, may set."""
+
+    endpoint_url: str | None = None
+    """Where Kinesis is, if not at AWS: `http://127.0.0.1:4567`, or an interface endpoint of a VPC. `AWS_ENDPOINT_URL`
+    does the same."""
+
+    default_shards: int = 1
+    """How many shards a stream gets that is created without a number. Each shard takes 1 MB and 1000 records a
+    second, and is paid by the hour."""
+
+    strict_order: bool = True
+    """Keep the order of a key even when Kinesis refuses some records of a request: at most one record of each key, or
+    of each chosen partition, is in a request. False: 500 records of any keys are; much faster for few keys, but a
+    record that is refused and sent again is stored after later ones of its key."""
+
+    max_record_bytes: int = 1_048_576
+    """The largest record, key included. Raise it to what `UpdateMaxRecordSize` allows for the streams."""
+
+    read_interval_s: float = 0.2
+    """The time between two requests to one shard: it allows five a second to all who read it together. Longer leaves
+    more of them to others; shorter is only of use outside AWS."""
+
+    request_timeout_s: float = 10.0
+    """How long a connection, or the answer to a request, may take."""
+
+    retry_s: float = 15.0
+    """How long a request that only looks something up is repeated while Kinesis is busy or cannot be reached."""
+
+    delivery_timeout_s: float = 120.0
+    """How long a record is tried before its receipt says that it failed. Closing waits as long."""
+
+    def __post_init__(self) -> None:
+        for name in ("default_shards", "max_record_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be an integer >= 1")
+        for name in ("request_timeout_s", "delivery_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+        for name in ("read_interval_s", "retry_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+
+
+def open_kinesis(url: str, options: Mapping[str, Any]) -> KinesisStream:
+    """`kinesis://REGION` URLs; `kinesis:` alone takes the region of the environment or profile."""
+    parts = parse_backend_url(url, HTTPS_PORT)
+    if parts.user is not None or parts.password is not None:
+        raise UrlError(f"{parts.shown}: credentials do not belong into the URL: set AWS_PROFILE or AWS_ACCESS_KEY_ID")
+    if len(parts.hosts) > 1 or parts.path or (parts.hosts and parts.host.port != HTTPS_PORT):
+        raise UrlError(f"{parts.shown} is not kinesis://REGION; for another server add ?endpoint_url=http://HOST:PORT")
+    settings = settings_of(parts, KinesisSettings, options)
+    return KinesisStream(parts.shown, parts.host.name if parts.hosts else None, settings)
+
+
+class KinesisStream:
+    """Kinesis in one region. Any thread may use it; a forked process opens its own."""
+
+    problem: str | None = None
+
+    def __init__(self, url: str, region: str | None, settings: KinesisSettings) -> None:
+        self.url = url
+        self._settings = settings
+        self._client = AwsClient("kinesis", "Amazon Kinesis", region, settings.endpoint_url, settings.request_timeout_s)
+        self._opened: weakref.WeakSet[KinesisTopic] = weakref.WeakSet()
+
+    @property
+    def features(self) -> Features:
+        return FEATURES
+
+    def open_topic(self, topic: str) -> KinesisTopic:
+        self._check_open()
+        _check_name(topic)
+        settings = self._settings
+        shards = Shards(self._client, topic, settings.retry_s)
+        writer = RecordWriter(
+            self._client,
+            topic,
+            shards,
+            delivery_timeout_s=settings.delivery_timeout_s,
+            max_record_bytes=settings.max_record_bytes,
+            strict_order=settings.strict_order,
+        )
+        opened = KinesisTopic(
+            topic,
+            self._client,
+            writer,
+            shards,
+            patience_s=settings.retry_s,
+            read_interval_s=settings.read_interval_s,
+        )
+        self._opened.add(opened)
+        return opened
+
+    def topics(self) -> list[str]:
+        self._check_open()
+        names: list[str] = []
+        request: dict[str, Any] = {}
+        while True:  # ends: with the last page
+            answer = self._client.call("list_streams", self._settings.retry_s, **request)
+            names += answer["StreamNames"]
+            if not answer.get("HasMoreStreams"):
+                return sorted(names)
+            request = {"ExclusiveStartStreamName": names[-1]}
+
+    def create_topic(self, topic: str, partitions: int | None = None) -> None:
+        """Create a stream with so many shards, and wait until it can be used."""
+        self._check_open()
+        _check_name(topic)
+        shards = self._settings.default_shards if partitions is None else partitions
+        if shards < 1:
+            raise ConfigError(f"partitions={partitions} must be an integer >= 1")
+        try:
+            self._client.call("create_stream", self._settings.retry_s, StreamName=topic, ShardCount=shards)
+        except RefusedError as error:
+            if error.code == "ResourceInUseException":
+                raise TopicExistsError(f"stream {topic!r} exists in {self._client.where}") from error
+            raise
+        self._wait_until(topic, "ACTIVE")
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a stream and all of its records. Raises UnknownTopicError."""
+        self._check_open()
+        _check_name(topic)
+        try:
+            self._client.call("delete_stream", self._settings.retry_s, StreamName=topic, EnforceConsumerDeletion=True)
+        except RefusedError as error:
+            if error.code == "ResourceNotFoundException":
+                raise Shards(self._client, topic, 0.0).unknown() from error
+            raise
+        self._wait_until(topic, None)
+
+    def check_reachable(self) -> None:
+        self._client.call("list_streams", self._settings.request_timeout_s, Limit=1)
+
+    def check_there(self, timeout_s: float) -> None:
+        self._client.check_there(timeout_s)
+
+    def check_usable(self) -> None:
+        if self.problem is not None:
+            raise BrokerUnavailableError(self.problem)
+
+    def close(self) -> None:
+        for topic in list(self._opened):
+            topic.close()
+        self._client.close()
+
+    def _wait_until(self, topic: str, wanted: str | None) -> None:
+        """Return once a stream has this status, or is gone."""
+        until_s = time.monotonic() + self._settings.delivery_timeout_s
+        wait_s = _PAUSE_S
+        while (status := self._status(topic)) != wanted:
+            if time.monotonic() > until_s:
+                raise StreamError(f"stream {topic!r} is still {status} in {self._client.where}: look again later")
+            self._client.sleep(wait_s)
+            self._check_open()
+            wait_s = min(2 * wait_s, _LONGEST_PAUSE_S)
+
+    def _status(self, topic: str) -> str | None:
+        try:
+            answer = self._client.call("describe_stream_summary", self._settings.retry_s, StreamName=topic)
+        except RefusedError as error:
+            if error.code == "ResourceNotFoundException":
+                return None
+            raise
+        return str(answer["StreamDescriptionSummary"]["StreamStatus"])
+
+    def _check_open(self) -> None:
+        if self._client.is_closed:
+            raise ConnectionClosedError(f"the connection to {self.url} is closed: connect again")
+
+
+def _check_name(topic: str) -> None:
+    check_topic_name(topic)
+    if len(topic) > LONGEST_NAME:
+        raise InvalidTopicError(f"{topic!r} is longer than {LONGEST_NAME} characters, which Kinesis does not allow")

@@ -1,0 +1,199 @@
+"""Administration of streams without `abc.HasAdmin`, by the members of `abc.Stream` alone.
+
+With it, the commands and the console work on any stream. Settings, sizes and groups raise ConfigError, or are empty
+where the user did not ask for them by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import NoReturn, Protocol, runtime_checkable
+
+from penstock.abc import Feature, Stream, TopicStream
+from penstock.errors import ConfigError, GroupError, OffsetOutOfRangeError, StreamError, UnknownTopicError
+from penstock.model import Position
+from penstock.model.administration import (
+    ConfigValue,
+    GroupDescription,
+    GroupMembers,
+    GroupSummary,
+    Offsets,
+    PartitionId,
+    RecordTime,
+    Span,
+    TopicSummary,
+)
+from penstock.streams.declared import provide_topic
+from penstock.streams.url import without_password
+
+
+@runtime_checkable
+class DeletesTopics(Protocol):
+    """A stream that can delete topics without having all of `abc.Admin`."""
+
+    def delete_topic(self, topic: str) -> None: ...
+
+
+class PlainAdmin:
+    """`abc.Admin` of any stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._url = without_password(stream.url)
+
+    def all(self) -> list[TopicSummary]:
+        found = []
+        for name in sorted(self._stream.topics()):
+            with contextlib.suppress(UnknownTopicError):  # it was deleted since
+                found.append(self.describe(name))
+        return found
+
+    def require(self, topic: str) -> TopicSummary:
+        names = sorted(self._stream.topics())
+        if topic not in names:
+            raise UnknownTopicError(f"there is no topic {topic!r}; there are: {', '.join(names) or 'none yet'}")
+        return self.describe(topic)
+
+    def describe(self, topic: str) -> TopicSummary:
+        return TopicSummary(topic, self.partitions_of(topic), False)
+
+    def partitions_of(self, topic: str) -> tuple[int, ...]:
+        with self._opened(topic) as opened:
+            return tuple(opened.partitions())
+
+    def create(self, topic: str, partitions: int | None, config: Mapping[str, str]) -> None:
+        if config:
+            raise ConfigError(f"{min(config)} means nothing to {self._url}: its topics have no settings")
+        self._stream.create_topic(topic, partitions)
+
+    def provide(self, topic: str, partitions: int | None, config: Mapping[str, str]) -> int:
+        """Create a topic unless it exists, without the settings, which its topics do not have."""
+        return provide_topic(self._stream, topic, partitions)
+
+    def delete(self, topic: str) -> None:
+        if isinstance(self._stream, DeletesTopics):
+            self._stream.delete_topic(topic)
+        else:
+            self._refuse("delete topics")
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        self._refuse("add partitions")
+
+    def config(self, topic: str) -> list[ConfigValue]:
+        return []
+
+    def change_config(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        self._refuse("change the settings of topics")
+
+    def spans(self, partitions: Iterable[PartitionId]) -> dict[PartitionId, Span]:
+        found = {}
+        for topic, places in itertools.groupby(sorted(partitions), lambda place: place[0]):
+            with self._opened(topic) as opened:
+                for place in places:
+                    with contextlib.suppress(UnknownTopicError):
+                        found[place] = Span(*opened.span(place[1]))
+        return found
+
+    def sizes(self) -> dict[PartitionId, int]:
+        raise StreamError(f"the sizes of topics are not known: {self._url} has no {Feature.ADMIN}")
+
+    def earliest(self, topic: str, partitions: Iterable[int]) -> Offsets:
+        with self._opened(topic) as opened:
+            return {partition: opened.span(partition)[0] for partition in partitions}
+
+    def latest(self, topic: str, partitions: Iterable[int]) -> Offsets:
+        with self._opened(topic) as opened:
+            return {partition: opened.span(partition)[1] for partition in partitions}
+
+    def ends(self, topic: str, partitions: Iterable[int]) -> Offsets:
+        """Without transactions, the same as `latest`."""
+        return self.latest(topic, partitions)
+
+    def at_time(self, topic: str, time_ms: int, partitions: Iterable[int]) -> Offsets:
+        return self.locate(topic, Position.at_time(time_ms), partitions)
+
+    def locate(self, topic: str, position: Position, partitions: Iterable[int]) -> Offsets:
+        with self._opened(topic) as opened:
+            return {partition: opened.locate(partition, position) for partition in partitions}
+
+    def _opened(self, topic: str) -> contextlib.closing[TopicStream]:
+        return contextlib.closing(self._stream.open_topic(topic))
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ConfigError(f"{self._url} cannot {what}: it has no {Feature.ADMIN}")
+
+
+class NoGroups:
+    """`abc.GroupAdmin` of a stream without groups. The library's own groups keep their checkpoints elsewhere."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._why = f"{without_password(stream.url)} has no {Feature.GROUPS}"
+
+    def all(self) -> list[GroupSummary]:
+        return []
+
+    def describe(self, group: str) -> GroupDescription:
+        raise GroupError(f"there is no group {group!r}: {self._why}")
+
+    def committed(self, group: str) -> dict[PartitionId, int]:
+        return {}
+
+    def move(self, group: str, offsets: Mapping[PartitionId, int], *, is_checkpointed: bool = False) -> None:
+        raise GroupError(f"group {group!r} could not be moved: {self._why}")
+
+    def delete(self, group: str) -> None:
+        raise GroupError(f"group {group!r} could not be deleted: {self._why}")
+
+
+class PlainSurvey:
+    """`abc.Survey` of any stream, topic by topic."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._admin = PlainAdmin(stream)
+
+    def topics(self) -> list[TopicSummary]:
+        return self._admin.all()
+
+    def starts(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
+        return {place: span.start for place, span in self._admin.spans(places).items()}
+
+    def ends(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
+        return {place: span.end for place, span in self._admin.spans(places).items()}
+
+    def configs(self, topics: Iterable[str]) -> dict[str, dict[str, str | None]]:
+        return {topic: {} for topic in topics}
+
+    def groups(self) -> list[GroupSummary]:
+        return []
+
+    def members(self, groups: Iterable[str]) -> dict[str, GroupMembers]:
+        return {}
+
+    def committed(self, groups: Iterable[str]) -> dict[str, dict[PartitionId, int]]:
+        return {}
+
+
+class PlainRecordTimes:
+    """`abc.RecordTimes` of any stream, by reading one record of each partition."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def first_from(self, pointers: Mapping[PartitionId, int], timeout_s: float) -> dict[PartitionId, RecordTime | None]:
+        found: dict[PartitionId, RecordTime | None] = {}
+        for (topic, partition), pointer in pointers.items():
+            with contextlib.closing(self._stream.open_topic(topic)) as opened:
+                try:
+                    records = opened.read(partition, pointer, 1, 0.0).records
+                except (UnknownTopicError, OffsetOutOfRangeError):
+                    continue
+            if not records:
+                found[topic, partition] = None
+            elif records[0].timestamp_ms is not None:
+                found[topic, partition] = RecordTime(records[0].offset, records[0].timestamp_ms)
+        return found
+
+    def close(self) -> None:
+        """Nothing is kept open."""

@@ -1,0 +1,232 @@
+"""Tables of PostgreSQL as topics: `postgresql://user@host/database`. Libpq's parameters, environment variables and
+files (`sslmode`, `PGPASSWORD`, `~/.pgpass`, ...) count as usual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+from urllib.parse import unquote
+
+from penstock.abc import Stream
+from penstock.errors import InvalidTopicError, TopicExistsError
+from penstock.model import NewRecord, Pointer
+from penstock.sql import Schema
+from penstock.sql.postgres import Rows, make_tables, psycopg
+from penstock.streams.backend_url import parse_backend_url, settings_of
+from penstock.streams.polled_topic import Wakeups
+from penstock.streams.sql.existing_postgres import PostgresRows
+from penstock.streams.sql.existing_tables import ExistingStream
+from penstock.streams.sql.postgres_pool import Listener, PostgresSettings, TablePool, quoted
+from penstock.streams.sql.row_batch import Row, headers_text
+from penstock.streams.sql.topic_tables import TableStream
+from penstock.streams.sql.transaction_order import TransactionRows, TransactionStream
+
+PORT: Final = 5432
+NAME_BYTES: Final = 63
+"""PostgreSQL cuts longer names of tables."""
+NOW_MS: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+
+SCHEMA: Final = Schema(
+    what="topics",
+    version=1,
+    version_table="penstock_topic_schema",
+    statements=(
+        """CREATE TABLE penstock_topic_partition (
+            topic text NOT NULL, partition integer NOT NULL, next_id bigint NOT NULL DEFAULT 0,
+            PRIMARY KEY (topic, partition)) WITH (fillfactor = 50)""",
+        # Gives rows of other programs their offsets. Ours come with them.
+        """CREATE FUNCTION penstock_next_id() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            EXECUTE format('UPDATE %I.penstock_topic_partition SET next_id = next_id + 1
+                WHERE topic = $1 AND partition = $2 RETURNING next_id - 1', TG_TABLE_SCHEMA)
+                INTO NEW.id USING TG_TABLE_NAME, NEW.partition;
+            IF NEW.id IS NULL THEN
+                RAISE EXCEPTION 'topic % has no partition %', TG_TABLE_NAME, NEW.partition;
+            END IF;
+            PERFORM pg_notify('penstock', TG_TABLE_NAME);
+            RETURN NEW;
+        END $$""",
+    ),
+)
+
+
+def open_postgres(url: str, options: Mapping[str, Any]) -> Stream:
+    """The stream of a `postgresql:` URL. Nothing is connected yet."""
+    ours = {each.name for each in fields(PostgresSettings)}
+    place, _, query = url.partition("?")
+    parameters = query.split("&")  # libpq's stay as they are: it reads them in a way of its own
+    of_stream = "&".join(each for each in parameters if unquote(each.partition("=")[0]) in ours)
+    of_libpq = "&".join(each for each in parameters if unquote(each.partition("=")[0]) not in ours)
+    settings = settings_of(parse_backend_url(f"{place}?{of_stream}", PORT), PostgresSettings, options)
+    address = f"{place}?{of_libpq}" if of_libpq else place
+    pool = TablePool(address, settings)
+    wakeups = Wakeups()
+    listener = Listener(pool, settings.notify_channel, wakeups)
+    if settings.id_column:
+        by_transaction = bool(settings.transaction_column)
+        return (TransactionStream if by_transaction else ExistingStream)(
+            url,
+            (TransactionRows if by_transaction else PostgresRows)(pool, settings, listener),
+            wakeups,
+            checkpoint_url=address,
+            poll_interval_s=settings.poll_interval_s,
+            settings=settings,
+        )
+    return TableStream(
+        url,
+        PostgresTopics(pool, settings, listener),
+        wakeups,
+        checkpoint_url=address,
+        poll_interval_s=settings.poll_interval_s,
+        max_record_bytes=settings.max_record_bytes,
+    )
+
+
+class PostgresTopics:
+    """`TopicTables` in PostgreSQL."""
+
+    def __init__(self, pool: TablePool, settings: PostgresSettings, listener: Listener) -> None:
+        self.where = pool.where
+        self._pool = pool
+        self._channel = settings.notify_channel
+        self._listener = listener
+        self._has_tables = False
+
+    def check(self) -> None:
+        if self._has_tables:
+            self._pool.execute("SELECT 1")
+        else:
+            make_tables(self._pool, SCHEMA)
+            self._has_tables = True
+
+    def names(self) -> list[str]:
+        return [name for (name,) in self._read("SELECT DISTINCT topic FROM penstock_topic_partition ORDER BY topic")]
+
+    def create(self, topic: str, partitions: int) -> None:
+        if len(topic) > NAME_BYTES:
+            raise InvalidTopicError(f"{topic!r} is longer than {NAME_BYTES} characters, PostgreSQL's limit for tables")
+        self._make_sure()
+        table = quoted(topic)
+        with self._pool.connection() as connection:
+            try:
+                with connection.transaction():
+                    connection.execute(
+                        "INSERT INTO penstock_topic_partition SELECT %s, generate_series(0, %s)",
+                        (topic, partitions - 1),
+                    )
+                    connection.execute(
+                        f"""CREATE TABLE {table} (
+                            partition integer NOT NULL DEFAULT 0, id bigint NOT NULL, key bytea, value bytea,
+                            headers json, timestamp_ms bigint NOT NULL DEFAULT {NOW_MS},
+                            PRIMARY KEY (partition, id))""".encode()
+                    )
+                    connection.execute(
+                        f"CREATE TRIGGER penstock_next_id BEFORE INSERT ON {table} FOR EACH ROW WHEN (NEW.id IS NULL) "
+                        "EXECUTE FUNCTION penstock_next_id()".encode()
+                    )
+            except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable) as error:
+                raise TopicExistsError(f"{self.where} already has a table or topic {topic!r}") from error
+
+    def drop(self, topic: str) -> bool:
+        self._make_sure()
+        with self._pool.connection() as connection, connection.transaction():
+            gone = connection.execute("DELETE FROM penstock_topic_partition WHERE topic = %s", (topic,))
+            if gone.rowcount:
+                connection.execute(f"DROP TABLE IF EXISTS {quoted(topic)}".encode())
+            return gone.rowcount > 0
+
+    def partition_count(self, topic: str) -> int:
+        [(count,)] = self._read("SELECT count(*) FROM penstock_topic_partition WHERE topic = %s", (topic,))
+        return int(count)
+
+    def rows(self, topic: str, partition: int, start: Pointer, limit: int) -> list[Row]:
+        sql = f"""SELECT id, key, value, headers::text, timestamp_ms FROM {quoted(topic)}
+            WHERE partition = %s AND id >= %s ORDER BY id LIMIT %s"""
+        return self._read(sql, (partition, start, limit))
+
+    def fetch(self, topic: str, partition: int, start: Pointer, limit: int) -> tuple[Pointer | None, list[Row]]:
+        """One statement, so one snapshot: the rows and the counter belong together."""
+        rows = self._read(
+            f"""SELECT r.id, r.key, r.value, r.headers::text, r.timestamp_ms, p.next_id
+            FROM penstock_topic_partition p LEFT JOIN LATERAL (
+                SELECT * FROM {quoted(topic)} t WHERE t.partition = %s AND t.id >= %s ORDER BY t.id LIMIT %s) r ON true
+            WHERE p.topic = %s AND p.partition = %s ORDER BY r.id""",
+            (partition, max(0, start), limit, topic, partition),
+        )
+        if not rows:
+            return None, []
+        if rows[0][0] is None:
+            self._listener.start()
+            return rows[0][5], []
+        return rows[0][5], [row[:5] for row in rows]
+
+    def span(self, topic: str, partition: int) -> tuple[Pointer | None, Pointer] | None:
+        rows = self._read(
+            f"""SELECT (SELECT min(id) FROM {quoted(topic)} WHERE partition = %s), next_id
+            FROM penstock_topic_partition WHERE topic = %s AND partition = %s""",
+            (partition, topic, partition),
+        )
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def at_time(self, topic: str, partition: int, time_ms: int) -> Pointer | None:
+        sql = f"SELECT min(id) FROM {quoted(topic)} WHERE partition = %s AND timestamp_ms >= %s"
+        [(found,)] = self._read(sql, (partition, time_ms))
+        return None if found is None else int(found)
+
+    def insert(self, topic: str, records: Mapping[int, Sequence[NewRecord]]) -> dict[int, Pointer]:
+        """One round trip. Partitions are locked in their order, so that two writers cannot wait for each other."""
+        self._make_sure()
+        partitions = sorted(records)
+        with self._pool.connection() as connection:
+            statement = self._insertion(topic)
+            if len(partitions) == 1:
+                cursors = [connection.execute(statement, self._values(topic, partitions[0], records[partitions[0]]))]
+            else:
+                with connection.pipeline(), connection.transaction():
+                    cursors = [
+                        connection.execute(statement, self._values(topic, each, records[each])) for each in partitions
+                    ]
+            rows = [cursor.fetchone() for cursor in cursors]
+        return {partition: row[0] for partition, row in zip(partitions, rows, strict=True) if row is not None}
+
+    def close(self) -> None:
+        self._listener.close()
+        self._pool.close()
+
+    def _insertion(self, topic: str) -> bytes:
+        """Raise the counter, which locks it until the commit, and insert rows with the offsets before it."""
+        notice = ", pg_notify(%(channel)s, %(topic)s)" if self._channel else ""
+        return f"""
+            WITH counter AS (
+                UPDATE penstock_topic_partition SET next_id = next_id + %(count)s
+                WHERE topic = %(topic)s AND partition = %(partition)s RETURNING next_id - %(count)s AS first),
+            inserted AS (
+                INSERT INTO {quoted(topic)} (partition, id, key, value, headers, timestamp_ms)
+                SELECT %(partition)s, counter.first + r.number - 1, r.key, r.value, r.headers::json,
+                    coalesce(r.timestamp_ms, {NOW_MS})
+                FROM counter, unnest(%(keys)b::bytea[], %(values)b::bytea[], %(headers)s::text[], %(times)s::bigint[])
+                    WITH ORDINALITY AS r(key, value, headers, timestamp_ms, number))
+            SELECT first{notice} FROM counter""".encode()
+
+    def _values(self, topic: str, partition: int, records: Sequence[NewRecord]) -> dict[str, Any]:
+        return {
+            "channel": self._channel,
+            "topic": topic,
+            "partition": partition,
+            "count": len(records),
+            "keys": [record.key for record in records],
+            "values": [record.value for record in records],
+            "headers": [headers_text(record.headers) for record in records],
+            "times": [record.timestamp_ms for record in records],
+        }
+
+    def _make_sure(self) -> None:
+        if not self._has_tables:
+            self.check()
+
+    def _read(self, sql: str, values: Any = ()) -> Rows:
+        self._make_sure()
+        with self._pool.connection() as connection, connection.cursor(binary=True) as cursor:
+            cursor.execute(sql.encode(), values)
+            return cursor.fetchall()

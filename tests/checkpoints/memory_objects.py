@@ -1,0 +1,69 @@
+"""A shelf in memory, for what does not need a server: how versions follow each other, and who gets ahead of whom."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+
+class MemoryObjects:
+    """A `Shelf`. `before_swap` is called just before a head is compared and set."""
+
+    where = "memory"
+    inline_bytes = 300
+    new_bytes = 200
+    can_remove_heads = True
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stamps = 0
+        self._heads: dict[tuple[str, str], tuple[bytes, str]] = {}
+        self._parts: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.reads = 0
+        self.before_swap: Callable[[], object] | None = None
+
+    def read_head(self, group: str, name: str) -> tuple[bytes, str] | None:
+        self.reads += 1
+        return self._heads.get((group, name))
+
+    def heads(self, group: str) -> Mapping[str, tuple[bytes, str]]:
+        with self._lock:
+            return {name: head for (owner, name), head in self._heads.items() if owner == group}
+
+    def swap_head(self, group: str, name: str, stamp: str | None, data: bytes) -> str | None:
+        if self.before_swap is not None:
+            happen, self.before_swap = self.before_swap, None
+            happen()
+        with self._lock:
+            now = self._heads.get((group, name))
+            if (None if now is None else now[1]) != stamp:
+                return None
+            self._stamps += 1
+            self._heads[group, name] = data, str(self._stamps)
+            return str(self._stamps)
+
+    def remove_head(self, group: str, name: str, stamp: str) -> None:
+        with self._lock:
+            if self._heads.get((group, name), (b"", ""))[1] == stamp:
+                del self._heads[group, name]
+
+    def groups(self) -> Sequence[str]:
+        return sorted({group for group, _ in self._heads})
+
+    def put_part(self, group: str, name: str, part: str, data: bytes) -> None:
+        with self._lock:
+            self._parts.setdefault((group, name), {})[part] = data
+
+    def get_part(self, group: str, name: str, part: str) -> bytes | None:
+        return self._parts.get((group, name), {}).get(part)
+
+    def parts(self, group: str, name: str) -> Sequence[str]:
+        with self._lock:
+            return sorted(self._parts.get((group, name), {}))
+
+    def remove_parts(self, group: str, name: str, parts: Collection[str]) -> None:
+        with self._lock:
+            for part in parts:
+                self._parts.get((group, name), {}).pop(part, None)
+
+    def close(self) -> None: ...

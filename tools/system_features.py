@@ -1,0 +1,29 @@
+"""What each system can do, as its adapter declares it: the tables of docs/systems/index.md."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.abc import Feature, Features
+from penstock.queues import amqp
+from penstock.queues.sqs.queue import FEATURES as SQS
+from penstock.streams.file.settings import FileSettings
+from penstock.streams.file.stream import features_of
+from penstock.streams.kafka.stream import FEATURES as KAFKA
+from penstock.streams.kinesis.topic import FEATURES as KINESIS
+from penstock.streams.nats.topic_stream import FEATURES as NATS
+from penstock.streams.redis.topic_stream import FEATURES as REDIS
+from penstock.streams.sql.topic_tables import FEATURES as TABLES
+
+STREAMS: Final[dict[str, Features]] = {
+    "log: kafka:": KAFKA | {Feature.IDEMPOTENCE},  # with acks="all", which is the default
+    "redis:": REDIS,
+    "nats:": NATS,
+    "kinesis:": KINESIS,
+    "postgresql: sqlite:": TABLES,
+    "file:": features_of(FileSettings()),
+}
+QUEUES: Final[dict[str, Features]] = {
+    "amqp:": amqp.FEATURES,
+    "sqs:": SQS | {Feature.DEAD_LETTERS},  # of queues with a redrive policy
+}
