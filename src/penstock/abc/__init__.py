@@ -17,6 +17,9 @@ from penstock.abc.administration import GroupAdmin as GroupAdmin
 from penstock.abc.administration import HasAdmin as HasAdmin
 from penstock.abc.administration import RecordTimes as RecordTimes
 from penstock.abc.administration import Survey as Survey
+from penstock.abc.channels import Acknowledging as Acknowledging
+from penstock.abc.channels import Channel as Channel
+from penstock.abc.channels import CountingLosses as CountingLosses
 from penstock.abc.features import Feature as Feature
 from penstock.abc.features import Features as Features
 from penstock.abc.queues import Delivery as Delivery
@@ -358,17 +361,6 @@ class Grouping(Protocol):
         self, group: str, listener: GroupListener, *, member: str, assignor: str, session_timeout_s: float
     ) -> GroupFeed:
         """Join a group. `member` is the displayed name; `assignor` is range, roundrobin, sticky or cooperative."""
-
-
-class Channel(Protocol):
-    """Direct transport with no memory."""
-
-    def listen(self, wait_s: float) -> Sequence[Record]:
-        """The records that arrived, as soon as there is one; none after `wait_s`."""
-
-    def send(self, records: Sequence[NewRecord]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class CheckpointStore(Protocol):

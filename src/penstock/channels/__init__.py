@@ -1,0 +1,10 @@
+"""Channels: direct transport that keeps nothing, by URL. A gateway makes what they carry durable.
+
+Input: a URL. Output: a channel that listens or sends.
+"""
+
+from __future__ import annotations
+
+from penstock.channels.opening import open_channel
+
+__all__ = ["open_channel"]
