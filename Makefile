@@ -41,11 +41,11 @@ demo: .venv/demo ## all of it at work for two minutes, with parts killed, and co
 		$(BIN)/python -m penstock.cli demo --since $(SINCE) $(DEMO)
 
 test: .venv/dev parts ## every test, with samples of long matrices (TEST=log for one room, TEST=path for some tests)
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(TESTED)
+	$(BIN)/python -m tools.run_tests $(PYTEST_OPTIONS) $(TESTED)
 
 soak: .venv/dev parts ## every test with every case: whole kill matrices, many more kills and examples; a night's work
 	PENSTOCK_SOAK=1 PENSTOCK_FUZZ_FRAMES=$(SOAK_FRAMES) \
-		$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(TESTED)
+		$(BIN)/python -m tools.run_tests $(PYTEST_OPTIONS) $(TESTED)
 
 check: .venv/dev ## lint, format, types, habits, docs
 	@failed=0; for step in $(CHECKS); do \

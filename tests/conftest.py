@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from tests import system_table
 from tests.could_not_run import CouldNotRun
+from tests.failed_tests import FailedTests
 from tests.sampling import MARKER, SOAK_MARKER, Sampling, is_soak
 from tests.seeds import VARIABLE
 from tests.slowest import Slowest
@@ -36,6 +37,11 @@ class LastLines:
     systems: Systems = field(default_factory=Systems)
     sampling: Sampling = field(default_factory=Sampling)
     could_not_run: CouldNotRun = field(default_factory=CouldNotRun)
+    failed: FailedTests = field(default_factory=FailedTests)
+
+    @property
+    def plugins(self) -> tuple[Slowest, Systems, Sampling, CouldNotRun, FailedTests]:
+        return self.slowest, self.systems, self.sampling, self.could_not_run, self.failed
 
     def for_the_controller(self) -> dict[str, object]:
         return {
@@ -50,7 +56,7 @@ class LastLines:
         self.could_not_run.merge(worker_output)
 
     def write(self, reporter: pytest.TerminalReporter) -> None:
-        for each in (self.slowest, self.systems, self.sampling, self.could_not_run):
+        for each in self.plugins:
             each.write(reporter)
 
 
@@ -77,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{SOAK_MARKER}: `make soak` alone runs it, see tests/sampling.py")
     config.addinivalue_line("markers", f"{system_table.MARKER}(name): of one stream system, see tests/system_table.py")
     config.stash[LAST_LINES] = last_lines = LastLines()
-    for plugin in (last_lines.slowest, last_lines.systems, last_lines.sampling, last_lines.could_not_run):
+    for plugin in last_lines.plugins:
         config.pluginmanager.register(plugin)
 
 
