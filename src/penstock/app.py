@@ -17,8 +17,9 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, Queue, Stream
+from penstock.abc import CheckpointStore, Clock, DeadLetters, Queue, Stream
 from penstock.consuming.declaration import Declared
+from penstock.consuming.destinations import Destination, as_destination, destination_name
 from penstock.consuming.handler_consumer import HandlerConsumer
 from penstock.consuming.handlers import Handler, Middleware, check_several, chosen_topics, handler_of
 from penstock.consuming.health import Health
@@ -129,7 +130,7 @@ class App:
         self,
         topic: TopicChoice | Queue,
         *,
-        to: str | Topic[Any] | Queue | None = None,
+        to: str | Topic[Any] | Destination | None = None,
         guarantee: GuaranteeChoice = Guarantee.AT_LEAST_ONCE,
         order: OrderChoice | None = None,
         workers: int = 1,
@@ -153,19 +154,23 @@ class App:
         `start`; deleted ones drop out. A topic that another handler of the group names, or that matches a pattern
         declared before, is left to that handler.
 
-        `order` is "partition" by default, and "none" for queues. `to` is the topic, or queue, for what the handler
-        returns. `dead_letters` is a topic, "sqlite:./letters.db", "file:./letters.jsonl", "postgresql://..." or an
-        object of yours; by default the topic `TOPIC.dlq`, or the queue's own if the app has no stream; False: a record
-        that cannot be handled stops the app. `batch` calls the handler with lists of at most this many values.
+        `order` is "partition" by default, and "none" for queues. `to` is where the handler's results go: a topic, an
+        `abc.Queue` or `abc.Channel` or the URL of one, or a topic of another stream (`other.open_topic("orders")`).
+        `dead_letters` is a topic, "sqlite:./letters.db", "file:./letters.jsonl", "postgresql://..." or an object of
+        yours; by default the topic `TOPIC.dlq`, or the queue's own if the app has no stream; False: a record that
+        cannot be handled stops the app. `batch` calls the handler with lists of at most this many values.
         `snapshot(partition)` returns the state that the handler keeps itself, and `restore(partition, state)` restores
         it when the partition is assigned: it is saved together with the checkpoint. `middlewares` wrap each call,
         inside those of the app: functions that take the context and return a context manager. `group` and `checkpoints`
         default to those of the app. All other options are those of `ConsumerOptions`.
         """
-        queue, to_queue = as_queue(topic), as_queue(to)
-        results: Any = to if to_queue is None else queue_name(to_queue)
-        if to_queue is not None and guarantee in (Guarantee.EXACTLY_ONCE, "exactly-once"):
-            raise GuaranteeError(f"to={results!r} is a queue, which has no {Feature.TRANSACTIONS}: omit guarantee")
+        queue, destination = as_queue(topic), as_destination(to)
+        results: Any = to if destination is None else destination_name(destination)
+        if destination is not None and guarantee in (Guarantee.EXACTLY_ONCE, "exactly-once"):
+            raise GuaranteeError(
+                f"to={results!r} is not a topic of the stream that is read, so no transaction can include both: omit "
+                "guarantee"
+            )
         source: Any = topic if queue is None else queue_name(queue)
         topics = chosen_topics(source)
         if queue is None and self._url is None:
@@ -209,7 +214,7 @@ class App:
                         snapshots,
                         queue,
                         rejects=dead_letters is True and self._url is None,
-                        to_queue=to_queue,
+                        destination=destination,
                         pattern=pattern,
                         has_own_letters=dead_letters is True and pattern is not None,
                     )
@@ -242,7 +247,7 @@ class App:
                     f"{handler.name} and {other.handler.name} both handle topic {handler.topic.name!r} in group "
                     f"{new.group!r}: each would get a part of the records. Give one of them its own group: group=..."
                 )
-        if self._url is None and handler.to is not None and new.to_queue is None:
+        if self._url is None and handler.to is not None and new.destination is None:
             raise ConfigError(f"{handler.name}: to={handler.to.name!r} is a topic, and the app has no stream")
         if queue is None and new.dead_letters == handler.topic.name:
             raise ConfigError(
@@ -407,7 +412,7 @@ class App:
         The title defaults to the group. ConfigError for a type that has no JSON schema.
         """
         handlers = [
-            (each.handler if each.to_queue is None else replace(each.handler, to=None), each.group, each.pattern)
+            (each.handler if each.destination is None else replace(each.handler, to=None), each.group, each.pattern)
             for each in self._declared
             if each.queue is None
         ]

@@ -43,6 +43,7 @@ from penstock.model import Receipt as Receipt
 from penstock.model import Record as Record
 
 
+@runtime_checkable
 class TopicStream(Protocol):
     """One topic of a system that keeps records in order and lets them be read again."""
 

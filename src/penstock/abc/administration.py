@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from penstock.model import Position
+from penstock.model import Pointer, Position
 from penstock.model.administration import (
     ConfigValue,
     GroupDescription,
@@ -51,6 +51,9 @@ class Admin(Protocol):
 
     def change_config(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change settings of a topic; None resets one to its default."""
+
+    def delete_before(self, topic: str, pointers: Mapping[int, Pointer]) -> None:
+        """Delete the records of each partition before a pointer."""
 
     def spans(self, partitions: Iterable[PartitionId]) -> Mapping[PartitionId, Span]:
         """The readable range of each partition. Missing partitions are left out."""

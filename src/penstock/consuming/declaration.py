@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Queue, Stream
 from penstock.consuming.defaults import Checkpoints, checkpoints_of_topic, open_checkpoints
+from penstock.consuming.destinations import Destination, open_destination
 from penstock.consuming.handler_consumer import HandlerConsumer
 from penstock.consuming.handlers import Handler
 from penstock.consuming.options import ConsumerOptions
@@ -34,8 +35,8 @@ class Declared:
     """The queue that it handles, or its URL; None: a topic of the stream."""
     rejects: bool = False
     """Its dead letters are those of the queue itself."""
-    to_queue: str | Queue | None = None
-    """The queue for its results; None: a topic of the stream."""
+    destination: str | Destination | None = None
+    """Where its results go, or its URL; None: a topic of the stream."""
     pattern: TopicPattern | None = None
     """Set for a handler of all topics that match. The topic of `handler` then only stands for them."""
     has_own_letters: bool = False
@@ -55,12 +56,12 @@ class Declared:
     def consumer(
         self, stream: Stream | None, stages: Stages | None, clock: Clock | None, stale: Checkpoints | None = None
     ) -> HandlerConsumer | QueueConsumer:
-        """The consumer of a topic or queue, which sends its results to a queue if it has one."""
+        """The consumer of a topic or queue, which sends its results to its destination if it has one."""
         consumer = self._consumer(stream, stages, clock, stale)
-        if (to := self.to_queue) is not None:
+        if (to := self.destination) is not None:
             try:
-                results = open_queue(to) if isinstance(to, str) else to
-                consumer.send_results_to(results, owned=results is not to)
+                opened = open_destination(to) if isinstance(to, str) else to
+                consumer.send_results_to(opened, owned=opened is not to)
             except BaseException:
                 consumer.abandon()
                 raise

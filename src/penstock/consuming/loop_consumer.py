@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.abc import Clock, Queue, Stream, Tracer
+from penstock.abc import Clock, Stream, Tracer
 from penstock.consuming.counts import Counts
+from penstock.consuming.destinations import Destination, send_to
 from penstock.consuming.handlers import Handler, Wants
 from penstock.consuming.health import Health
 from penstock.consuming.loop.loop import Loop
@@ -104,8 +105,9 @@ class LoopConsumer(Background):
         """Where outputs go."""
         self._clock = clock or SystemClock()
         self._stages = stages
-        self._to_queue: Queue | None = None
-        self._owns_to_queue = False
+        self._destination: Destination | None = None
+        """Where results go instead of the stream."""
+        self._owns_destination = False
         self._loop: Loop | None = None
         self.counts = Counts()
         """Totals so far."""
@@ -132,10 +134,10 @@ class LoopConsumer(Background):
         finally:
             self.abandon()
 
-    def send_results_to(self, queue: Queue, *, owned: bool) -> None:
-        """Send what the handler returns to a queue, instead of a topic. An `owned` one is closed at the end."""
-        self._to_queue = queue
-        self._owns_to_queue = owned
+    def send_results_to(self, destination: Destination, *, owned: bool) -> None:
+        """Send what the handler returns there, instead of to a topic. An `owned` one is closed at the end."""
+        self._destination = destination
+        self._owns_destination = owned
 
     def stop(self) -> None:
         """Stop reading, let handlers finish, save what they finished. Thread-safe; returns at once."""
@@ -147,8 +149,8 @@ class LoopConsumer(Background):
 
     def abandon(self) -> None:
         """Close what was opened for this consumer."""
-        if self._to_queue is not None and self._owns_to_queue:
-            self._to_queue.close()
+        if self._destination is not None and self._owns_destination:
+            self._destination.close()
 
     @abstractmethod
     def health(self) -> Health:
@@ -206,11 +208,11 @@ class LoopConsumer(Background):
 
     def _send(self, records: Sequence[NewRecord]) -> None:
         """Send outputs, and return when all are stored."""
-        if self._to_queue is not None and self.handler.to is not None:
+        if self._destination is not None and self.handler.to is not None:
             name = self.handler.to.name
             results = [record for record in records if record.topic == name]
             if results:
-                self._to_queue.send(results)
+                send_to(self._destination, results)
             records = [record for record in records if record.topic != name]
             if not records:
                 return

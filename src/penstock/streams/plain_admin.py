@@ -81,6 +81,9 @@ class PlainAdmin:
     def add_partitions(self, topic: str, total: int) -> None:
         self._refuse("add partitions")
 
+    def delete_before(self, topic: str, pointers: Mapping[int, int]) -> None:
+        self._refuse("delete records")
+
     def config(self, topic: str) -> list[ConfigValue]:
         return []
 

@@ -18,14 +18,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import KafkaException, TopicPartition
-
 from penstock.abc import Delivery, Outcome, Queue, SettlingMany
 from penstock.errors import PenstockError, StaleDeliveryError
 from penstock.model.clock import SystemClock
 from penstock.model.retry import Retry
 from penstock.queues import open_queue
-from penstock.spark.source.held_brokers import held_broker
 from penstock.streams import Connection, connect
 from penstock.streams.url import without_password
 
@@ -111,7 +108,7 @@ class QueueSpool:
             closing.callback(queue.close)
             try:
                 self.trim(has_ended=True)
-            except (KafkaException, PenstockError, TimeoutError) as error:
+            except PenstockError as error:
                 logger.warning("processed records of queue %s are still in %s: %s", self.shown, self.log_url, error)
         self._connection = None
 
@@ -121,9 +118,8 @@ class QueueSpool:
         reached = self._processed if has_ended else before
         if reached is None or reached == self._removed:
             return
-        place = TopicPartition(self.topic, 0, reached)
-        for answer in held_broker(self.log_url, {}).administration.admin.delete_records([place]).values():
-            answer.result(_STORED_S)
+        assert self._connection is not None
+        self._connection.admin().delete_before(self.topic, {0: reached})
         self._removed = reached
 
     def _drain(self) -> None:

@@ -179,6 +179,11 @@ class TopicAdministration:
         what = f"topic {topic!r} could not be given {total} partitions"
         answer_of(self.admin.create_partitions([NewPartitions(topic, total)])[topic], what)
 
+    def delete_before(self, topic: str, pointers: Mapping[int, int]) -> None:
+        places = [TopicPartition(topic, partition, pointer) for partition, pointer in pointers.items()]
+        for place, future in self.admin.delete_records(places).items():
+            answer_of(future, f"records of topic {topic!r}, partition {place.partition}, could not be deleted")
+
     def config(self, topic: str) -> list[ConfigValue]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         what = f"the settings of topic {topic!r} could not be looked up"

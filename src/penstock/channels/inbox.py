@@ -1,0 +1,170 @@
+"""The durable inbox of a channel: a topic of an embedded log, on the disk of this machine.
+
+Records are acknowledged to their senders, where a channel has answers, once they are in the inbox. They are removed
+from it when the caller says that they were delivered.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.abc import Acknowledging, Channel, CountingLosses, Pointer
+from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError, StreamError
+from penstock.model import Record, Receipt
+from penstock.model.observing import OBSERVED
+from penstock.model.retry import Retry
+from penstock.streams import Connection, connect
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE: Final = 1_000
+"""How many records are stored and acknowledged together."""
+_WAIT_S: Final = 0.2
+_STORED_S: Final = 30.0
+_STOP_S: Final = 10.0
+_FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
+_AGAIN: Final = Retry(first_delay_s=0.1, max_delay_s=5.0)
+
+
+@dataclass(slots=True)
+class InboxCounts:
+    """Counters since the start. One thread writes; readers may be slightly behind."""
+
+    stored: int = 0
+    """Records that are in the inbox, and acknowledged where the channel has answers."""
+    refused: int = 0
+    """Records that could not be stored, whose senders were told."""
+    lost: int = 0
+    """Records that could not be stored before the inbox was closed, and whose senders cannot be told."""
+
+
+class Inbox:
+    """Listens to a channel in a thread of its own, from `start` to `stop`, and stores what arrives."""
+
+    def __init__(self, channel: Channel, log_url: str) -> None:
+        """Opens the log. The topic has the name of the channel."""
+        self.channel = channel
+        self.topic = channel.name
+        self.counts = InboxCounts()
+        self.error: BaseException | None = None
+        """What ended the listening before `stop`."""
+        self.ended = threading.Event()
+        self._connection: Connection = connect(log_url)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._deleted: dict[int, Pointer] = {}
+        try:
+            self._connection.admin().provide(self.topic, 1, _FOR_EVER)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @property
+    def lost(self) -> int:
+        """Records known to be lost: by the transport, or because they could not be stored."""
+        return self.counts.lost + (self.channel.lost if isinstance(self.channel, CountingLosses) else 0)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"penstock-inbox-{self.topic}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Store what has arrived, then close the channel and the log."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+        self.channel.close()
+        self._connection.close()
+
+    def delete_before(self, delivered: dict[int, Pointer]) -> None:
+        """Remove records that were delivered, by partition."""
+        new = {
+            partition: pointer for partition, pointer in delivered.items() if pointer > self._deleted.get(partition, 0)
+        }
+        if new:
+            self._connection.admin().delete_before(self.topic, new)
+            self._deleted.update(new)
+
+    def _run(self) -> None:
+        OBSERVED.enter(self)
+        try:
+            self._listen()
+        except BaseException as error:
+            self.error = error
+        finally:
+            OBSERVED.leave(self)
+            self.ended.set()
+
+    def _listen(self) -> None:
+        delays_s = _AGAIN.delays_s()
+        while not self._stopping.is_set():
+            try:
+                records = self.channel.listen(AT_ONCE, _WAIT_S)
+            except ConnectionClosedError:
+                raise
+            except (BrokerUnavailableError, StreamError) as error:
+                logger.warning("channel %s: %s; trying again", self.topic, error)
+                self._stopping.wait(next(delays_s))
+                continue
+            delays_s = _AGAIN.delays_s()
+            if records:
+                self._store(records)
+
+    def _store(self, records: Sequence[Record]) -> None:
+        """Store records, however long it takes where senders cannot be told."""
+        delays_s = _AGAIN.delays_s()
+        while True:
+            stored, failed, error = self._store_once(records)
+            self.counts.stored += len(stored)
+            if isinstance(self.channel, Acknowledging) and stored:
+                self.channel.acknowledge(stored)
+            if error is None:
+                return
+            if isinstance(self.channel, Acknowledging):
+                logger.warning("%d records of channel %s were refused: %s", len(failed), self.topic, error)
+                self.channel.refuse(failed, str(error), again=True)
+                self.counts.refused += len(failed)
+                return
+            if self._stopping.wait(next(delays_s)):
+                logger.error(
+                    "%d records of channel %s are lost, as the inbox cannot store them: %s",
+                    len(failed),
+                    self.topic,
+                    error,
+                )
+                self.counts.lost += len(failed)
+                return
+            logger.warning("%d records of channel %s wait to be stored: %s", len(failed), self.topic, error)
+            records = failed
+
+    def _store_once(self, records: Sequence[Record]) -> tuple[list[Record], list[Record], PenstockError | None]:
+        """Which were stored and which not, with the first error."""
+        pending: list[tuple[Record, Receipt | None]] = []
+        first: PenstockError | None = None
+        for record in records:
+            receipt = None
+            if first is None:
+                try:
+                    receipt = self._connection.send(
+                        self.topic, record.value, record.key, headers=record.headers, timestamp=record.timestamp_ms
+                    )
+                except PenstockError as error:
+                    first = error
+            pending.append((record, receipt))
+        stored: list[Record] = []
+        failed: list[Record] = []
+        for record, receipt in pending:
+            try:
+                if receipt is not None:
+                    receipt.result(_STORED_S)
+            except (PenstockError, TimeoutError) as error:
+                first = first or (
+                    error if isinstance(error, PenstockError) else StreamError(f"no answer in {_STORED_S:g} s")
+                )
+                receipt = None
+            (failed if receipt is None else stored).append(record)
+        return stored, failed, first

@@ -1,0 +1,51 @@
+"""Where a handler's results go, if not to a topic of its own stream: a queue, a channel, another stream's topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.abc import Channel, Queue, TopicStream
+from penstock.channels.opening import open_channel
+from penstock.model import NewRecord
+from penstock.queues.opening import as_queue, open_queue, queue_name
+from penstock.streams.schemes import CHANNELS, QUEUES, has_scheme, scheme_of
+
+Destination = Queue | Channel | TopicStream
+
+_STORED_S: Final = 120.0
+
+
+def as_destination(given: object) -> str | Destination | None:
+    """The argument if it is a destination, or the URL of a queue or channel; None for a topic of the same stream.
+
+    Raises UrlError for a URL of an unknown scheme, and ConfigError for an object with only parts of a queue."""
+    if isinstance(given, Channel | TopicStream):
+        return given
+    if isinstance(given, str) and _is_channel(given):
+        return given
+    return as_queue(given)
+
+
+def destination_name(given: str | Destination) -> str:
+    """Its name, or the last part of its URL, in the characters that the name of a topic may have."""
+    return given.topic if isinstance(given, TopicStream) else queue_name(given)
+
+
+def open_destination(url: str) -> Queue | Channel:
+    return open_channel(url) if _is_channel(url) else open_queue(url)
+
+
+def send_to(destination: Destination, records: Sequence[NewRecord]) -> None:
+    """Send records, and return when all are stored, or handed to a channel that has no answers."""
+    if not isinstance(destination, TopicStream):
+        destination.send(records)
+        return
+    for receipt in destination.append(records):
+        receipt.result(_STORED_S)
+
+
+def _is_channel(url: str) -> bool:
+    """Whether this is the URL of a channel. A scheme that is both, `memory:`, is that of a queue."""
+    scheme = scheme_of(url)
+    return bool(scheme) and has_scheme(CHANNELS, scheme) and not has_scheme(QUEUES, scheme)
