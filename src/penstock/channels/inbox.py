@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.abc import Acknowledging, Channel, CountingLosses, Pointer
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError, StreamError
-from penstock.model import Record, Receipt
+from penstock.model import Receipt, Record
 from penstock.model.observing import OBSERVED
 from penstock.model.retry import Retry
 from penstock.streams import Connection, connect
