@@ -30,6 +30,7 @@ ROOMS: Final = (
     {"spark"},
     {"observe"},
     {"app"},
+    {"gateway"},
     {"prove"},
     {"console"},
     {"cli"},

@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "alerts": "List, add, remove and mute rules; check, or watch and notify.",
     "metrics": "Serve lag, dead letters and pipelines of a stream to Prometheus.",
     "run": "Run the pipelines of a program.",
+    "gateway": "Carry records from one system to another.",
     "pipelines": "Show the state of pipelines; compare, switch, retire versions.",
     "spark": "Fetch what Spark pipelines need, and make them start faster.",
     "asyncapi": "Print the AsyncAPI 3.0 document of an app.",

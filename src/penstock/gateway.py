@@ -1,0 +1,276 @@
+"""`Gateway`: carry records from a channel, a queue or a topic to a topic, a queue or a channel.
+
+From a topic or a queue, it is an `App` with one handler. A channel keeps nothing, so its records go into an inbox
+first, an embedded log on the disk of this machine, and an `App` carries them on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from penstock.abc import Acknowledging, CheckpointStore, Clock, DeadLetters, Feature
+from penstock.app import App
+from penstock.channels import open_channel
+from penstock.channels.inbox import Inbox
+from penstock.consuming.destinations import Destination, destination_name, open_destination
+from penstock.consuming.options import GuaranteeChoice, OrderChoice, PositionChoice
+from penstock.errors import ConfigError, HandlerError, PenstockError, UrlError
+from penstock.model import Guarantee, NewRecord, Record, check_topic_name
+from penstock.model.retry import Retry
+from penstock.queues.opening import queue_name
+from penstock.streams import connect
+from penstock.streams.schemes import CHANNELS, QUEUES, STREAMS, has_scheme, listed_schemes, scheme_of
+from penstock.streams.url import without_password
+
+logger = logging.getLogger(__name__)
+
+Map = Callable[[Record], Any]
+"""Returns what to send for a record: a value (bytes, text, a dict as JSON), a NewRecord, a list of those, or None."""
+
+DEFAULT_INBOX: Final = "log:./penstock-inbox"
+_TRIM_EVERY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One end of a gateway."""
+
+    kind: Literal["topic", "queue", "channel"]
+    url: str
+    name: str
+    """The topic, or the last part of the URL; "" for a stream whose topic is not named."""
+
+    @property
+    def shown(self) -> str:
+        """For messages: without the password."""
+        shown = without_password(self.url)
+        return f"{shown}#{self.name}" if self.kind == "topic" else shown
+
+
+def endpoint_of(text: str) -> Endpoint:
+    """From `URL#TOPIC` of a stream, or the URL of a queue or channel. UrlError for anything else."""
+    url, mark, topic = text.partition("#")
+    scheme = scheme_of(url)
+    if topic:
+        check_topic_name(topic)
+    if has_scheme(STREAMS, scheme) and (topic or not has_scheme(QUEUES, scheme)):
+        return Endpoint("topic", url, topic)
+    if mark:
+        raise UrlError(f"{without_password(text)!r} names a topic, and {scheme}: is not a stream: omit the #")
+    if has_scheme(QUEUES, scheme):
+        return Endpoint("queue", url, queue_name(url))
+    if has_scheme(CHANNELS, scheme):
+        return Endpoint("channel", url, queue_name(url))
+    raise UrlError(
+        f"{without_password(text)!r} is not the URL of a stream, queue or channel; installed: streams "
+        f"{listed_schemes(STREAMS)}; queues {listed_schemes(QUEUES)}; channels {listed_schemes(CHANNELS)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProgress:
+    """What a gateway has done since it was started."""
+
+    delivered: int
+    """Records of the source that were mapped and stored at the sink, or dropped by the map."""
+    retried: int
+    dead_letters: int
+    waiting: int | None
+    """Records of the source, or of the inbox, that are not delivered; None where it is unknown, as in a queue."""
+    received: int | None = None
+    """From a channel: records in the inbox."""
+    refused: int | None = None
+    lost: int | None = None
+
+
+class Gateway:
+    """Carry records from `source` to `sink` until stopped.
+
+    Each is `URL#TOPIC` of a stream, or the URL of a queue or a channel. A sink without a topic has the topic of the
+    source. Keys, headers and times are kept as far as the sink has them.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        sink: str,
+        *,
+        map: Map | None = None,
+        group: str = "gateway",
+        guarantee: GuaranteeChoice = Guarantee.AT_LEAST_ONCE,
+        order: OrderChoice | None = None,
+        workers: int = 1,
+        retry: Retry | int | None = None,
+        dead_letters: str | DeadLetters | bool = True,
+        checkpoints: str | CheckpointStore | None = None,
+        start: PositionChoice | None = None,
+        partitions: int | None = None,
+        inbox: str = DEFAULT_INBOX,
+        metrics: str | None = None,
+        health: str | None = None,
+        insecure_endpoints: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """`partitions` are those of a sink topic that does not exist yet. `inbox` is the embedded log for the records
+        of a channel. All others are options of `App` and `App.handle`."""
+        self.source, self.sink = endpoint_of(source), endpoint_of(sink)
+        if self.source.kind == "topic" and not self.source.name:
+            raise UrlError(f"{without_password(source)!r} has no topic: name it, {without_password(source)}#TOPIC")
+        if self.sink.kind == "topic" and not self.sink.name:
+            self.sink = dataclasses.replace(self.sink, name=self.source.name)
+        if partitions is not None and self.sink.kind != "topic":
+            raise ConfigError(f"partitions={partitions}: {self.sink.shown} is not a topic")
+        if self.source.kind == "channel" and scheme_of(inbox) != "log":
+            raise ConfigError(f"inbox={inbox!r} must be an embedded log, such as {DEFAULT_INBOX}")
+        if self.source.kind != "topic" and start is not None:
+            raise ConfigError(f"start={start!r}: {self.source.shown} is not a topic, so it has no positions")
+        if self.source == self.sink:
+            raise ConfigError(f"{self.sink.shown} is both source and sink: its records would go round for ever")
+        if map is not None and not callable(map):
+            raise ConfigError(f"map={map!r} must be a function that takes a record")
+        self._map = map
+        self._partitions = partitions
+        self._inbox_url = inbox
+        self._inbox: Inbox | None = None
+        self._failed: BaseException | None = None
+        self._stopping = threading.Event()
+        url = {"topic": self.source.url, "queue": None, "channel": inbox}[self.source.kind]
+        self._app = App(
+            url, group=group, checkpoints=checkpoints, clock=clock, metrics=metrics, health=health,
+            insecure_endpoints=insecure_endpoints,
+        )  # fmt: skip
+        self._options: dict[str, Any] = {
+            "guarantee": guarantee,
+            "order": order,
+            "workers": workers,
+            "retry": retry,
+            "dead_letters": dead_letters,
+        }
+        if start is not None:
+            self._options["start"] = start
+        if self.source.kind == "channel":
+            self._options["on_expired"] = "earliest"  # only what was delivered is ever deleted from the inbox
+
+    def run(self, *, end: PositionChoice | None = None) -> None:
+        """Carry records until SIGTERM, Ctrl-C or `stop`; with `end`, up to that position of a source topic."""
+        if end is not None and self.source.kind != "topic":
+            raise ConfigError(f"end={end!r}: {self.source.shown} is not a topic, so it has no end")
+        with contextlib.ExitStack() as closing:
+            self._declare(closing)
+            if self.source.kind == "channel":
+                closing.enter_context(self._listening())
+            self._app.run(end=end)
+            if self._failed is not None:
+                raise self._failed
+
+    def stop(self) -> None:
+        """Make `run` return once records in flight are delivered. Thread-safe."""
+        self._app.stop()
+
+    def progress(self) -> GatewayProgress:
+        consumers = self._app.consumers
+        counts = [consumer.counts for consumer in consumers]
+        waiting: int | None = None
+        with contextlib.suppress(PenstockError):  # the stream is away
+            lags = [consumer.health().lag for consumer in consumers]
+            waiting = None if not lags or None in lags else sum(lag or 0 for lag in lags)
+        inbox = self._inbox
+        return GatewayProgress(
+            delivered=sum(each.succeeded for each in counts),
+            retried=sum(each.retried for each in counts),
+            dead_letters=sum(each.exhausted for each in counts),
+            waiting=waiting,
+            received=None if inbox is None else inbox.counts.stored,
+            refused=None if inbox is None or not isinstance(inbox.channel, Acknowledging) else inbox.counts.refused,
+            lost=None if inbox is None or Feature.LOSS_COUNT not in inbox.channel.features else inbox.lost,
+        )
+
+    def _declare(self, closing: contextlib.ExitStack) -> None:
+        if self.sink.kind == "topic" and self.sink.url == self.source.url:
+            to: str | Destination = self.sink.name  # in one stream, so that exactly-once is possible
+        else:
+            to = self._open_sink(closing)
+        given, convert = self._map, _Converter(destination_name(to) if not isinstance(to, str) else to)
+
+        def forward(record: Record) -> list[NewRecord]:
+            return convert(record if given is None else given(record), record)
+
+        source = self.source.url if self.source.kind == "queue" else self.source.name
+        if self.source.kind == "channel":
+            self._inbox = Inbox(open_channel(self.source.url), self._inbox_url)
+            source = self._inbox.topic
+        self._app.handle(source, to=to, **self._options)(forward)
+
+    def _open_sink(self, closing: contextlib.ExitStack) -> Destination:
+        if self.sink.kind != "topic":
+            destination = open_destination(self.sink.url)
+            closing.callback(destination.close)
+            return destination
+        stream = closing.enter_context(connect(self.sink.url))
+        stream.admin().provide(self.sink.name, self._partitions, {})
+        return stream.open_topic(self.sink.name)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Fill the inbox, and remove from it what was delivered."""
+        assert self._inbox is not None
+        self._inbox.start()
+        watcher = threading.Thread(target=self._watch, name="penstock-gateway-inbox", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            watcher.join()
+            self._inbox.stop()
+
+    def _watch(self) -> None:
+        assert self._inbox is not None
+        before: dict[int, int] = {}
+        while not self._stopping.is_set():
+            if self._inbox.ended.wait(_TRIM_EVERY_S) and not self._stopping.is_set():
+                self._failed = self._inbox.error
+                self._app.stop()
+                return
+            try:
+                # What was finished at the last look has been saved since.
+                self._inbox.delete_before(before)
+                found = [each for consumer in self._app.consumers for each in consumer.health().partitions]
+                before = {each.partition: each.start for each in found}
+            except PenstockError as error:
+                logger.warning("delivered records stay in the inbox %s for now: %s", self._inbox_url, error)
+
+
+class _Converter:
+    """From what a map returns to records for the sink."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def __call__(self, result: object, record: Record) -> list[NewRecord]:
+        if result is None:
+            return []
+        if isinstance(result, list | tuple):
+            return [new for each in result for new in self(each, record)]
+        if isinstance(result, NewRecord):
+            return [dataclasses.replace(result, topic=self._topic)]
+        if isinstance(result, Record):
+            return [NewRecord(self._topic, result.value, result.key, result.headers, result.timestamp_ms)]
+        if isinstance(result, dict):
+            result = msgspec.json.encode(result)
+        if isinstance(result, str):
+            result = result.encode()
+        if not isinstance(result, bytes):
+            raise HandlerError(
+                f"the map returned {type(result).__name__}: return bytes, text, a dict, a Record, a NewRecord, a list "
+                "of those, or None to drop the record"
+            )
+        return [NewRecord(self._topic, result, record.key, record.headers, record.timestamp_ms)]
