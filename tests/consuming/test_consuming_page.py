@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.consuming.circuit_breaker import CircuitBreaker
 from penstock.consuming.health import Health
 from penstock.consuming.options import ConsumerOptions
+from penstock.model.circuit_breaker import CircuitBreaker
 from penstock.model.retry import Retry
 from tools.docs_tables import on_page_markdown
 

@@ -7,10 +7,10 @@ with the other members of their group.
 
 from __future__ import annotations
 
-from penstock.consuming.circuit_breaker import CircuitBreaker
 from penstock.consuming.consumer import Consumer
 from penstock.consuming.context import Context
 from penstock.consuming.deadlines.parallel import within
+from penstock.model.circuit_breaker import CircuitBreaker
 from penstock.model.retry import Retry
 
 __all__ = ["CircuitBreaker", "Consumer", "Context", "Retry", "within"]

@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock.abc import Channel, Queue, TopicStream
 from penstock.channels.opening import open_channel
+from penstock.errors import BrokerUnavailableError, DeliveryError, PenstockError, StreamError
 from penstock.model import NewRecord
 from penstock.queues.opening import as_queue, open_queue, queue_name
 from penstock.streams.schemes import CHANNELS, QUEUES, has_scheme, scheme_of
@@ -14,6 +15,10 @@ from penstock.streams.schemes import CHANNELS, QUEUES, has_scheme, scheme_of
 Destination = Queue | Channel | TopicStream
 
 _STORED_S: Final = 120.0
+
+
+class DestinationUnavailableError(PenstockError):
+    """A handler's results could not be sent, for a reason that may pass and is not the record's fault."""
 
 
 def as_destination(given: object) -> str | Destination | None:
@@ -37,12 +42,20 @@ def open_destination(url: str) -> Queue | Channel:
 
 
 def send_to(destination: Destination, records: Sequence[NewRecord]) -> None:
-    """Send records, and return when all are stored, or handed to a channel that has no answers."""
-    if not isinstance(destination, TopicStream):
-        destination.send(records)
-        return
-    for receipt in destination.append(records):
-        receipt.result(_STORED_S)
+    """Send records, and return when all are stored, or handed to a channel that has no answers.
+
+    Raises DestinationUnavailableError where sending the same again may succeed.
+    """
+    try:
+        if not isinstance(destination, TopicStream):
+            destination.send(records)
+            return
+        for receipt in destination.append(records):
+            receipt.result(_STORED_S)
+    except (BrokerUnavailableError, StreamError, TimeoutError, DeliveryError) as error:
+        if isinstance(error, DeliveryError) and not error.retriable:
+            raise
+        raise DestinationUnavailableError(f"{destination_name(destination)} cannot be written to: {error}") from error
 
 
 def _is_channel(url: str) -> bool:

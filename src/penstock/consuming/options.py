@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
-from penstock.consuming.circuit_breaker import CircuitBreaker
 from penstock.errors import ConfigError, GuaranteeError
 from penstock.model import Guarantee, Ordering, Position, Record
+from penstock.model.circuit_breaker import CircuitBreaker
 from penstock.model.retry import Retry
 
 IdOf = Callable[[Record], str | None]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock.abc import Clock
-from penstock.consuming.circuit_breaker import BreakerState, Circuit
 from penstock.consuming.counts import Counts
+from penstock.consuming.destinations import DestinationUnavailableError
 from penstock.consuming.handlers import Handler
 from penstock.consuming.loop.assigned_partition import AssignedPartition
 from penstock.consuming.options import ConsumerOptions
@@ -19,14 +19,16 @@ from penstock.consuming.workers.runners import Report
 from penstock.dead_letters.headers import letter_id_of
 from penstock.errors import HandlerError, PenstockError, WorkerDiedError
 from penstock.model import Batch, DeadLetter, Failing, Guarantee, Ordering, Record
+from penstock.model.circuit_breaker import BreakerState, Circuit
 from penstock.model.observing import OBSERVED
-from penstock.model.retry import NEVER_AGAIN
+from penstock.model.retry import NEVER_AGAIN, Retry
 
 logger = logging.getLogger(__name__)
 
 _PUT_AGAIN_S: Final = 1.0
 _LOG_EVERY_S: Final = 10.0
 _TRACE_LENGTH: Final = 20_000
+_UNTIL_AVAILABLE: Final = Retry(None, max_delay_s=5.0)
 
 
 class ExhaustedError(PenstockError):
@@ -96,6 +98,11 @@ class FailureHandler:
         text = error_text(error)
         failing = assigned.tracker.failed(pointer, first, end, text, task.begun_ms)
         here: Span = (batch, index, task.high)
+        if isinstance(error, DestinationUnavailableError) and self._options.guarantee is not Guarantee.AT_MOST_ONCE:
+            self._counts.retried += 1
+            self._log_unavailable(text)
+            self._retry(task, here, _UNTIL_AVAILABLE.backoff_s(failing.attempts, self._random), text)
+            return
         if self.breaker.circuit is Circuit.TRYING:
             if not isinstance(error, NEVER_AGAIN):
                 self.breaker.may_give_up(text)
@@ -203,6 +210,12 @@ class FailureHandler:
                 tracer.gave_up(each.letter)
         self._log_given_up(pending)
         return pending
+
+    def _log_unavailable(self, text: str) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._log_again_s:
+            logger.warning("%s waits to send its results: %s", self._handler.name, text)
+            self._log_again_s = now_s + _LOG_EVERY_S
 
     def _log_given_up(self, pending: Sequence[PendingLetter]) -> None:
         """Log one line for all records given up in a while, so that a topic full of them does not fill the log."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from penstock.abc import Clock
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.abc import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Circuit(StrEnum):
 
 
 class BreakerState:
-    """The state of one breaker. Used only by the consumer's loop."""
+    """The state of one breaker. Used by one thread, such as the consumer's loop."""
 
     def __init__(self, breaker: CircuitBreaker, clock: Clock) -> None:
         self._breaker = breaker
