@@ -140,7 +140,6 @@ class Gateway:
         self._partitions = partitions
         self._inbox_url = inbox
         self._inbox: Inbox | None = None
-        self._failed: BaseException | None = None
         self._stopping = threading.Event()
         url = {"topic": self.source.url, "queue": None, "channel": inbox}[self.source.kind]
         self._app = App(
@@ -168,8 +167,8 @@ class Gateway:
             if self.source.kind == "channel":
                 closing.enter_context(self._listening())
             self._app.run(end=end)
-            if self._failed is not None:
-                raise self._failed
+        if self._inbox is not None and self._inbox.error is not None:
+            raise self._inbox.error
 
     def stop(self) -> None:
         """Make `run` return once records in flight are delivered. Thread-safe."""
@@ -221,30 +220,26 @@ class Gateway:
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """Fill the inbox, and remove from it what was delivered."""
-        assert self._inbox is not None
-        self._inbox.start()
-        watcher = threading.Thread(target=self._watch, name="penstock-gateway-inbox", daemon=True)
-        watcher.start()
+        inbox = self._inbox
+        assert inbox is not None
+        inbox.start(on_failure=self._app.stop)
+        trimmer = threading.Thread(target=self._trim, args=(inbox,), name="penstock-gateway-inbox", daemon=True)
+        trimmer.start()
         try:
             yield
         finally:
             self._stopping.set()
-            watcher.join()
-            self._inbox.stop()
+            trimmer.join()
+            inbox.stop()
 
-    def _watch(self) -> None:
-        assert self._inbox is not None
-        before: dict[int, int] = {}
-        while not self._stopping.is_set():
-            if self._inbox.ended.wait(_TRIM_EVERY_S) and not self._stopping.is_set():
-                self._failed = self._inbox.error
-                self._app.stop()
-                return
+    def _trim(self, inbox: Inbox) -> None:
+        """Remove what was delivered, now and then. What was finished at the last look has been saved since."""
+        finished: dict[int, int] = {}
+        while not self._stopping.wait(_TRIM_EVERY_S):
             try:
-                # What was finished at the last look has been saved since.
-                self._inbox.delete_before(before)
-                found = [each for consumer in self._app.consumers for each in consumer.health().partitions]
-                before = {each.partition: each.start for each in found}
+                inbox.delete_before(finished)
+                partitions = [each for consumer in self._app.consumers for each in consumer.health().partitions]
+                finished = {each.partition: each.start for each in partitions}
             except PenstockError as error:
                 logger.warning("delivered records stay in the inbox %s for now: %s", self._inbox_url, error)
 

@@ -14,6 +14,7 @@ from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming import CircuitBreaker, Context, Retry
 from penstock.consuming.handler_consumer import HandlerConsumer
+from penstock.consuming.options import OrderChoice
 from penstock.dead_letters.opening import open_dead_letters
 from penstock.errors import OffsetOutOfRangeError, Reject, UnknownTopicError
 from penstock.model import CheckpointKey, DeadLetterFilter, NewRecord, Record, Status
@@ -455,16 +456,20 @@ def test_a_consumer_can_be_moved_while_it_runs(streams: MemoryStream, fill: Fill
     assert seen[10:] == [b"7", b"8", b"9"]
 
 
-def test_outputs_that_cannot_be_sent_fail_the_record(streams: MemoryStream, fill: Fill, consume: Consume) -> None:
-    fill("orders", 3)
+@pytest.mark.parametrize("order", ["none", "key", "partition"])
+def test_outputs_that_cannot_be_sent_fail_their_record_alone(
+    streams: MemoryStream, fill: Fill, consume: Consume, order: OrderChoice
+) -> None:
+    fill("orders", 30)
 
     def handle(value: bytes) -> NewRecord:
         return NewRecord("out", value, partition=99 if value == b"1" else 0)
 
-    consume(handle, retry=Retry(2, first_delay_s=0), order="none")
+    consume(handle, retry=Retry(2, first_delay_s=0), order=order)
     (letter,) = letters_of(streams)
     assert letter.record.value == b"1"
-    assert {record.value for record in streams.open_topic("out").read(0, 0, 10, 1)} == {b"0", b"2"}
+    sent = {record.value for record in streams.open_topic("out").read(0, 0, 1000, 1)}
+    assert sent == {str(number).encode() for number in range(30)} - {b"1"}
 
 
 def test_a_run_to_the_end_waits_for_the_partition_of_a_member_that_died(

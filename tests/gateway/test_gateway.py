@@ -12,11 +12,22 @@ import penstock as ps
 from penstock.abc import Feature, Features
 from penstock.channels import inbox as inbox_module
 from penstock.channels.inbox import Inbox
-from penstock.errors import ConfigError, GuaranteeError, StreamError, UrlError
+from penstock.consuming.options import PositionChoice
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    GuaranteeError,
+    RecordTooLargeError,
+    StreamError,
+    UrlError,
+)
 from penstock.gateway import Gateway, endpoint_of
 from penstock.model import NewRecord, Record
-from penstock.queues import open_queue
+from penstock.observe.metrics import registry
+from penstock.queues import MemoryQueue, open_queue
 from tests.consuming.eventually import wait_until
+from tests.forking import FORKING
+from tests.observe.samples import Samples
 
 WAIT_S = 60.0
 
@@ -157,6 +168,57 @@ def test_a_queue_is_carried_to_a_topic_and_a_topic_to_a_queue(tmp_path: Path) ->
     jobs.close()
 
 
+class FailingQueue(MemoryQueue):
+    """Away for its first sends; then it refuses records of more than five bytes."""
+
+    def __init__(self, away: int) -> None:
+        super().__init__()
+        self._away = away
+        self.sent: list[bytes | None] = []
+
+    def send(self, records: Sequence[NewRecord]) -> None:
+        if self._away:
+            self._away -= 1
+            raise BrokerUnavailableError("the queue is away")
+        if any(len(record.value or b"") > 5 for record in records):
+            raise RecordTooLargeError("more than five bytes")
+        self.sent += [record.value for record in records]
+
+
+def test_a_sink_that_is_away_is_waited_for_and_only_what_it_refuses_is_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, queue = f"sqlite:{tmp_path}/a.db", FailingQueue(away=8)
+    monkeypatch.setattr("penstock.gateway.open_destination", lambda url: queue)
+    fill(source, "orders", 300, partitions=1)
+    with ps.connect(source) as stream:
+        stream.send("orders", "much too long").result(WAIT_S)
+    gateway = Gateway(f"{source}#orders", "memory:jobs", retry=2)
+    gateway.run(end="latest")
+    assert queue.sent == [str(number).encode() for number in range(300)]
+    assert values(source, "orders.dlq") == ["much too long"]
+
+
+def test_nothing_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
+    source, sink = f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db"
+    fill(source, "orders", 3_000)
+    with ps.connect(sink) as stream:
+        stream.create_topic("orders", 2)
+    for enough in (300, 1_200):
+        process = FORKING.Process(target=_carry, args=(f"{source}#orders", sink, None))
+        process.start()
+        wait_until(lambda enough=enough: len(values(sink, "orders")) >= enough, WAIT_S)  # type: ignore[misc]
+        process.kill()
+        process.join()
+    _carry(f"{source}#orders", sink, "latest")
+    carried = list(map(int, values(sink, "orders")))
+    assert set(carried) == set(range(3_000))
+
+
+def _carry(source: str, sink: str, end: PositionChoice | None) -> None:
+    Gateway(source, sink).run(end=end)
+
+
 class Line:
     """A channel in memory whose senders wait for an answer."""
 
@@ -241,15 +303,15 @@ class TestInbox:
             raise ConfigError("port 80 is taken")
 
         line.on_listen = taken
-        inbox = Inbox(line, f"log:{tmp_path}/inbox")
-        inbox.start()
-        assert inbox.ended.wait(WAIT_S)
+        inbox, ended = Inbox(line, f"log:{tmp_path}/inbox"), threading.Event()
+        inbox.start(on_failure=ended.set)
+        assert ended.wait(WAIT_S)
         inbox.stop()
         assert isinstance(inbox.error, ConfigError)
 
 
 def test_a_channel_is_carried_through_its_inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, sink = Line("ticks"), f"sqlite:{tmp_path}/a.db"
+    line, sink, metrics = Line("ticks"), f"sqlite:{tmp_path}/a.db", registry()
     monkeypatch.setattr("penstock.gateway.open_channel", lambda url: line)
     monkeypatch.setattr("penstock.gateway.endpoint_of", _endpoint)
     gateway = Gateway("line://here/ticks", f"{sink}#ticks", inbox=f"log:{tmp_path}/inbox")
@@ -264,6 +326,7 @@ def test_a_channel_is_carried_through_its_inbox(tmp_path: Path, monkeypatch: pyt
     assert values(sink, "ticks") == [str(number) for number in range(50)]
     assert line.acknowledged == list(range(50))
     assert gateway.progress().received == 50
+    assert Samples(metrics)("penstock_inbox_records_total", channel="ticks", outcome="stored") == 50
     assert inbox_module.AT_ONCE >= 50
 
 

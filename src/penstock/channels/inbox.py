@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,7 +52,6 @@ class Inbox:
         self.counts = InboxCounts()
         self.error: BaseException | None = None
         """What ended the listening before `stop`."""
-        self.ended = threading.Event()
         self._connection: Connection = connect(log_url)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -68,8 +67,11 @@ class Inbox:
         """Records known to be lost: by the transport, or because they could not be stored."""
         return self.counts.lost + (self.channel.lost if isinstance(self.channel, CountingLosses) else 0)
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"penstock-inbox-{self.topic}", daemon=True)
+    def start(self, on_failure: Callable[[], object] = lambda: None) -> None:
+        """Begin to listen. `on_failure` is called, with `error` set, if an error ends it that cannot pass."""
+        self._thread = threading.Thread(
+            target=self._run, args=(on_failure,), name=f"penstock-inbox-{self.topic}", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -89,15 +91,15 @@ class Inbox:
             self._connection.admin().delete_before(self.topic, new)
             self._deleted.update(new)
 
-    def _run(self) -> None:
+    def _run(self, on_failure: Callable[[], object]) -> None:
         OBSERVED.enter(self)
         try:
             self._listen()
         except BaseException as error:
             self.error = error
+            on_failure()
         finally:
             OBSERVED.leave(self)
-            self.ended.set()
 
     def _listen(self) -> None:
         delays_s = _AGAIN.delays_s()

@@ -48,7 +48,8 @@ class Report:
     is_broken: bool = False
     """The error is in Penstock, not in the handler: the consumer cannot continue."""
     is_whole: bool = False
-    """A batch handler failed: the error concerns all records from `done` on, and it is unknown which."""
+    """The error concerns all records from `done` on, and it is unknown which: a batch handler failed, or the outputs of
+    several records could not be sent."""
 
     @property
     def is_plain(self) -> bool:
@@ -335,6 +336,7 @@ class OutputCollector:
         except Exception as error:
             # It is unknown which outputs are stored, so no record of the task counts as done and all are retried.
             undo(report)
+            report.is_whole = report.task.high - report.task.low > 1
             failed(report, error)
         return report
 

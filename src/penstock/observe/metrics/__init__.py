@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.model.observing import OBSERVED
-from penstock.observe.metrics.totals import ConsumerTotals, DeadlineTotals, ProducerTotals
+from penstock.observe.metrics.totals import ConsumerTotals, DeadlineTotals, InboxTotals, ProducerTotals
 
 PIPELINES: Final = "penstock.spark.run.progress"
 """The module in which pipelines count, if this process has any."""
@@ -30,7 +30,7 @@ class LibraryCollector(Collector):
     """Everything of the library in this process, also what has ended."""
 
     def __init__(self) -> None:
-        self._kinds = (ConsumerTotals(), DeadlineTotals(), ProducerTotals())
+        self._kinds = (ConsumerTotals(), DeadlineTotals(), ProducerTotals(), InboxTotals())
         OBSERVED.when_left(self._left)
         OBSERVED.is_timed = True
 

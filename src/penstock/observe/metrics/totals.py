@@ -1,4 +1,4 @@
-"""From the counts of consumers, deadlines and producers to metrics, including those that have ended."""
+"""From the counts of consumers, deadlines, producers and inboxes to metrics, including those that have ended."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from penstock.channels.inbox import Inbox
 from penstock.consuming.counts import BOUNDS_S, Counts, Timings
 from penstock.consuming.deadlines.statistics import Counting, DeadlineStatistics
 from penstock.consuming.health import STALLED_S, Health
@@ -305,3 +306,31 @@ def _buffered(in_use: Iterable[Engine | CountingSender]) -> Iterator[Metric]:
         for buffer, value in values.items():
             family.add_metric([buffer], value)
         yield family
+
+
+class InboxTotals:
+    """Sums over all inboxes of channels with the same name, listening or stopped."""
+
+    def __init__(self) -> None:
+        self._gone: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def left(self, part: object) -> None:
+        if isinstance(part, Inbox):
+            with self._lock:
+                self._gone.update(_inbox_numbers(part))
+
+    def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
+        with self._lock:
+            totals = Counter(self._gone)
+        for inbox in (each for each in parts if isinstance(each, Inbox)):
+            totals.update(_inbox_numbers(inbox))
+        records = defined.INBOX_RECORDS.counter()
+        for labels, number in totals.items():
+            records.add_metric(labels, number)
+        yield records
+
+
+def _inbox_numbers(inbox: Inbox) -> dict[tuple[str, str], int]:
+    numbers = {"stored": inbox.counts.stored, "refused": inbox.counts.refused, "lost": inbox.lost}
+    return {(inbox.topic, outcome): number for outcome, number in numbers.items()}
