@@ -63,16 +63,19 @@ def endpoint_of(text: str) -> Endpoint:
         check_topic_name(topic)
     if has_scheme(STREAMS, scheme) and (topic or not has_scheme(QUEUES, scheme)):
         return Endpoint("topic", url, topic)
-    if mark:
-        raise UrlError(f"{without_password(text)!r} names a topic, and {scheme}: is not a stream: omit the #")
+    kind: Literal["queue", "channel"] | None = None
     if has_scheme(QUEUES, scheme):
-        return Endpoint("queue", url, queue_name(url))
-    if has_scheme(CHANNELS, scheme):
-        return Endpoint("channel", url, queue_name(url))
-    raise UrlError(
-        f"{without_password(text)!r} is not the URL of a stream, queue or channel; installed: streams "
-        f"{listed_schemes(STREAMS)}; queues {listed_schemes(QUEUES)}; channels {listed_schemes(CHANNELS)}"
-    )
+        kind = "queue"
+    elif has_scheme(CHANNELS, scheme):
+        kind = "channel"
+    if kind is None:
+        raise UrlError(
+            f"{without_password(text)!r} is not the URL of a stream, queue or channel; installed: streams "
+            f"{listed_schemes(STREAMS)}; queues {listed_schemes(QUEUES)}; channels {listed_schemes(CHANNELS)}"
+        )
+    if mark:
+        raise UrlError(f"{without_password(text)!r} names a topic, but {scheme}: is a {kind}: omit the #")
+    return Endpoint(kind, url, queue_name(url))
 
 
 @dataclass(frozen=True, slots=True)
