@@ -13,15 +13,21 @@ from penstock.model import NewRecord, Record
 class Channel(Protocol):
     """Direct transport that keeps nothing: what is sent while nobody listens is lost.
 
-    What it may have besides are `Acknowledging`, for senders that wait for an answer, and `CountingLosses`. It begins
-    to listen at the first `listen`, and to send at the first `send`: a channel may be able to do only one of the two,
-    and raises ConfigError for the other. One thread listens; others may send. Errors that may pass are a
-    BrokerUnavailableError or StreamError: the caller tries again.
+    It begins to listen at the first `listen`, and to send at the first `send`. A channel may be able to do only one of
+    the two, and raises ConfigError for the other. Which side binds an address and which one connects to it is a matter
+    of the transport, and of a setting where both are possible; either side may start first, and recovers by itself when
+    the other one was restarted. One thread listens; any number may send.
+
+    It has `Acknowledging` if, and only if, it has `Feature.ANSWERS`; the same holds for `CountingLosses` and
+    `Feature.LOSS_COUNT`. A channel without `Feature.KEYS` or `Feature.HEADERS` drops keys or headers.
+
+    Errors that may pass are a BrokerUnavailableError or StreamError: the caller tries again. After `close`, every
+    method raises ConnectionClosedError.
     """
 
     @property
     def name(self) -> str:
-        """In records, metrics and logs. It may be the name of a topic."""
+        """In records, metrics and logs. It can be the name of a topic (`penstock.model.is_topic_name`)."""
 
     @property
     def features(self) -> Features: ...
@@ -34,18 +40,28 @@ class Channel(Protocol):
         """
 
     def send(self, records: Sequence[NewRecord]) -> None:
-        """Hand records to the transport, or raise. With `Feature.ANSWERS`, returns when the receiver has taken them."""
+        """Hand records to the transport, in order, or raise. Never blocks for ever.
+
+        Without `Feature.ANSWERS`: a return says nothing about the receiver. While nobody listens, records are lost,
+        wait in a buffer of limited size, or a BrokerUnavailableError is raised.
+
+        With `Feature.ANSWERS`: returns when the receiver has acknowledged every record. A refused record is a
+        DeliveryError with the receiver's reason, `retriable` if sending again may help; no answer in time, or nobody
+        who listens, is a BrokerUnavailableError. Other records of the same call may have been stored all the same.
+
+        A record that the transport cannot carry is a RecordTooLargeError, and nothing of the call is sent.
+        """
 
     def close(self) -> None:
-        """Stop listening and sending. May be called more than once."""
+        """Stop listening and sending; a waiting `listen` raises ConnectionClosedError. May be called more than once."""
 
 
 @runtime_checkable
 class Acknowledging(Protocol):
     """A channel whose senders wait for an answer: they send again what was not acknowledged.
 
-    A listener answers for every record, once it is stored where it cannot be lost. A sender that gets no answer in time
-    takes the record as refused.
+    A listener answers for every record, in any order, once it is stored where it cannot be lost. A sender that gets no
+    answer in time takes the record as refused. Answering too late, or when the sender is gone, is harmless.
     """
 
     def acknowledge(self, records: Sequence[Record]) -> None:
@@ -61,4 +77,4 @@ class CountingLosses(Protocol):
 
     @property
     def lost(self) -> int:
-        """How many records are known to be lost since it was opened."""
+        """How many records are known to be lost since it was opened, once a later one has arrived."""

@@ -11,9 +11,19 @@ Input: a function that opens the backend. Output: a class of test cases. They ch
 from __future__ import annotations
 
 from penstock.testing.conformance.buffers import buffer
+from penstock.testing.conformance.channels import channel, port_to_bind, port_to_connect
 from penstock.testing.conformance.checkpoints import checkpoint_store
 from penstock.testing.conformance.letters import dead_letters
 from penstock.testing.conformance.queue import queue
 from penstock.testing.conformance.streams import stream
 
-__all__ = ["buffer", "checkpoint_store", "dead_letters", "queue", "stream"]
+__all__ = [
+    "buffer",
+    "channel",
+    "checkpoint_store",
+    "dead_letters",
+    "port_to_bind",
+    "port_to_connect",
+    "queue",
+    "stream",
+]

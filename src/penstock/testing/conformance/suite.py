@@ -104,7 +104,7 @@ class Suite(unittest.TestCase, Generic[B]):
     def setUp(self) -> None:
         assert self.factory is not None, "these cases need a backend: use the functions of penstock.testing.conformance"
         folder = None
-        if _takes_a_folder(self.factory):
+        if takes_a_folder(self.factory):
             folder = Path(tempfile.mkdtemp(prefix="penstock-conformance-"))
             self.addCleanup(shutil.rmtree, folder)
         self.opener = Opener(self.factory, folder)
@@ -231,7 +231,7 @@ def collect(cases: type[S], factory: Callable[..., Any], features: Features | No
     return cast(type[S], type(cases.__name__, (cases,), body))
 
 
-def _takes_a_folder(factory: Callable[..., Any]) -> bool:
+def takes_a_folder(factory: Callable[..., Any]) -> bool:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(factory).parameters.values()
     return any(parameter.kind in kinds and parameter.default is parameter.empty for parameter in parameters)

@@ -1,0 +1,116 @@
+"""`ReceiveBuffer`: what arrived on a channel waits for `listen` in a buffer of limited size."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from penstock.errors import ConfigError, ConnectionClosedError, PenstockError
+from penstock.model import Headers, Record
+
+Arrived = tuple[bytes | None, bytes | None, Headers, int | None]
+"""Value, key, headers and timestamp of a record."""
+
+
+class ReceiveBuffer:
+    """Records of one channel, from `put` to `take`. Thread-safe. It numbers the records: their offsets."""
+
+    def __init__(self, topic: str, capacity: int) -> None:
+        """`topic` is the name of the channel, `capacity` how many records wait at most."""
+        if capacity < 1:
+            raise ConfigError(f"buffer={capacity} must be an integer >= 1")
+        self._topic = topic
+        self._capacity = capacity
+        self._records: collections.deque[Record] = collections.deque()
+        self._offsets = itertools.count()
+        self._changed = threading.Condition()
+        self._problem: PenstockError | None = None
+        self._closed = False
+        self._lost = 0
+
+    @property
+    def lost(self) -> int:
+        """Records that did not fit, and those told to `count_lost`."""
+        return self._lost
+
+    def count_lost(self, count: int) -> None:
+        """Count records that the transport is known to have lost."""
+        with self._changed:
+            self._lost += count
+
+    def put(
+        self, value: bytes | None, key: bytes | None = None, headers: Headers = (), timestamp_ms: int | None = None
+    ) -> bool:
+        """Add a record that arrived. False: there is no room, or the channel is closed; it counts as lost."""
+        with self._changed:
+            if self._closed or len(self._records) >= self._capacity:
+                self._lost += 1
+                return False
+            self._records.append(Record(self._topic, 0, next(self._offsets), key, value, headers, timestamp_ms))
+            self._changed.notify_all()
+            return True
+
+    def put_request(self, arrived: Sequence[Arrived], before: Callable[[Sequence[Record]], None]) -> bool:
+        """Add records whose sender waits for an answer, all or none, and call `before` with them just before.
+
+        False: there is no room, or the channel is closed; nothing is lost, as the sender is told. A request of any size
+        fits into an empty buffer.
+        """
+        with self._changed:
+            if self._closed or (self._records and len(self._records) + len(arrived) > self._capacity):
+                return False
+            records = [
+                Record(self._topic, 0, next(self._offsets), key, value, headers, stamp_ms)
+                for value, key, headers, stamp_ms in arrived
+            ]
+            before(records)
+            self._records.extend(records)
+            self._changed.notify_all()
+            return True
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """For a transport that can hold its senders back: whether there is room, after waiting for it."""
+        with self._changed:
+            return (
+                self._changed.wait_for(lambda: self._closed or len(self._records) < self._capacity, timeout_s)
+                and not self._closed
+            )
+
+    def take(self, limit: int, wait_s: float) -> Sequence[Record]:
+        """`abc.Channel.listen`. Raises the problem that was reported, if there are no records."""
+        if limit < 1:
+            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        until_s = time.monotonic() + wait_s
+        with self._changed:
+            while not self._records:
+                self.check_open()
+                if self._problem is not None:
+                    raise self._problem
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    return []
+                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+            self.check_open()
+            taken = [self._records.popleft() for _ in range(min(limit, len(self._records)))]
+            self._changed.notify_all()
+            return taken
+
+    def report(self, problem: PenstockError | None) -> None:
+        """Why nothing arrives now, for callers of `take`; None: it is over."""
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake everybody who waits."""
+        with self._changed:
+            self._closed = True
+            self._records.clear()
+            self._changed.notify_all()
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise ConnectionClosedError(f"the channel {self._topic} is closed")
