@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.abc import Feature, Features
+from penstock.channels.memory import AnsweringMemoryChannel, MemoryChannel
 from penstock.queues import amqp
 from penstock.queues.sqs.queue import FEATURES as SQS
 from penstock.streams.file.settings import FileSettings
@@ -26,4 +27,8 @@ STREAMS: Final[dict[str, Features]] = {
 QUEUES: Final[dict[str, Features]] = {
     "amqp:": amqp.FEATURES,
     "sqs:": SQS | {Feature.DEAD_LETTERS},  # of queues with a redrive policy
+}
+CHANNELS: Final[dict[str, Features]] = {
+    "memory-channel:": MemoryChannel.FEATURES,
+    "memory-channel:?answers=true": AnsweringMemoryChannel.FEATURES,
 }

@@ -50,6 +50,8 @@ def open_memory(url: str, options: Mapping[str, Any]) -> MemoryChannel | Answeri
 class MemoryChannel:
     """`abc.Channel` and `abc.CountingLosses` in this process."""
 
+    FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.LOSS_COUNT})
+
     def __init__(self, name: str = "channel", settings: MemoryChannelSettings | None = None) -> None:
         self._name = name
         self._settings = settings or MemoryChannelSettings()
@@ -61,7 +63,7 @@ class MemoryChannel:
 
     @property
     def features(self) -> Features:
-        return frozenset({Feature.KEYS, Feature.HEADERS, Feature.LOSS_COUNT})
+        return self.FEATURES
 
     @property
     def lost(self) -> int:
@@ -87,6 +89,8 @@ class MemoryChannel:
 class AnsweringMemoryChannel:
     """`abc.Channel` and `abc.Acknowledging` in this process."""
 
+    FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
+
     def __init__(self, name: str = "channel", settings: MemoryChannelSettings | None = None) -> None:
         self._name = name
         self._settings = settings or MemoryChannelSettings(answers=True)
@@ -99,7 +103,7 @@ class AnsweringMemoryChannel:
 
     @property
     def features(self) -> Features:
-        return frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
+        return self.FEATURES
 
     def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
         self._buffer.check_open()
