@@ -1,7 +1,8 @@
 """Records as bytes on the wire of a channel, and gaps in what a sender sent.
 
-A frame is `MAGIC`, then a MessagePack array: sender, number, value, key, headers, timestamp_ms. A sender has a random
-name and numbers its frames from 0, so that a listener sees what is missing. Programs in any language can write it.
+A frame is `MAGIC`, then a MessagePack array: the sender's name, the number of the first record, and the records, each an
+array of value, key, headers and timestamp_ms. A sender has a random name and numbers its records from 0, so that a
+listener sees how many are missing. Programs in any language can write it.
 """
 
 from __future__ import annotations
@@ -9,77 +10,120 @@ from __future__ import annotations
 import collections
 import os
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from penstock.errors import StreamError
+from penstock.errors import RecordTooLargeError, StreamError
 from penstock.model import Headers, NewRecord
 
 MAGIC: Final = b"\xc1PS\x01"
-"""0xc1 begins no MessagePack value, no UTF-8 text and no JSON. The last byte is the version."""
+"""0xc1 begins no MessagePack value and is never part of UTF-8 text. The last byte is the version."""
+_OVERHEAD_BYTES: Final = 64
+"""What a frame takes at most beyond its records."""
 _MOST_SENDERS: Final = 10_000
 
 
-class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One record under way."""
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One record of a frame."""
 
-    sender: bytes
-    number: int
     value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
     timestamp_ms: int | None = None
 
 
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """Records under way."""
+
+    sender: bytes
+    number: int
+    """Of its first record."""
+    records: tuple[Entry, ...]
+
+
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Frame)
 
 
-def new_sender() -> bytes:
-    """A name for a sender that no other has."""
-    return os.urandom(8)
+class FrameWriter:
+    """One sender: its name, and the number of its next record. The caller holds a lock."""
+
+    def __init__(self) -> None:
+        self.sender = os.urandom(8)
+        self.number = 0
+
+    def frames(self, records: Sequence[NewRecord], most_bytes: int, usual_bytes: int) -> list[bytes]:
+        """Frames of these records, of about `usual_bytes`, or more where a single record is larger.
+
+        RecordTooLargeError if a frame of one record has more than `most_bytes`; then nothing is counted. A record
+        without a time gets that of now.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        number = self.number
+        frames: list[bytes] = []
+        entries: list[Entry] = []
+        size_bytes = 0
+        for record in records:
+            entry_bytes = _size_bytes(record)
+            if entries and size_bytes + entry_bytes > usual_bytes:
+                frames.append(self._frame(number, entries, most_bytes))
+                number += len(entries)
+                entries, size_bytes = [], 0
+            stamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
+            entries.append(Entry(record.value, record.key, record.headers, stamp_ms))
+            size_bytes += entry_bytes
+        if entries:
+            frames.append(self._frame(number, entries, most_bytes))
+        self.number += len(records)
+        return frames
+
+    def _frame(self, number: int, entries: list[Entry], most_bytes: int) -> bytes:
+        frame = MAGIC + _encoder.encode((self.sender, number, entries))
+        if len(frame) > most_bytes:
+            raise RecordTooLargeError(
+                f"a record of {len(frame)} bytes is larger than the {most_bytes} bytes that the channel carries: send "
+                "less in one record, or raise max_message_bytes on both sides"
+            )
+        return frame
 
 
-def encode(record: NewRecord, sender: bytes, number: int) -> bytes:
-    """The frame of a record. A record without a time gets that of now."""
-    stamp_ms = time.time_ns() // 1_000_000 if record.timestamp_ms is None else record.timestamp_ms
-    frame = Frame(sender, number, record.value, record.key, record.headers, stamp_ms)
-    return MAGIC + _encoder.encode(frame)
+def _size_bytes(record: NewRecord) -> int:
+    size_bytes = _OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
+    for name, value in record.headers:
+        size_bytes += len(name) + len(value or b"") + 8
+    return size_bytes
 
 
-def is_frame(data: bytes) -> bool:
-    return data[:4] == MAGIC
-
-
-def decode(data: bytes) -> Frame:
-    """StreamError for what is not a frame."""
-    if not is_frame(data):
-        raise StreamError(f"a message that begins with {data[:8]!r} is not a frame of Penstock")
+def decode(data: bytes) -> Frame | None:
+    """The frame in a message; None if it is not one of ours. StreamError for a damaged frame."""
+    if not data.startswith(MAGIC):
+        return None
     try:
-        return _decoder.decode(memoryview(data)[4:])
-    except msgspec.DecodeError as error:
+        return _decoder.decode(memoryview(data)[len(MAGIC) :])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StreamError(f"a frame of {len(data)} bytes is damaged: {error}") from error
 
 
 class SequenceGaps:
-    """How many frames of each sender are missing. One thread uses it."""
+    """How many records of each sender are missing. One thread uses it."""
 
     def __init__(self) -> None:
         self._next: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
-    def seen(self, sender: bytes, number: int) -> int:
-        """How many frames between the last one of this sender and this one did not arrive.
+    def seen(self, frame: Frame) -> int:
+        """How many records between the last frame of this sender and this one did not arrive.
 
         Nothing is known about what was sent before the first frame that arrived. A number that goes back is a frame
         that arrived late or twice, and counts nothing.
         """
-        expected = self._next.get(sender)
+        expected = self._next.get(frame.sender)
         if expected is None:
             if len(self._next) >= _MOST_SENDERS:
                 self._next.popitem(last=False)
-        elif number < expected:
+        elif frame.number < expected:
             return 0
-        self._next[sender] = number + 1
-        self._next.move_to_end(sender)
-        return 0 if expected is None else number - expected
+        self._next[frame.sender] = frame.number + len(frame.records)
+        self._next.move_to_end(frame.sender)
+        return 0 if expected is None else frame.number - expected
