@@ -2,9 +2,9 @@
 
 Give them to the code under test in place of the real ones: `VirtualClock` for time, `MemoryStream` for a stream,
 `FaultyDisk`, `FaultyTopicStream` and `FaultyStore` for what fails now and then, `CrashingStore` and
-`CrashingTopicStream` for what dies at a named step, `TcpProxy` for a network that delays, cuts or hangs. `run_to_end`
-runs an app in a test and returns the outcome of each record; pytest finds the fixture `penstock_stream`. `conformance`
-has the suites that every backend passes.
+`CrashingTopicStream` for what dies at a named step, `TcpProxy` for a network that delays, cuts or hangs, `UdpProxy` for
+one that loses, repeats and reorders. `run_to_end` runs an app in a test and returns the outcome of each record; pytest
+finds the fixture `penstock_stream`. `conformance` has the suites that every backend passes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         StreamFaults,
     )
     from penstock.testing.tcp_proxy import TcpProxy
+    from penstock.testing.udp_proxy import UdpProxy
 
 _ROOMS = {
     "penstock.streams.memory": ("MemoryStream",),
@@ -57,6 +58,7 @@ _ROOMS = {
         "StreamFaults",
     ),
     "penstock.testing.tcp_proxy": ("TcpProxy",),
+    "penstock.testing.udp_proxy": ("UdpProxy",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -78,6 +80,7 @@ __all__ = [
     "RunResult",
     "StreamFaults",
     "TcpProxy",
+    "UdpProxy",
     "VirtualClock",
     "run_to_end",
 ]

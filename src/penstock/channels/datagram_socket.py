@@ -1,0 +1,191 @@
+"""UDP sockets, to listen at an address or to a multicast group and to send, and how many datagrams were dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.errors import BrokerUnavailableError, ConfigError
+from penstock.streams.url import Host
+
+LARGEST_DATAGRAM_BYTES: Final = 65_507
+"""The largest payload of a datagram over IPv4; over IPv6, it is a little more."""
+Address = tuple[Any, ...]
+"""As the socket module has it: host and port, and two numbers more for IPv6."""
+
+_IP_MULTICAST_ALL: Final = 49
+_IPV6_MULTICAST_ALL: Final = 29
+_SO_RCVBUFFORCE: Final = 33
+_SO_MEMINFO: Final = 55
+_MEMINFO: Final = struct.Struct("=9I")
+_NOT_OURS: Final = (errno.EADDRNOTAVAIL, errno.EACCES, errno.ENODEV, errno.ENXIO)
+"""Another attempt would fail in the same way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A resolved address."""
+
+    family: int
+    address: Address
+    shown: str
+
+    @property
+    def is_multicast(self) -> bool:
+        return ipaddress.ip_address(self.address[0].partition("%")[0]).is_multicast
+
+    @property
+    def is_any(self) -> bool:
+        """The wildcard address: all addresses of this machine."""
+        return ipaddress.ip_address(self.address[0].partition("%")[0]).is_unspecified
+
+
+def resolve(host: Host, kind: int = socket.SOCK_DGRAM) -> Endpoint:
+    """Look a host up. BrokerUnavailableError if it is not known now."""
+    try:
+        found = socket.getaddrinfo(host.name, host.port, type=kind)
+    except (OSError, UnicodeError) as error:
+        raise BrokerUnavailableError(f"the address {host} cannot be resolved: {error}") from error
+    family, _, _, _, address = found[0]
+    return Endpoint(family, address, str(host))
+
+
+def open_listening(endpoint: Endpoint, interface: str | None, buffer_bytes: int) -> socket.socket:
+    """A non-blocking socket that gets what is sent to an address of this machine, or to a group."""
+    listener = socket.socket(endpoint.family, socket.SOCK_DGRAM)
+    try:
+        _enlarge(listener, buffer_bytes)
+        if endpoint.is_multicast:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(endpoint.address)  # to the group: not to everything that is sent to the port
+            _join(listener, endpoint, interface)
+        else:
+            if interface is not None:
+                raise ConfigError(f"interface={interface!r}: {endpoint.shown} is not a multicast group")
+            listener.bind(endpoint.address)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise unavailable(error, f"cannot listen at {endpoint.shown}") from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def open_asking(endpoint: Endpoint, buffer_bytes: int) -> socket.socket:
+    """A non-blocking socket at any address of this machine, to ask the senders of a group and get their answers."""
+    asking = socket.socket(endpoint.family, socket.SOCK_DGRAM)
+    try:
+        _enlarge(asking, buffer_bytes)
+        asking.bind(("", 0))
+        asking.setblocking(False)
+    except OSError as error:
+        asking.close()
+        raise unavailable(error, f"cannot ask the senders of {endpoint.shown}") from error
+    return asking
+
+
+def open_sending(endpoint: Endpoint, interface: str | None, ttl: int | None, source: Endpoint | None) -> socket.socket:
+    """A socket that sends to an address or a group, and may get answers. `source` is the address to send from."""
+    sender = socket.socket(endpoint.family, socket.SOCK_DGRAM)
+    try:
+        _enlarge(sender, 1 << 20)
+        if source is not None:
+            sender.bind(source.address)
+        if endpoint.is_multicast:
+            if interface is not None:
+                _send_through(sender, endpoint, interface)
+            if ttl is not None:
+                if endpoint.family == socket.AF_INET6:
+                    sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, ttl)
+                else:
+                    sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, ttl)
+        elif interface is not None or ttl is not None:
+            raise ConfigError(f"interface and ttl are for multicast: {endpoint.shown} is not a multicast group")
+    except OSError as error:
+        sender.close()
+        raise unavailable(error, f"cannot send to {endpoint.shown}") from error
+    except BaseException:
+        sender.close()
+        raise
+    return sender
+
+
+def unavailable(error: OSError, what: str) -> BrokerUnavailableError:
+    advice = ""
+    if error.errno == errno.EADDRINUSE:
+        advice = ": another program listens there; stop it, or choose another port"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        advice = ": this machine does not have the address; use one of its own, or 0.0.0.0 for all"
+    elif error.errno in (errno.ENODEV, errno.ENXIO):
+        advice = ": this machine has no such interface, or no route to the group; set interface="
+    elif error.errno == errno.EACCES:
+        advice = ": a port below 1024 needs root, and a broadcast address is not supported"
+    return BrokerUnavailableError(f"{what}: {error.strerror or error}{advice}", retriable=error.errno not in _NOT_OURS)
+
+
+def dropped_datagrams(listener: socket.socket) -> int | None:
+    """How many datagrams the system dropped because the socket's buffer was full; None if it does not tell."""
+    if not sys.platform.startswith("linux"):
+        return None
+    with contextlib.suppress(OSError):  # the socket is closed, or the kernel is older than 4.12
+        return int(_MEMINFO.unpack(listener.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[8])
+    return None
+
+
+def _enlarge(listener: socket.socket, buffer_bytes: int) -> None:
+    """Ask for a receive buffer; the system may give less."""
+    with contextlib.suppress(OSError):  # without privileges, the limit of the system holds
+        if sys.platform.startswith("linux"):
+            listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer_bytes)
+            return
+    with contextlib.suppress(OSError):  # some systems refuse what is too large instead of giving less
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+
+
+def _join(listener: socket.socket, endpoint: Endpoint, interface: str | None) -> None:
+    group = socket.inet_pton(endpoint.family, endpoint.address[0].partition("%")[0])
+    if endpoint.family == socket.AF_INET6:
+        index = endpoint.address[3] if interface is None else _index(interface)
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, group + struct.pack("@I", index))
+        option = (socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL)
+    else:
+        listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group + _of_ipv4(interface))
+        option = (socket.IPPROTO_IP, _IP_MULTICAST_ALL)
+    if sys.platform.startswith("linux"):  # else groups that other sockets of this machine joined arrive, too
+        with contextlib.suppress(OSError):  # kernels older than 4.20 do not have it for IPv6
+            listener.setsockopt(*option, 0)
+
+
+def _send_through(sender: socket.socket, endpoint: Endpoint, interface: str) -> None:
+    if endpoint.family == socket.AF_INET6:
+        sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, _index(interface))
+    else:
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, bytes(4) + _of_ipv4(interface))
+
+
+def _of_ipv4(interface: str | None) -> bytes:
+    """The second half of `struct ip_mreqn`: an address of the interface, or its number."""
+    if interface is None:
+        return bytes(8)
+    try:
+        return ipaddress.IPv4Address(interface).packed + bytes(4)
+    except ValueError:
+        return bytes(4) + struct.pack("@i", _index(interface))
+
+
+def _index(interface: str) -> int:
+    try:
+        return socket.if_nametoindex(interface)
+    except OSError as error:
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        raise ConfigError(
+            f"interface={interface!r} is not an IPv4 address, and not one of this machine's interfaces: {names}"
+        ) from error

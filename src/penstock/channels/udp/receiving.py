@@ -1,0 +1,251 @@
+"""`UdpReceiver`: the listening end. A thread reads packets, puts them in order and asks senders for what is missing."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import socket
+import threading
+import time
+from typing import Final
+
+from penstock.channels.datagram_socket import Address, Endpoint, open_asking, open_listening, unavailable
+from penstock.channels.receive_buffer import ReceiveBuffer
+from penstock.channels.socket_thread import SocketThread
+from penstock.channels.udp.ordering import Payload, SenderOrder, UdpCounts
+from penstock.channels.udp.packets import (
+    CHALLENGE,
+    COOKIE_BYTES,
+    DATA,
+    FRAGMENT,
+    GONE,
+    HEARTBEAT,
+    NO_COOKIE,
+    REQUEST,
+    ForeignPacketError,
+    Packet,
+    PacketCodec,
+    decode_records,
+    encode_request,
+)
+from penstock.channels.udp.settings import UdpSettings
+
+logger = logging.getLogger(__name__)
+
+_DATAGRAMS_AT_ONCE: Final = 128
+_RECORDS_AT_ONCE: Final = 1_000
+_SHORTEST_WAIT_S: Final = 0.001
+_LONGEST_WAIT_S: Final = 1.0
+_ROOM_WAIT_S: Final = 0.01
+"""How soon to look again whether a full buffer has room."""
+_SILENT_S: Final = 60.0
+"""A sender that was silent for longer gives up its place to a new one when there are too many."""
+LOG_EVERY_S: Final = 10.0
+_STOP_S: Final = 10.0
+
+
+class _Sender:
+    """A session of a sender, and where its packets come from."""
+
+    __slots__ = ("address", "heard_s", "order")
+
+    def __init__(self, address: Address, order: SenderOrder, heard_s: float) -> None:
+        self.address = address
+        self.order = order
+        self.heard_s = heard_s
+
+
+class UdpReceiver:
+    """Fills a buffer from `start` to `close`. After an error of the network it can be started again."""
+
+    def __init__(self, endpoint: Endpoint, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
+        self.counts = UdpCounts()
+        self._endpoint = endpoint
+        self._settings = settings
+        self._codec = PacketCodec(settings.key)
+        self._buffer = buffer
+        self._senders: collections.OrderedDict[int, _Sender] = collections.OrderedDict()
+        """By session, the one heard last at the end."""
+        self._behind: dict[int, _Sender] = {}
+        """Those with packets that are missing or wait for room."""
+        self._ready: collections.deque[Payload] = collections.deque()
+        """What did not fit into the buffer."""
+        self._since_s = 0.0
+        self._closing = threading.Event()
+        self._asking: socket.socket | None = None
+        self._thread: SocketThread | None = None
+        self._logged_s: dict[str, float] = {}
+        self._lost_logged = 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_running
+
+    def start(self) -> None:
+        """Open the sockets. Raises BrokerUnavailableError or ConfigError."""
+        listener = open_listening(self._endpoint, self._settings.interface, self._settings.socket_buffer_bytes)
+        self._thread = SocketThread(f"penstock-udp-receiver-{self._endpoint.shown}", self._step, self._failed)
+        self._thread.watch(listener, functools.partial(self._read, listener))
+        self._asking = listener
+        if self._endpoint.is_multicast:  # answers come to an address of this machine
+            self._asking = open_asking(self._endpoint, self._settings.socket_buffer_bytes)
+            self._thread.watch(self._asking, functools.partial(self._read, self._asking))
+        if not self._since_s:
+            self._since_s = time.monotonic()
+        self._buffer.report(None)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.wake()
+            self._thread.join(_STOP_S)
+
+    def _step(self) -> float | None:
+        if self._closing.is_set():
+            return None
+        if not self._behind and not self._ready:
+            return _LONGEST_WAIT_S
+        self._deliver()
+        self._ask()
+        if self._ready:
+            return _ROOM_WAIT_S
+        now_s = time.monotonic()
+        due_s = min(
+            (due for each in self._behind.values() if (due := each.order.due_s(now_s)) is not None),
+            default=now_s + _LONGEST_WAIT_S,
+        )
+        return min(max(_SHORTEST_WAIT_S, due_s - now_s), _LONGEST_WAIT_S)
+
+    def _failed(self, error: OSError) -> None:
+        self._buffer.report(unavailable(error, f"listening at {self._endpoint.shown} ended"))
+
+    def _read(self, source: socket.socket) -> None:
+        now_s = time.monotonic()
+        for _ in range(_DATAGRAMS_AT_ONCE):
+            try:
+                data, address = source.recvfrom(65536)
+            except BlockingIOError:
+                return
+            except ConnectionError:  # a request of ours reached nobody
+                continue
+            try:
+                self._take_in(self._codec.decode(data), address, now_s)
+            except ForeignPacketError as error:
+                self.counts.foreign += 1
+                self._log("foreign", now_s, "a datagram of %s is ignored, as %s", address[0], error)
+
+    def _take_in(self, packet: Packet, address: Address, now_s: float) -> None:
+        sender = self._senders.get(packet.session)
+        if sender is None:
+            if packet.kind == REQUEST:
+                return  # another receiver asks a sender that has the address of this channel
+            sender = self._new_sender(packet, address, now_s)
+        elif sender.address != address:
+            raise ForeignPacketError(f"it has the session of the sender at {sender.address[0]}:{sender.address[1]}")
+        sender.heard_s = now_s
+        order = sender.order
+        if packet.kind in (DATA, FRAGMENT):
+            order.offer(packet, now_s)
+        elif packet.kind == HEARTBEAT:
+            order.announce(packet.number, packet.record, now_s)
+        elif packet.kind == GONE:
+            order.gone(packet.number, packet.record, now_s)
+        elif packet.kind == CHALLENGE and len(packet.payload) == COOKIE_BYTES:
+            order.cookie = packet.payload
+            order.ask_again()
+        else:
+            raise ForeignPacketError(f"its kind {packet.kind} is not for receivers")
+        if order.is_behind:
+            self._behind[packet.session] = sender
+
+    def _new_sender(self, packet: Packet, address: Address, now_s: float) -> _Sender:
+        if packet.kind not in (DATA, FRAGMENT, HEARTBEAT):
+            raise ForeignPacketError("it belongs to a session that is not known")
+        if len(self._senders) >= self._settings.max_senders:
+            oldest = min(self._senders, key=lambda each: self._senders[each].heard_s)
+            if now_s - self._senders[oldest].heard_s < _SILENT_S:
+                raise ForeignPacketError(f"there are {len(self._senders)} senders already: raise max_senders")
+            del self._senders[oldest]
+            self._behind.pop(oldest, None)
+        order = SenderOrder(
+            packet,
+            from_start=now_s - packet.age_ms / 1000 > self._since_s,
+            reorder_s=self._settings.reorder_s,
+            recover_s=self._settings.recover_s,
+            held_bytes=self._settings.reorder_bytes,
+            counts=self.counts,
+        )
+        self.counts.senders += 1
+        self._senders[packet.session] = found = _Sender(address, order, now_s)
+        return found
+
+    def _deliver(self) -> None:
+        """Move what is in order to the buffer, until that is full."""
+        now_s = time.monotonic()
+        for session, sender in list(self._behind.items()):
+            while self._flush():
+                payloads = sender.order.take(_RECORDS_AT_ONCE, now_s)
+                if not payloads:
+                    break
+                self._ready.extend(payloads)
+            if not sender.order.is_behind:
+                del self._behind[session]
+
+    def _flush(self) -> bool:
+        """Whether everything that is ready has found room."""
+        ready = self._ready
+        while ready:
+            data, count, sent_ms = ready[0]
+            try:
+                fields = decode_records(data)
+            except ForeignPacketError as error:  # somebody has made a packet with a correct checksum
+                self.counts.lost += count
+                self._log("records", time.monotonic(), "%d records are lost, as %s", count, error)
+                ready.popleft()
+                continue
+            arrived = [
+                (value, key, headers, sent_ms if stamp_ms is None else stamp_ms)
+                for value, key, stamp_ms, headers in fields
+            ]
+            if not self._buffer.put_request(arrived, _nothing):
+                return False
+            ready.popleft()
+        return True
+
+    def _ask(self) -> None:
+        """Ask for what is missing, and give up what was asked for in vain."""
+        assert self._asking is not None
+        now_s = time.monotonic()
+        if self._ready:
+            for sender in self._behind.values():
+                sender.order.postpone()
+            return
+        for session, sender in list(self._behind.items()):
+            order = sender.order
+            if order.give_up(now_s):
+                self._deliver()
+            ranges = order.request(now_s)
+            if ranges:
+                payload = encode_request(order.cookie or NO_COOKIE, ranges)
+                packet = self._codec.encode(REQUEST, session, ranges[0][0], 0, payload=payload)
+                try:
+                    self._asking.sendto(packet, sender.address)
+                except OSError as error:
+                    self._log("request", now_s, "cannot ask %s for missing packets: %s", sender.address[0], error)
+        lost = self.counts.lost - self._lost_logged
+        if lost and self._log("lost", now_s, "%d records are lost: their packets could not be recovered", lost):
+            self._lost_logged = self.counts.lost
+
+    def _log(self, what: str, now_s: float, text: str, *arguments: object) -> bool:
+        """Warn, at a bounded rate. Whether it was done."""
+        if now_s < self._logged_s.get(what, -LOG_EVERY_S) + LOG_EVERY_S:
+            return False
+        self._logged_s[what] = now_s
+        logger.warning("udp %s: " + text, self._endpoint.shown, *arguments)
+        return True
+
+
+def _nothing(_: object) -> None:
+    """Nobody waits for an answer."""
