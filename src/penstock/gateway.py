@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from penstock.consuming.destinations import Destination, destination_name, open_
 from penstock.consuming.options import GuaranteeChoice, OrderChoice, PositionChoice
 from penstock.errors import ConfigError, HandlerError, PenstockError, UrlError
 from penstock.model import Guarantee, NewRecord, Record, check_topic_name
+from penstock.model.record import RECORD_ID
 from penstock.model.retry import Retry
 from penstock.queues.opening import queue_name
 from penstock.streams import connect
@@ -202,14 +204,37 @@ class Gateway:
             to = self._open_sink(closing)
         given, convert = self._map, _Converter(destination_name(to) if not isinstance(to, str) else to)
 
+        identify = self._identifier(to)
+
         def forward(record: Record) -> list[NewRecord]:
-            return convert(record if given is None else given(record), record)
+            found = convert(record if given is None else given(record), record)
+            return found if identify is None else identify(found, record)
 
         source = self.source.url if self.source.kind == "queue" else self.source.name
         if self.source.kind == "channel":
             self._inbox = Inbox(open_channel(self.source.url), self._inbox_url)
             source = self._inbox.topic
         self._app.handle(source, to=to, **self._options)(forward)
+
+    def _identifier(self, to: str | Destination) -> Callable[[list[NewRecord], Record], list[NewRecord]] | None:
+        """For a channel with answers, whose senders repeat what was not answered: gives records an id that is the same
+        each time, so that receivers can drop repeats. Records of a queue have no place that could be their id."""
+        if self.sink.kind != "channel" or self.source.kind == "queue" or isinstance(to, str):
+            return None
+        if not {Feature.ANSWERS, Feature.HEADERS} <= to.features:
+            return None
+        of_source = hashlib.sha256(self.source.shown.encode()).hexdigest()[:8]
+
+        def identify(found: list[NewRecord], record: Record) -> list[NewRecord]:
+            place = f"{of_source}-{record.topic}-{record.partition}-{record.pointer}-{record.timestamp_ms or 0}"
+            return [
+                new
+                if any(name == RECORD_ID for name, _ in new.headers)
+                else dataclasses.replace(new, headers=(*new.headers, (RECORD_ID, f"{place}-{index}".encode())))
+                for index, new in enumerate(found)
+            ]
+
+        return identify
 
     def _open_sink(self, closing: contextlib.ExitStack) -> Destination:
         if self.sink.kind != "topic":

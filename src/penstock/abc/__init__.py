@@ -20,6 +20,7 @@ from penstock.abc.administration import Survey as Survey
 from penstock.abc.channels import Acknowledging as Acknowledging
 from penstock.abc.channels import Channel as Channel
 from penstock.abc.channels import CountingLosses as CountingLosses
+from penstock.abc.channels import RecognisingRepeats as RecognisingRepeats
 from penstock.abc.features import Feature as Feature
 from penstock.abc.features import Features as Features
 from penstock.abc.queues import Delivery as Delivery

@@ -78,3 +78,19 @@ class CountingLosses(Protocol):
     @property
     def lost(self) -> int:
         """How many records are known to be lost since it was opened, once a later one has arrived."""
+
+
+@runtime_checkable
+class RecognisingRepeats(Protocol):
+    """A channel that recognises what a sender sends again because it got no answer, and does not hand it out twice.
+
+    It remembers that of the records it acknowledged. Whoever stores records for good tells it after a restart which
+    ones are there, before the first `listen`, and keeps them at least for `repeat_window_s`.
+    """
+
+    @property
+    def repeat_window_s(self) -> float:
+        """How long a record is remembered; 0: not at all."""
+
+    def remember(self, records: Sequence[Record]) -> None:
+        """Recognise repeats of these records, which were stored before this object was opened."""

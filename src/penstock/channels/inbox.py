@@ -6,15 +6,18 @@ from it when the caller says that they were delivered.
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.abc import Acknowledging, Channel, CountingLosses, Pointer
+from penstock.abc import Acknowledging, Channel, Clock, CountingLosses, Pointer, RecognisingRepeats
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError, StreamError
 from penstock.model import Receipt, Record
+from penstock.model.clock import SystemClock
 from penstock.model.observing import OBSERVED
 from penstock.model.retry import Retry
 from penstock.streams import Connection, connect
@@ -23,8 +26,11 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 1_000
 """How many records are stored and acknowledged together."""
+MOST_REMEMBERED: Final = 100_000
+"""How many of the newest records in the inbox a channel is told about, so that it recognises repeats."""
 _WAIT_S: Final = 0.2
 _STORED_S: Final = 30.0
+_DRAIN_S: Final = 5.0
 _STOP_S: Final = 10.0
 _FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 _AGAIN: Final = Retry(first_delay_s=0.1, max_delay_s=5.0)
@@ -45,9 +51,10 @@ class InboxCounts:
 class Inbox:
     """Listens to a channel in a thread of its own, from `start` to `stop`, and stores what arrives."""
 
-    def __init__(self, channel: Channel, log_url: str) -> None:
+    def __init__(self, channel: Channel, log_url: str, clock: Clock | None = None) -> None:
         """Opens the log. The topic has the name of the channel."""
         self.channel = channel
+        self._clock = clock or SystemClock()
         self.topic = channel.name
         self.counts = InboxCounts()
         self.error: BaseException | None = None
@@ -56,6 +63,8 @@ class Inbox:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._deleted: dict[int, Pointer] = {}
+        self._delivered: collections.deque[tuple[float, dict[int, Pointer]]] = collections.deque()
+        """What was delivered, and when it was said, until it is deleted."""
         try:
             self._connection.admin().provide(self.topic, 1, _FOR_EVER)
         except BaseException:
@@ -75,7 +84,7 @@ class Inbox:
         self._thread.start()
 
     def stop(self) -> None:
-        """Store what has arrived, then close the channel and the log."""
+        """Store what has arrived, for a few seconds at most, then close the channel and the log."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_S)
@@ -83,10 +92,14 @@ class Inbox:
         self._connection.close()
 
     def delete_before(self, delivered: dict[int, Pointer]) -> None:
-        """Remove records that were delivered, by partition."""
-        new = {
-            partition: pointer for partition, pointer in delivered.items() if pointer > self._deleted.get(partition, 0)
-        }
+        """Remove records that were delivered, by partition: once the channel need not recognise them any more."""
+        window_s = self.channel.repeat_window_s if isinstance(self.channel, RecognisingRepeats) else 0.0
+        now_s = self._clock.monotonic_s()
+        self._delivered.append((now_s, delivered))
+        due: dict[int, Pointer] = {}
+        while self._delivered and now_s - self._delivered[0][0] >= window_s:
+            due.update(self._delivered.popleft()[1])
+        new = {partition: pointer for partition, pointer in due.items() if pointer > self._deleted.get(partition, 0)}
         if new:
             self._connection.admin().delete_before(self.topic, new)
             self._deleted.update(new)
@@ -103,8 +116,12 @@ class Inbox:
 
     def _listen(self) -> None:
         delays_s = _AGAIN.delays_s()
+        to_tell = self.channel if isinstance(self.channel, RecognisingRepeats) else None
         while not self._stopping.is_set():
             try:
+                if to_tell is not None:
+                    self._tell_stored(to_tell)
+                    to_tell = None
                 records = self.channel.listen(AT_ONCE, _WAIT_S)
             except ConnectionClosedError:
                 raise
@@ -115,6 +132,26 @@ class Inbox:
             delays_s = _AGAIN.delays_s()
             if records:
                 self._store(records)
+        until_s = time.monotonic() + _DRAIN_S
+        while time.monotonic() < until_s and (records := self.channel.listen(AT_ONCE, 0.0)):
+            self._store(records)
+
+    def _tell_stored(self, channel: RecognisingRepeats) -> None:
+        """Tell the channel what the inbox holds from before."""
+        if not channel.repeat_window_s:
+            return
+        topic = self._connection.open_topic(self.topic)
+        try:
+            start, end = topic.span(0)
+            start = max(start, end - MOST_REMEMBERED)
+            while start < end:  # ends: each batch leads on, or there is none
+                batch = topic.read(0, start, AT_ONCE, _WAIT_S)
+                if batch.next <= start:
+                    return
+                channel.remember(batch)
+                start = batch.next
+        finally:
+            topic.close()
 
     def _store(self, records: Sequence[Record]) -> None:
         """Store records, however long it takes where senders cannot be told."""

@@ -7,7 +7,14 @@ from typing import Final
 
 from penstock.abc import Channel, Queue, TopicStream
 from penstock.channels.opening import open_channel
-from penstock.errors import BrokerUnavailableError, DeliveryError, PenstockError, StreamError
+from penstock.errors import (
+    BrokerUnavailableError,
+    DeliveryError,
+    PenstockError,
+    RecordTooLargeError,
+    Reject,
+    StreamError,
+)
 from penstock.model import NewRecord
 from penstock.queues.opening import as_queue, open_queue, queue_name
 from penstock.streams.schemes import CHANNELS, QUEUES, has_scheme, scheme_of
@@ -44,7 +51,8 @@ def open_destination(url: str) -> Queue | Channel:
 def send_to(destination: Destination, records: Sequence[NewRecord]) -> None:
     """Send records, and return when all are stored, or handed to a channel that has no answers.
 
-    Raises DestinationUnavailableError where sending the same again may succeed.
+    Raises DestinationUnavailableError where sending the same again may succeed, and Reject for a record that the
+    receiver at the other end of a channel refuses for good.
     """
     try:
         if not isinstance(destination, TopicStream):
@@ -52,10 +60,16 @@ def send_to(destination: Destination, records: Sequence[NewRecord]) -> None:
             return
         for receipt in destination.append(records):
             receipt.result(_STORED_S)
+    except RecordTooLargeError as error:
+        raise _refused(destination, error) from error
     except (BrokerUnavailableError, StreamError, TimeoutError, DeliveryError) as error:
         if isinstance(error, DeliveryError) and not error.retriable:
-            raise
+            raise _refused(destination, error) from error
         raise DestinationUnavailableError(f"{destination_name(destination)} cannot be written to: {error}") from error
+
+
+def _refused(destination: Destination, error: PenstockError) -> PenstockError:
+    return Reject(f"{destination_name(destination)}: {error}") if isinstance(destination, Channel) else error
 
 
 def _is_channel(url: str) -> bool:

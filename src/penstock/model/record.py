@@ -19,6 +19,9 @@ turns one that is not UTF-8 into text."""
 DELIVER_AT: Final = "penstock-deliver-at"
 """The header of a delayed record: when it is due, in milliseconds since 1970, as decimal text."""
 
+RECORD_ID: Final = "penstock-id"
+"""The header with an id that is the same whenever a record is sent, so that its receiver can drop repeats."""
+
 _DIGITS_OF_A_TIME: Final = 15
 """`send` never writes a longer time."""
 

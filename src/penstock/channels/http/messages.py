@@ -22,17 +22,16 @@ from penstock.channels.http.settings import HttpSettings
 from penstock.channels.http.signatures import GITHUB_SIGNATURE, STANDARD_SIGNATURE, STRIPE_SIGNATURE
 from penstock.errors import RecordTooLargeError
 from penstock.model import Headers, NewRecord, Record
+from penstock.model.record import RECORD_ID
 
 KEY: Final = "penstock-key"
 HEADER: Final = "penstock-header"
 HEADER_COUNT: Final = "penstock-headers"
 TIMESTAMP: Final = "penstock-timestamp"
 NULL: Final = "penstock-null"
-ID: Final = "penstock-id"
-"""A header of a record with an id that is the same whenever the record is sent."""
 ID_HEADERS: Final = ("webhook-id", "idempotency-key", "x-github-delivery")
 """Of a request, where its sender says which message it is."""
-_ID_OF_RECORD: Final = (ID, *ID_HEADERS, "ce-id")
+_ID_OF_RECORD: Final = (*ID_HEADERS, "ce-id", RECORD_ID)
 _NEVER_STORED: Final = frozenset(
     {
         "authorization", "proxy-authorization", "cookie", "set-cookie", "x-gitlab-token", "x-hub-signature",
@@ -44,7 +43,7 @@ _NEVER_STORED: Final = frozenset(
 _NEVER_SENT: Final = _NEVER_STORED | {
     "host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "keep-alive", "te",
     "trailer", "upgrade", "expect", "proxy-authenticate", "proxy-connection", "user-agent", "accept", "accept-encoding",
-    "idempotency-key", "webhook-id", "webhook-timestamp", ID,
+    "idempotency-key", "webhook-id", "webhook-timestamp", RECORD_ID,
 }  # fmt: skip
 """Headers that the client sets itself, or that would change what the request means."""
 _NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,200}")
