@@ -42,6 +42,11 @@ def rabbitmq_server() -> str:
     return _or_skip(parts.rabbitmq_server)
 
 
+def rabbitmq_4() -> Path:
+    """The folder of a Debian with RabbitMQ 4, for `chroot`."""
+    return _or_skip(parts.rabbitmq_4)
+
+
 def postgres_programs() -> Path:
     """The folder with PostgreSQL's `initdb` and `postgres`."""
     return Path(_or_skip(parts.postgres_programs))
@@ -70,6 +75,31 @@ def kinesis_local() -> Path:
 def elasticmq_class_path() -> str:
     """What to pass to `java -cp` to have ElasticMQ."""
     return f"{_or_skip(parts.elasticmq_jars)}/*"
+
+
+def pulsar_folder() -> Path:
+    """The folder of Apache Pulsar, with its jars in `lib`."""
+    return _or_skip(parts.pulsar_folder)
+
+
+def artemis_folder() -> Path:
+    """The folder of Apache ActiveMQ Artemis, with its jars in `lib`."""
+    return _or_skip(parts.artemis_folder)
+
+
+def activemq_folder() -> Path:
+    """The folder of Apache ActiveMQ Classic, with `bin/activemq.jar`, which starts it."""
+    return _or_skip(parts.activemq_folder)
+
+
+def qpid_folder() -> Path:
+    """The folder of Apache Qpid Broker-J, with its jars in `VERSION/lib`."""
+    return _or_skip(parts.qpid_folder)
+
+
+def proton() -> str:
+    """The version of python-qpid-proton, the AMQP 1.0 client."""
+    return _or_skip(parts.proton)
 
 
 def quixstreams_python() -> Path:

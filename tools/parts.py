@@ -23,6 +23,11 @@ KAFKAJS_PACKAGE: Final = ROOT / "tools" / "kafkajs" / "package.json"
 KINESIS_PACKAGE: Final = ROOT / "tools" / "kinesis" / "package.json"
 ELASTICMQ_POM: Final = ROOT / "tools" / "elasticmq" / "pom.xml"
 QUIXSTREAMS_REQUIREMENTS: Final = ROOT / "tools" / "quixstreams" / "requirements.txt"
+PULSAR_ARCHIVE: Final = "org.apache.pulsar:pulsar-server-distribution:4.0.8:tar.gz:bin"
+"""The newest version of Apache Pulsar whose server is on Maven."""
+ARTEMIS_ARCHIVE: Final = "org.apache.artemis:apache-artemis:2.56.0:tar.gz:bin"
+ACTIVEMQ_ARCHIVE: Final = "org.apache.activemq:apache-activemq:5.18.3:tar.gz:bin"
+QPID_ARCHIVE: Final = "org.apache.qpid:apache-qpid-broker-j:10.1.0:tar.gz:bin"
 JAVA_MINIMUM: Final = 17
 """Apache Kafka 4.x servers refuse to start on anything older."""
 JVM_FOLDER: Final = Path("/usr/lib/jvm")
@@ -76,6 +81,18 @@ def rabbitmq_server() -> str:
     return str(programs[-1]) if programs else _program("rabbitmq", "rabbitmq-server")
 
 
+def rabbitmq_4() -> Path:
+    """The folder of a small Debian with RabbitMQ 4 in it, which is run in a chroot: only root may do that."""
+    if os.geteuid() != 0:
+        raise PartMissing("RabbitMQ 4 runs in a chroot, which only root may use")
+    return _from_cache("rabbitmq-4", "rabbitmq-4")
+
+
+def debootstrap() -> str:
+    """The path of the debootstrap program."""
+    return _program("debootstrap", "debootstrap")
+
+
 def postgres_programs() -> str:
     """The folder with PostgreSQL's programs, `initdb` and `postgres`: Debian keeps them off the PATH."""
     on_path = shutil.which("initdb")
@@ -118,6 +135,34 @@ def kinesis_local() -> Path:
 def elasticmq_jars() -> Path:
     """The folder with the jars of ElasticMQ. Its class path is `FOLDER/*`."""
     return _from_cache("elasticmq", "elasticmq/jars")
+
+
+def pulsar_folder() -> Path:
+    """The folder of Apache Pulsar: its programs, jars and configuration files."""
+    return _from_cache("pulsar", "pulsar/server")
+
+
+def artemis_folder() -> Path:
+    """The folder of Apache ActiveMQ Artemis, with its jars in `lib`."""
+    return _from_cache("artemis", "artemis/server")
+
+
+def activemq_folder() -> Path:
+    """The folder of Apache ActiveMQ Classic, with `bin/activemq.jar`, which starts it."""
+    return _from_cache("activemq", "activemq/server")
+
+
+def qpid_folder() -> Path:
+    """The folder of Apache Qpid Broker-J, which has a folder of its version, with its jars in `lib`."""
+    return _from_cache("qpid", "qpid/server")
+
+
+def proton() -> str:
+    """The version of the AMQP 1.0 client that this Python has."""
+    try:
+        return importlib.metadata.version("python-qpid-proton")
+    except importlib.metadata.PackageNotFoundError:
+        raise PartMissing(f"python-qpid-proton is not installed: {why_missing('proton')}") from None
 
 
 def quixstreams_python() -> Path:

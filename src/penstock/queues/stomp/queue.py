@@ -1,0 +1,164 @@
+"""`abc.Queue` on a queue of a STOMP broker, and `stomp:` URLs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from penstock.abc import Delivery, Feature, Features, Outcome
+from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError, UrlError
+from penstock.model import NewRecord
+from penstock.queues.stomp.link import Link, Message, StompDelivery
+from penstock.queues.stomp.messages import copied, encode
+from penstock.queues.stomp.settings import StompSettings
+from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
+
+FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.REDELIVERY, Feature.DURABLE})
+"""DEAD_LETTERS on ActiveMQ Classic, and where the setting `dead_letters` names a queue."""
+PORTS: Final = {"stomp": 61613, "stomp+ssl": 61614}
+CLASSIC: Final = "ActiveMQ/"
+ARTEMIS: Final = "ActiveMQ-Artemis/"
+RABBITMQ: Final = "RabbitMQ/"
+MOST_AT_ONCE: Final = 1_000
+"""How many messages one transaction has."""
+
+
+def open_stomp(url: str, options: Mapping[str, Any]) -> StompQueue:
+    """`stomp:` and `stomp+ssl:` URLs, as `penstock.streams.schemes` finds them."""
+    where = parse_backend_url(url, PORTS.get(url.partition("://")[0].strip().lower(), 61613))
+    if not where.hosts or not where.path:
+        raise UrlError(f"{where.shown!r} is not stomp://HOST:PORT/QUEUE")
+    for secret in (where.user, where.password):
+        if secret is not None and any(character in secret for character in "\r\n\0"):
+            raise UrlError(f"the user or password for {where.shown} has a line break, which STOMP cannot transmit")
+    settings = settings_of(where, StompSettings, options)
+    try:
+        destination = settings.destination.format(queue=where.path)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(f"destination={settings.destination!r} may have {{queue}} and no other braces") from error
+    return StompQueue(where, where.path, destination, settings)
+
+
+class StompQueue:
+    """`abc.Queue` and `abc.SettlingMany` on a queue of a STOMP broker. Any thread may use it.
+
+    It has a connection for sending, and from the first `receive` on another one for receiving and settling.
+    """
+
+    def __init__(self, url: BackendUrl, name: str, destination: str, settings: StompSettings) -> None:
+        self._url = url
+        self._name = name
+        self._destination = destination
+        self._settings = settings
+        self._sender = Link(url, name, settings)
+        self.server = self._sender.server
+        """What the broker calls itself, such as `ActiveMQ/5.18.3`."""
+        if settings.send_delay_s and not self.server.startswith((CLASSIC, ARTEMIS)):
+            self._sender.close()
+            raise ConfigError(
+                f"{url.shown} is {self.server or 'a broker'} that cannot delay messages: omit send_delay_s"
+            )
+        has_letters = settings.dead_letters or self.server.startswith(CLASSIC)
+        self._features = FEATURES | {Feature.DEAD_LETTERS} if has_letters else FEATURES
+        self._receiver: Link | None = None
+        self._opening = threading.Lock()
+        self._is_closed = False
+        self._unique = uuid.uuid4().hex
+        self._numbers = itertools.count(1)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def features(self) -> Features:
+        return self._features
+
+    def receive(self, limit: int, wait_s: float) -> Sequence[StompDelivery]:
+        if limit < 1:
+            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        return self._receiving().take(limit, wait_s)
+
+    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
+        if self.settle_all([delivery], outcome, delay_s):
+            raise StaleDeliveryError(
+                f"a delivery of {self._name} was settled twice, or its connection was lost: the record was delivered "
+                "again, or will be"
+            )
+
+    def settle_all(
+        self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
+    ) -> Sequence[Delivery]:
+        """STOMP has no delayed redelivery: a `delay_s` is a ConfigError. The reason goes to `dead_letters`."""
+        if delay_s:
+            raise ConfigError(f"{self._name} cannot delay a delivery: STOMP has no {Feature.DELAYED_REDELIVERY}")
+        ours = [_ours(each) for each in deliveries]
+        link = self._receiving()
+        if outcome is Outcome.DONE:
+            return link.settle(ours, _acknowledged, "ACK")
+        if outcome is Outcome.REJECT and self._settings.dead_letters:
+            return link.settle(ours, lambda each: (self._letter(each, reason), *_acknowledged(each)), "ACK")
+        if outcome is Outcome.REJECT or self.server.startswith(RABBITMQ):
+            requeue = "false" if outcome is Outcome.REJECT else "true"
+            return link.settle(ours, lambda each: [((("id", each.ack), ("requeue", requeue)), b"")], "NACK")
+        # ActiveMQ takes a NACK for a rejection, and has no word for "again": its JMS client, too, repeats by itself.
+        return link.give_again(ours, counts=outcome is Outcome.RETRY)
+
+    def send(self, records: Sequence[NewRecord]) -> None:
+        """Each thousand records are one transaction: all of them are stored, or none."""
+        messages = [self._message(record) for record in records]
+        for first in range(0, len(messages), MOST_AT_ONCE):
+            # RabbitMQ answers a COMMIT before it has stored the messages, ActiveMQ and Artemis after it.
+            confirm_each = not self.server.startswith((CLASSIC, ARTEMIS))
+            self._sender.send(messages[first : first + MOST_AT_ONCE], confirm_each=confirm_each)
+
+    def close(self) -> None:
+        with self._opening:
+            self._is_closed = True
+        self._sender.close()
+        if self._receiver is not None:
+            self._receiver.close()
+
+    def _receiving(self) -> Link:
+        with self._opening:
+            if self._is_closed:
+                raise ConnectionClosedError(f"the connection to {self._url.shown} is closed")
+            if self._receiver is None:
+                self._receiver = Link(self._url, self._name, self._settings, self._destination)
+            return self._receiver
+
+    def _message(self, record: NewRecord) -> Message:
+        settings = self._settings
+        headers, body = encode(record, f"{self._unique}-{next(self._numbers)}", settings.text)
+        headers += [("destination", self._destination), ("persistent", "true")]
+        if self.server.startswith(ARTEMIS):
+            headers.append(("destination-type", "ANYCAST"))
+        if settings.priority is not None:
+            headers.append(("priority", str(settings.priority)))
+        if settings.send_delay_s:
+            headers.append(("AMQ_SCHEDULED_DELAY", str(round(settings.send_delay_s * 1000))))
+        if settings.ttl_s is not None:
+            lifetime_ms = round((settings.ttl_s + settings.send_delay_s) * 1000)
+            headers.append(("expires", str(time.time_ns() // 1_000_000 + lifetime_ms)))
+            if self.server.startswith(RABBITMQ):
+                headers.append(("expiration", str(lifetime_ms)))
+        return headers, body
+
+    def _letter(self, delivery: StompDelivery, reason: str) -> Message:
+        destination = self._settings.destination.format(queue=self._settings.dead_letters)
+        headers = copied(delivery.headers, delivery.body, reason)
+        return [*headers, ("destination", destination), ("persistent", "true")], delivery.body
+
+
+def _acknowledged(delivery: StompDelivery) -> list[Message]:
+    return [((("id", delivery.ack),), b"")]
+
+
+def _ours(delivery: Delivery) -> StompDelivery:
+    if not isinstance(delivery, StompDelivery):
+        raise ConfigError(f"{delivery!r} is not a delivery of this queue")
+    return delivery
