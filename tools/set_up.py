@@ -360,7 +360,7 @@ def fetch_rabbitmq_4() -> str:
 def debian_mirror() -> str:
     """The address from which apt gets Debian's main packages."""
     for line in run_for_lines(["apt-get", "indextargets", "--format", "$(ORIGIN) $(COMPONENT) $(REPO_URI)"]):
-        origin, component, uri = (line.split() + ["", "", ""])[:3]
+        origin, component, uri = [*line.split(), "", "", ""][:3]
         if origin == "Debian" and component == "main" and uri.rstrip("/").endswith("/debian"):
             return uri
     raise StepFailed("apt is not set up with a mirror of Debian")

@@ -1,0 +1,230 @@
+"""Appending to a topic of Pulsar: a producer for each partition, which batches and sends again by itself."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    ConnectionClosedError,
+    DeliveryError,
+    PenstockError,
+    TopicExistsError,
+)
+from penstock.model import NewRecord, Receipt
+from penstock.streams.forks import FORKS
+from penstock.streams.pulsar.client import PulsarClient
+from penstock.streams.pulsar.messages import fields_of, partition_of, pointer_of
+from penstock.streams.pulsar.settings import PulsarSettings
+from penstock.streams.pulsar.topics import PulsarTopic, partition_name
+
+logger = logging.getLogger(__name__)
+
+WAITING_BYTES: Final = 64 << 20
+"""How much may be under way before `append` blocks."""
+CLOSING_S: Final = 30.0
+"""How long `close` waits for records that are under way, if the delivery timeout is not shorter."""
+PARTITIONS_S: Final = 60.0
+"""How often the number of partitions is asked for: it may grow."""
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 5.0
+_STICKY: Final = 100
+"""How many records without a key go to one partition before the next one is used, so that batches are large."""
+_OVERHEAD_BYTES: Final = 200
+
+
+class PulsarAppender:
+    """Sends records and settles their receipts. Any thread may append."""
+
+    def __init__(self, place: PulsarTopic, client: PulsarClient, settings: PulsarSettings) -> None:
+        self._place = place
+        self._topic = place.topic
+        self._client = client
+        self._settings = settings
+        self._sending = threading.Lock()
+        """Held while records are sent: their order is that of the appends."""
+        self._changed = threading.Condition()
+        self._waiting_bytes = 0
+        self._producers: dict[int, Any] = {}
+        self._partitions = 0
+        self._partitions_s = -PARTITIONS_S
+        self._turn = 0
+        self._closed = False
+        self._forks = FORKS.count
+
+    def append(self, records: Sequence[NewRecord]) -> list[Receipt]:
+        self._check_open()
+        topic = self._topic
+        for record in records:
+            if record.topic != topic:
+                raise ConfigError(f"a record for topic {record.topic!r} was appended to topic {topic!r}")
+        receipts = [Receipt(topic) for _ in records]
+        with self._sending:
+            for record, receipt in zip(records, receipts, strict=True):
+                try:
+                    self._send(record, receipt)
+                except PenstockError as error:
+                    receipt.settle(record.partition or 0, -1, _delivery_error(error))
+        return receipts
+
+    def close(self) -> None:
+        """Wait until everything is settled; what is not in time fails."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            if self._forks != FORKS.count:
+                return
+            self._changed.wait_for(lambda: not self._waiting_bytes, min(self._settings.delivery_timeout_s, CLOSING_S))
+        with self._sending:
+            producers, self._producers = self._producers, {}
+        for producer in producers.values():
+            self._client.release(producer)
+        with self._changed:  # closing a producer fails what it could not send
+            self._changed.wait_for(lambda: not self._waiting_bytes, CLOSING_S)
+
+    def _send(self, record: NewRecord, receipt: Receipt) -> None:
+        """Give a record to the producer of its partition. Called by who holds `_sending`."""
+        partition = self._partition(record)
+        producer = self._producers.get(partition)
+        if producer is None:
+            producer = self._producers[partition] = self._until_available(lambda: self._new_producer(partition))
+        size = _OVERHEAD_BYTES + len(record.value or b"")
+        with self._changed:
+            if self._waiting_bytes >= WAITING_BYTES:
+                self._wait_for_room()
+            self._waiting_bytes += size
+
+        def settle(result: Any, id: Any) -> None:
+            try:
+                with self._changed:
+                    self._waiting_bytes -= size
+                    if not self._waiting_bytes or self._waiting_bytes < WAITING_BYTES <= self._waiting_bytes + size:
+                        self._changed.notify_all()
+                if result.value == 0:
+                    receipt.settle(partition, pointer_of(id))
+                else:
+                    receipt.settle(partition, -1, self._refusal(partition, producer, result, record))
+            except Exception:  # what a callback raises would end the process
+                logger.exception("the receipt of a record for %r could not be settled", self._topic)
+
+        key, properties, event_ms = fields_of(record)
+        try:
+            producer.send_async(
+                record.value, settle, properties=properties, partition_key=key, event_timestamp=event_ms
+            )
+        except BaseException as error:
+            with self._changed:
+                self._waiting_bytes -= size
+            if isinstance(error, Exception) and not isinstance(error, PenstockError):
+                raise DeliveryError(f"a record for {self._topic!r} was refused by Pulsar's client: {error}") from error
+            raise
+
+    def _partition(self, record: NewRecord) -> int:
+        now_s = time.monotonic()
+        if now_s - self._partitions_s >= PARTITIONS_S:
+            self._partitions = self._until_available(self._provided)
+            self._partitions_s = now_s
+        count = max(1, self._partitions)
+        if record.partition is not None:
+            if not 0 <= record.partition < count:
+                self._partitions_s = -PARTITIONS_S
+                raise DeliveryError(
+                    f"topic {self._topic!r} in {self._client.where} has no partition {record.partition}: it has "
+                    f"{count}, numbered from 0"
+                )
+            return record.partition
+        if count == 1:
+            return 0
+        if record.key is not None:
+            return partition_of(record.key, count)
+        self._turn += 1
+        return self._turn // _STICKY % count
+
+    def _provided(self) -> int:
+        """How many partitions the topic has, 0 if it is not partitioned. It is created if need be."""
+        partitions = self._place.partitions()
+        if partitions is None:
+            try:
+                self._place.create(self._settings.partitions)
+            except TopicExistsError:
+                logger.debug("topic %r was created by another program meanwhile", self._topic)
+            partitions = self._place.partitions()
+        if partitions is None:
+            raise BrokerUnavailableError(f"topic {self._topic!r} in {self._client.where} is being deleted")
+        if self._settings.deduplicate and not self._place.deduplicates():
+            raise ConfigError(
+                f"topic {self._topic!r} in {self._client.where} does not deduplicate: enable it with `pulsar-admin "
+                f"topics set-deduplication --enable {self._client.full_name(self._topic)}`, or omit deduplicate"
+            )
+        return partitions
+
+    def _new_producer(self, partition: int) -> Any:
+        return self._client.producer(partition_name(self._topic, partition, self._partitions))
+
+    def _until_available(self, attempt: Callable[[], Any]) -> Any:
+        """The result of the first attempt that finds the server, for as long as a delivery may take."""
+        until_s = time.monotonic() + self._settings.delivery_timeout_s
+        pause_s = FIRST_PAUSE_S
+        while True:  # ends: at the latest when the time is over
+            try:
+                return attempt()
+            except BrokerUnavailableError as error:
+                left_s = until_s - time.monotonic()
+                if not error.retriable or left_s <= 0 or self._closed:
+                    raise
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, min(left_s, pause_s * random.uniform(0.5, 1.0)))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _wait_for_room(self) -> None:
+        """Called by who holds `_changed`."""
+        timeout_s = self._settings.delivery_timeout_s
+        if not self._changed.wait_for(lambda: self._waiting_bytes < WAITING_BYTES or self._closed, timeout_s):
+            raise DeliveryError(
+                f"topic {self._topic!r}: {self._waiting_bytes} bytes are waiting to be stored, and there was no room "
+                f"for more within {timeout_s:g} s",
+                retriable=True,
+            )
+        if self._closed:
+            raise DeliveryError(f"the stream of topic {self._topic!r} was closed before there was room for a record")
+
+    def _refusal(self, partition: int, producer: Any, result: Any, record: NewRecord) -> DeliveryError:
+        """Why a record was not stored. A producer that is of no use any more is forgotten."""
+        name = result.name
+        if name == "MessageTooBig":
+            return DeliveryError(
+                f"a record of {len(record.value or b'')} bytes for {self._topic!r} is larger than {self._client.where} "
+                "takes: raise maxMessageSize of its brokers, or keep large values elsewhere"
+            )
+        if name == "Timeout":
+            return DeliveryError(
+                f"{self._client.where} did not acknowledge a record for {self._topic!r} within "
+                f"{self._settings.delivery_timeout_s:g} s: it may be stored or not",
+                retriable=True,
+            )
+        if self._producers.get(partition) is producer:
+            self._producers.pop(partition, None)
+            self._partitions_s = -PARTITIONS_S
+        return _delivery_error(self._client.meaning(name, f"a record for {self._topic!r} was refused: {name}"))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionClosedError(f"the stream of topic {self._topic!r} is closed: open it again")
+        if self._forks != FORKS.count:
+            raise ConnectionClosedError(
+                f"the stream of topic {self._topic!r} was opened before this process was forked: open it here, too"
+            )
+
+
+def _delivery_error(error: PenstockError) -> DeliveryError:
+    if isinstance(error, DeliveryError):
+        return error
+    refusal = DeliveryError(str(error), retriable=isinstance(error, BrokerUnavailableError) and error.retriable)
+    refusal.__cause__ = error
+    return refusal

@@ -1,0 +1,293 @@
+"""Pulsar's own client: readers and producers, its log as a logger of Python, and its errors in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import math
+import socket
+import ssl
+import threading
+import weakref
+from typing import Any, Final
+
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConnectionClosedError,
+    InvalidTopicError,
+    MissingExtraError,
+    NotAllowedError,
+    PenstockError,
+    StreamError,
+    UnknownTopicError,
+    UrlError,
+)
+from penstock.streams.backend_url import BackendUrl
+from penstock.streams.forks import FORKS
+from penstock.streams.pulsar.credentials import TOKEN_VARIABLE, credentials_of
+from penstock.streams.pulsar.messages import entry_of, ledger_of
+from penstock.streams.pulsar.settings import PulsarSettings
+from penstock.streams.pulsar.web import PulsarWeb
+
+logger = logging.getLogger(__name__)
+
+TLS_SCHEME: Final = "pulsar+ssl"
+DEFAULT_TENANT: Final = "public"
+DEFAULT_NAMESPACE: Final = "default"
+_WEB_PORT: Final = 8080
+_TLS_WEB_PORT: Final = 8443
+_PENDING_RECORDS: Final = 20_000
+_LEVELS: Final = {"DEBUG": logging.DEBUG, "INFO": logging.DEBUG, "WARN": logging.INFO, "ERROR": logging.INFO}
+"""Of the client's log. It reports every broken connection as an error, and repairs it; what it cannot do is raised."""
+_REFUSED: Final = ("AuthenticationError", "ErrorGettingAuthenticationData")
+_BACKLOG: Final = " Subscriptions have too much backlog: raise the backlog quota, or delete them"
+_FINAL: Final = {
+    "InvalidConfiguration": "",
+    "UnsupportedVersionError": "",
+    "IncompatibleSchema": " The topic has a schema that bytes do not fit: use another topic, or delete the schema",
+    "TopicTerminated": " Nobody can append to it any more",
+    "ProducerBlockedQuotaExceededError": _BACKLOG,
+    "ProducerBlockedQuotaExceededException": _BACKLOG,
+    "CryptoError": " Encrypted messages cannot be read or written here",
+    "OperationNotSupported": "",
+}
+"""Errors that do not pass, and what to do about them."""
+
+
+def import_pulsar() -> Any:
+    try:
+        return importlib.import_module("pulsar")
+    except ImportError:
+        raise MissingExtraError("Apache Pulsar", "pulsar") from None
+
+
+class PulsarClient:
+    """A connection to a tenant's namespace: data by Pulsar's client, administration by its web service."""
+
+    def __init__(self, url: BackendUrl, settings: PulsarSettings) -> None:
+        self._pulsar = import_pulsar()
+        self.tenant, self.namespace = _namespace(url)
+        self._url = url
+        self._settings = settings
+        self._credentials = credentials_of(url, settings)
+        hosts = ",".join(map(str, url.hosts))
+        self._service_url = f"{url.scheme}://{hosts}"
+        self.where = f"Pulsar at {hosts}/{self.tenant}/{self.namespace}"
+        self.web = PulsarWeb(
+            settings.admin_url or _web_url(url),
+            settings.timeout_s,
+            self._credentials.web_headers,
+            self._web_tls(),
+        )
+        self.path = f"persistent/{self.tenant}/{self.namespace}"
+        """Of topics, in the web service."""
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._closer: weakref.finalize[Any, Any] | None = None
+        self._closed = False
+        self._forks = FORKS.count
+
+    def full_name(self, topic: str) -> str:
+        return f"persistent://{self.tenant}/{self.namespace}/{topic}"
+
+    def check_login(self) -> None:
+        """Return once the broker has answered. It is asked about a topic that need not exist."""
+        self._call(lambda client: client.get_topic_partitions(self.full_name("penstock-check")))
+
+    def check_accepts(self, timeout_s: float) -> None:
+        """Return if one of the hosts accepts a connection. Raises BrokerUnavailableError."""
+        problem: OSError | None = None
+        for host in self._url.hosts:
+            try:
+                with socket.create_connection((host.name, host.port), timeout_s):
+                    return
+            except OSError as error:
+                problem = error
+        raise BrokerUnavailableError(f"{self.where} is unavailable: {problem}. Is it running, and is the URL right?")
+
+    def reader(self, topic: str, start: int, prefetch: int) -> Any:
+        """A reader whose first message is in the entry of this pointer, or after it."""
+        before = self._pulsar.MessageId(-1, ledger_of(start), entry_of(start) - 1, -1)
+        compacted = self._settings.read_compacted
+        return self._call(
+            lambda client: client.create_reader(
+                self.full_name(topic), before, receiver_queue_size=prefetch, is_read_compacted=compacted
+            )
+        )
+
+    def producer(self, topic: str) -> Any:
+        settings = self._settings
+        compression = getattr(self._pulsar.CompressionType, _COMPRESSIONS[settings.compression])
+        return self._call(
+            lambda client: client.create_producer(
+                self.full_name(topic),
+                send_timeout_millis=math.ceil(1000 * settings.delivery_timeout_s),
+                compression_type=compression,
+                max_pending_messages=_PENDING_RECORDS,
+                block_if_queue_full=True,
+                batching_enabled=settings.batch_records > 1,
+                batching_max_messages=settings.batch_records,
+                batching_max_allowed_size_in_bytes=settings.batch_bytes,
+                batching_max_publish_delay_ms=settings.linger_ms,
+            )
+        )
+
+    def read(self, reader: Any, wait_ms: int) -> Any:
+        """The next message of a reader; None if there is none within `wait_ms`."""
+        try:
+            return reader.read_next(wait_ms)
+        except self._pulsar.Timeout:
+            return None
+        except self._pulsar.PulsarException as error:
+            raise self.translated(error) from error
+
+    def has_more(self, reader: Any) -> bool:
+        """Whether the broker has a message that the reader has not given."""
+        try:
+            return bool(reader.has_message_available())
+        except self._pulsar.PulsarException as error:
+            raise self.translated(error) from error
+
+    def release(self, closable: Any) -> None:
+        """Close a reader or a producer; one that is closed already, or cannot say goodbye, does no harm."""
+        if self._forks != FORKS.count:
+            return
+        with contextlib.suppress(self._pulsar.PulsarException, ValueError):
+            closable.close()
+
+    def translated(self, error: Exception) -> PenstockError:
+        """What an error of the client means."""
+        return self.meaning(type(error).__name__, str(error).removeprefix("Pulsar error: "))
+
+    def meaning(self, name: str, text: str) -> PenstockError:
+        """What an error of the client means, by the name that its classes and results share."""
+        if name in _REFUSED:
+            return BrokerUnavailableError(
+                f"{self.where} refused the login: {text}. Check the token, or user and password, of the URL, or "
+                f"{TOKEN_VARIABLE}",
+                retriable=False,
+            )
+        if name in ("AuthorizationError", "NotAllowedError"):
+            return NotAllowedError(f"{self.where}: {text}. Grant this role the permission to produce and consume")
+        if name == "TopicNotFound":
+            return UnknownTopicError(f"{self.where}: {text}: create it with `penstock topics create`")
+        if name == "InvalidTopicName":
+            return InvalidTopicError(f"{self.where}: {text}")
+        if name == "AlreadyClosed":
+            return BrokerUnavailableError(f"{self.where}: {text}: the topic was closed or deleted meanwhile")
+        if name in _FINAL:
+            return StreamError(f"{self.where}: {text}.{_FINAL[name]}")
+        return BrokerUnavailableError(f"{self.where} is unavailable: {text}. Is it running, and is the URL right?")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            closer, self._client = self._closer, None
+        self.web.close()
+        if closer is not None and self._forks == FORKS.count:
+            closer()
+
+    def _call(self, use: Any) -> Any:
+        try:
+            return use(self._opened())
+        except self._pulsar.PulsarException as error:
+            raise self.translated(error) from error
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._closed or self._forks != FORKS.count:
+                raise ConnectionClosedError(f"the connection to {self.where} is closed: connect again")
+            if self._client is None:
+                self._client = self._connected()
+                # An open client writes to the terminal when the interpreter ends, so it is closed before.
+                self._closer = weakref.finalize(self, _close, self._client, self._pulsar.PulsarException)
+            return self._client
+
+    def _connected(self) -> Any:
+        settings, pulsar = self._settings, self._pulsar
+        timeout_s = max(1, math.ceil(settings.timeout_s))
+        return _logging_client(pulsar)(
+            self._service_url,
+            authentication=self._authentication(),
+            operation_timeout_seconds=timeout_s,
+            connection_timeout_ms=1000 * timeout_s,
+            stats_interval_in_seconds=0,
+            logger=logger,
+            listener_name=settings.listener_name,
+            tls_trust_certs_file_path=self._tls_ca(),
+            tls_allow_insecure_connection=not settings.tls_verify,
+            tls_validate_hostname=settings.tls_check_hostname and settings.tls_verify,
+        )
+
+    def _authentication(self) -> Any:
+        settings, who, pulsar = self._settings, self._credentials, self._pulsar
+        if who.token is not None:
+            return pulsar.AuthenticationToken(who.token)
+        if who.user is not None:
+            return pulsar.AuthenticationBasic(who.user, who.password)
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            return pulsar.AuthenticationTLS(settings.tls_cert, settings.tls_key)
+        return None
+
+    def _tls_ca(self) -> str | None:
+        return self._settings.tls_ca or self._credentials.tls_ca
+
+    def _web_tls(self) -> ssl.SSLContext | None:
+        settings = self._settings
+        if not (settings.admin_url or _web_url(self._url)).startswith("https:"):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self._tls_ca())
+            if settings.tls_cert is not None:
+                context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise BrokerUnavailableError(
+                f"{self.where}: a certificate cannot be read: {error}", retriable=False
+            ) from error
+        context.check_hostname = settings.tls_check_hostname and settings.tls_verify
+        if not settings.tls_verify:
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+_COMPRESSIONS: Final = {"none": "NONE", "lz4": "LZ4", "zlib": "ZLib", "zstd": "ZSTD", "snappy": "SNAPPY"}
+
+
+def _logging_client(pulsar: Any) -> Any:
+    """Pulsar's client class with a log of our own: its own changes a global of `logging` while other threads run."""
+
+    class LoggingClient(pulsar.Client):  # type: ignore[misc]
+        @staticmethod
+        def _prepare_logger(logger: logging.Logger) -> Any:
+            def log(level: str, message: str) -> None:
+                try:
+                    logger.log(_LEVELS.get(level, logging.INFO), "%s", message)
+                except Exception:  # it would end the process
+                    return
+
+            return log
+
+    return LoggingClient
+
+
+def _close(client: Any, kind: type[Exception]) -> None:
+    try:
+        client.close()
+    except kind as error:
+        logger.debug("Pulsar's client could not be closed well: %s", error)
+
+
+def _namespace(url: BackendUrl) -> tuple[str, str]:
+    path = url.path.strip("/")
+    if not path:
+        return DEFAULT_TENANT, DEFAULT_NAMESPACE
+    parts = path.split("/")
+    if len(parts) != 2 or not all(parts):
+        raise UrlError(f"{url.shown!r}: {path!r} is not TENANT/NAMESPACE, such as public/default")
+    return parts[0], parts[1]
+
+
+def _web_url(url: BackendUrl) -> str:
+    host = f"[{url.host.name}]" if ":" in url.host.name else url.host.name
+    return f"https://{host}:{_TLS_WEB_PORT}" if url.scheme == TLS_SCHEME else f"http://{host}:{_WEB_PORT}"

@@ -1,0 +1,160 @@
+"""A real Apache Pulsar on loopback, broker and bookie in one process that the test owns."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests import real_parts
+from tests.servers import QUICK_START, ServerProcess, free_ports, wait_for_start
+from tools import parts
+
+START_TIMEOUT_S: Final = 180.0
+OPENED: Final = (
+    "java.base/java.io",
+    "java.base/java.util.zip",
+    "java.base/java.nio",
+    "java.base/jdk.internal.misc",
+    "java.base/jdk.internal.platform",
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+)
+"""Parts of Java that BookKeeper and Netty look into."""
+METADATA_DRIVERS: Final = {
+    "bookkeeper.metadata.bookie.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataBookieDriver",
+    "bookkeeper.metadata.client.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataClientDriver",
+}
+LISTENER: Final = "proxied"
+"""The name of the listener that clients behind a proxy ask for: brokers tell their clients where to connect to."""
+
+
+class PulsarServer:
+    """One Pulsar in a folder of its own, with its standalone settings and a journal that is synced to the disk."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None, *, proxy_port: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port, self.web_port, self._bookie_port = free_ports(3)
+        self._settings = {
+            "brokerServicePort": str(self.port),
+            "webServicePort": str(self.web_port),
+            "bindAddress": "127.0.0.1",
+            "bookiePort": str(self._bookie_port),
+            "listeningInterface": "lo",
+            "allowLoopback": "true",
+            "journalSyncData": "true",
+            "numIOThreads": "2",
+            "numHttpServerThreads": "8",
+            "internalListenerName": "internal",
+            "httpServerEnabled": "false",
+            **(settings or {}),
+        }
+        self._process: ServerProcess | None = None
+        self.advertise(proxy_port)
+
+    def advertise(self, proxy_port: int) -> None:
+        """Have the next start tell clients of the listener `LISTENER` to connect to a proxy."""
+        listeners = [f"internal:pulsar://127.0.0.1:{self.port}"]
+        if proxy_port:
+            listeners.append(f"{LISTENER}:pulsar://127.0.0.1:{proxy_port}")
+        self._settings["advertisedListeners"] = ",".join(listeners)
+
+    @property
+    def url(self) -> str:
+        return f"pulsar://127.0.0.1:{self.port}?admin_url={self.admin_url}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.web_port}"
+
+    def start(self) -> None:
+        """Start on the folder, and on the ports of the first start; returns when it answers."""
+        self._process = ServerProcess(self._command(), self.folder / "output.txt")
+        wait_for_start(self._process, self.is_healthy, START_TIMEOUT_S)
+
+    def kill(self) -> None:
+        assert self._process is not None, "Pulsar has not been started"
+        self._process.kill()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.admin_url}/admin/v2/brokers/health", timeout=5) as answer:
+                return bool(answer.read().strip() == b"ok")
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _command(self) -> list[str]:
+        home = real_parts.pulsar_folder()
+        folders = ("--bookkeeper-dir", str(self.folder / "bookkeeper"), "--metadata-dir", str(self.folder / "metadata"))
+        return [
+            real_parts.java(),
+            *QUICK_START,
+            "-Xms256m",
+            "-Xmx512m",
+            "-XX:MaxDirectMemorySize=512m",
+            "-Djava.net.preferIPv4Stack=true",
+            "-Dio.netty.tryReflectionSetAccessible=true",
+            "-Dpulsar.allocator.exit_on_oom=true",
+            "-Dlog4j2.level=WARN",
+            *(f"--add-opens={each}=ALL-UNNAMED" for each in OPENED),
+            *(f"-D{name}={value}" for name, value in METADATA_DRIVERS.items()),
+            f"-Dpulsar.log.dir={self.folder}",
+            "-cp",
+            f"{home / 'lib'}/*:{home / 'conf'}",
+            "org.apache.pulsar.PulsarStandaloneStarter",
+            "--config",
+            str(self._configuration(home)),
+            "--no-functions-worker",
+            "--no-stream-storage",
+            "--bookkeeper-port",
+            str(self._bookie_port),
+            *folders,
+        ]
+
+    def _configuration(self, home: Path) -> Path:
+        """The settings that come with Pulsar, and ours in their place."""
+        lines = (home / "conf" / "standalone.conf").read_text("utf-8").splitlines()
+        kept = [line for line in lines if line.partition("=")[0] not in self._settings]
+        text = "\n".join([*kept, *(f"{name}={value}" for name, value in self._settings.items())])
+        configuration = self.folder / "standalone.conf"
+        configuration.write_text(text, "utf-8")
+        return configuration
+
+
+def version() -> str:
+    return parts.PULSAR_ARCHIVE.split(":")[2]
+
+
+def admin(server: PulsarServer, method: str, path: str, body: object = None) -> object:
+    """What Pulsar's own administration answers."""
+    request = urllib.request.Request(
+        f"{server.admin_url}/admin/v2/{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        method=method,
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
