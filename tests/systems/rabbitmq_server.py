@@ -7,23 +7,36 @@ import re
 import socket
 import subprocess
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from tests import real_parts
 from tests.servers import ServerProcess, free_ports, wait_for_start
 
-PLUGINS: Final = "[rabbitmq_stream,rabbitmq_amqp1_0]."
+PLUGINS: Final = ("rabbitmq_stream", "rabbitmq_amqp1_0")
+INSIDE: Final = "/srv"
+"""Where RabbitMQ 4, which runs in a chroot, finds the folder of its node."""
+_MOUNT_AND_RUN: Final = 'mount --bind "$1" "$2/srv" && mount -t proc proc "$2/proc" && shift && exec chroot "$@"'
 
 
 class RabbitMq:
-    """One node of RabbitMQ in a folder of its own, with AMQP 0-9-1 and 1.0 on one port, and streams on another."""
+    """One node of RabbitMQ in a folder of its own, with AMQP 0-9-1 and 1.0 on one port, and streams on another.
 
-    def __init__(self, folder: Path) -> None:
+    `version` 3 is that of the machine's packages, 4 that of the part `rabbitmq-4`. `settings` are lines of
+    rabbitmq.conf, in which files of the folder are `{folder}/NAME`.
+    """
+
+    def __init__(
+        self, folder: Path, version: Literal[3, 4] = 3, *, plugins: Sequence[str] = (), settings: str = ""
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port, self.stream_port, self._distribution_port, self._epmd_port = free_ports(4)
+        self.port, self.stream_port, self.management_port, self._distribution_port, self._epmd_port = free_ports(5)
+        self._major = version
+        self._plugins = (*PLUGINS, *plugins)
+        self._settings = settings
         self._name = f"penstock-{uuid.uuid4().hex[:8]}@localhost"
         self._process: ServerProcess | None = None
 
@@ -33,32 +46,36 @@ class RabbitMq:
 
     def start(self) -> None:
         """Start on the folder and ports of the first start; returns when it serves."""
-        (self.folder / "enabled_plugins").write_text(PLUGINS)
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].")
+        inside = INSIDE if self._major == 4 else str(self.folder)
         (self.folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.local = 127.0.0.1:{self.port}\n"
             f"stream.listeners.tcp.local = 127.0.0.1:{self.stream_port}\n"
             "loopback_users = none\n"
             "vm_memory_high_watermark.relative = 0.8\n"
             "disk_free_limit.absolute = 100MB\n"
+            + self._settings.format(folder=inside, management_port=self.management_port)
         )
         self._process = ServerProcess(
-            [real_parts.rabbitmq_server()], self.folder / "output.txt", environment=self.environment()
+            self._command("rabbitmq-server"), self.folder / "output.txt", environment=self.environment()
         )
         wait_for_start(self._process, lambda: answers(self.port))
 
     def environment(self) -> dict[str, str]:
+        inside = INSIDE if self._major == 4 else str(self.folder)
         return {
-            "HOME": str(self.folder),
+            "HOME": inside,
             "RABBITMQ_NODENAME": self._name,
-            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
-            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
-            "RABBITMQ_LOG_BASE": str(self.folder / "logs"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            "RABBITMQ_CONFIG_FILE": f"{inside}/rabbitmq.conf",
+            "RABBITMQ_MNESIA_BASE": f"{inside}/data",
+            "RABBITMQ_LOG_BASE": f"{inside}/logs",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{inside}/enabled_plugins",
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_CONF_ENV_FILE": os.devnull,
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_RELAXED_COMMAND_CHECK": "true",  # so that it can be told to end when its node was killed
         }
 
     @property
@@ -69,12 +86,10 @@ class RabbitMq:
     def _logs(self) -> list[Path]:
         return [self.folder / "output.txt", *sorted((self.folder / "logs").glob("*.log"))]
 
-    def kill(self) -> None:
-        """SIGKILL. RabbitMQ 3 writes what it knows about its queues some 2 s late, so that is written first."""
-        assert self._process is not None, "RabbitMQ has not been started"
-        control = Path(real_parts.rabbitmq_server()).with_name("rabbitmqctl")
+    def control(self, *arguments: str) -> str:
+        """Run `rabbitmqctl` on the node, and return what it says."""
         done = subprocess.run(
-            [control, "--node", self._name, "eval", "mnesia:sync_log()."],
+            [*self._command("rabbitmqctl"), "--node", self._name, *arguments],
             env={**os.environ, **self.environment()},
             capture_output=True,
             text=True,
@@ -82,6 +97,12 @@ class RabbitMq:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def kill(self) -> None:
+        """SIGKILL. RabbitMQ writes what it knows about its queues some 2 s late, so that is written first."""
+        assert self._process is not None, "RabbitMQ has not been started"
+        self.control("eval", "mnesia:sync_log().")
         self._process.kill()
 
     def restart(self) -> None:
@@ -91,13 +112,23 @@ class RabbitMq:
         if self._process is not None:
             self._process.kill()
             # The port mapper that the node has started goes on without it.
+            epmd = ["chroot", str(real_parts.rabbitmq_4()), "epmd"] if self._major == 4 else ["epmd"]
             subprocess.run(
-                ["epmd", "-port", str(self._epmd_port), "-kill"],
-                env={**os.environ, "ERL_EPMD_RELAXED_COMMAND_CHECK": "true"},
+                [*epmd, "-port", str(self._epmd_port), "-kill"],
+                env={**os.environ, **self.environment()},
                 capture_output=True,
                 timeout=10,
                 check=False,
             )
+
+    def _command(self, program: str) -> list[str]:
+        """How a program of RabbitMQ is run: that of version 4 in its own mount namespace, where its folder is /srv."""
+        if self._major == 3:
+            return [str(Path(real_parts.rabbitmq_server()).with_name(program))]
+        root = real_parts.rabbitmq_4()
+        [found] = root.glob(f"usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/{program}")
+        mounted = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT_AND_RUN, "sh"]
+        return [*mounted, str(self.folder), str(root), f"/{found.relative_to(root)}"]
 
     def __enter__(self) -> Self:
         try:

@@ -1,0 +1,220 @@
+"""Connections to the nodes of RabbitMQ: which one serves a stream, and what it refuses in our words."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import secrets
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    ConnectionClosedError,
+    NotAllowedError,
+    PenstockError,
+    StreamError,
+)
+from penstock.streams.backend_url import BackendUrl
+from penstock.streams.forks import FORKS
+from penstock.streams.rabbitmq.connection import Login, StreamConnection
+from penstock.streams.rabbitmq.protocol import Answer, Code, Command, RefusedError
+from penstock.streams.rabbitmq.settings import RabbitMqSettings
+from penstock.streams.url import Host
+
+TLS_SCHEME: Final = "rabbitmq-stream+tls"
+OLDEST: Final = (3, 11)
+_BALANCER_TRIES: Final = 20
+"""How often a load balancer is asked for a connection to a certain node."""
+_LARGEST_LIST_BYTES: Final = 256 << 20
+_MANAGEMENT_PORTS: Final = {False: ("http", 15672), True: ("https", 15671)}
+
+Address = tuple[str, str]
+"""Host and port that a node advertises."""
+
+
+class StreamClient:
+    """The connections to one server or cluster. Any thread may use it. A connection that breaks is replaced by the next
+    call that needs one."""
+
+    def __init__(self, url: BackendUrl, settings: RabbitMqSettings) -> None:
+        self._url = url
+        self._settings = settings
+        self.where = f"RabbitMQ at {','.join(map(str, url.hosts))}"
+        self._login = Login(
+            user=url.user or "guest",
+            password=url.password or ("guest" if url.user is None else ""),
+            vhost=url.path or "/",
+            mechanism="EXTERNAL" if settings.login == "certificate" else "PLAIN",
+            name=settings.client_id,
+            timeout_s=settings.timeout_s,
+            heartbeat_s=settings.heartbeat_s,
+            tls=_tls(url, settings),
+        )
+        self._connecting = threading.Lock()
+        self._connections: list[StreamConnection] = []
+        self._closed = False
+        self._forks = FORKS.count
+
+    def connection(self) -> StreamConnection:
+        """A connection to any node."""
+        with self._connecting:
+            self._check_open()
+            return self._usable() or self._connect(self._url.hosts)
+
+    def connection_for(self, stream: str, *, to_write: bool) -> StreamConnection:
+        """A connection to a node that can read a stream, or write to it. Raises UnknownTopicError."""
+        leader, replicas = self.connection().leader(stream)
+        wanted = [leader] if to_write else [leader, *replicas]
+        with self._connecting:
+            self._check_open()
+            found = self._usable(wanted)
+            if found is not None:
+                return found
+            if self._settings.load_balancer or self._known(wanted):
+                return self._connect_through(wanted)
+            name, port = random.choice(wanted)
+            return self._connect([Host(name, int(port))])
+
+    def request(self, command: Command, what: str, *parts: bytes) -> Answer:
+        """An answer of any node. RefusedError if it refuses."""
+        return self.connection().request(command, what, *parts)
+
+    def refusal(self, error: RefusedError) -> PenstockError:
+        """What a refusal means to a caller who can do nothing else about it."""
+        if error.code == Code.ACCESS_REFUSED:
+            return NotAllowedError(f"{error}. Change the permissions of this user")
+        if error.code in (Code.STREAM_NOT_AVAILABLE, Code.INTERNAL_ERROR, Code.PUBLISHER_DOES_NOT_EXIST):
+            return BrokerUnavailableError(str(error))
+        return error
+
+    def version(self) -> tuple[int, ...]:
+        return _version(self.connection())
+
+    def managed(self, what: str) -> Any:
+        """What the management API answers to `what`, such as `queues`, about the virtual host."""
+        settings, url = self._settings, self._url
+        scheme, port = _MANAGEMENT_PORTS[url.scheme == TLS_SCHEME]
+        base = settings.management or f"{scheme}://{Host(url.host.name, port)}"
+        query = "columns=name,type,arguments"
+        request = urllib.request.Request(f"{base.rstrip('/')}/api/{what}/{quote(self._login.vhost, safe='')}?{query}")
+        secret = base64.b64encode(f"{self._login.user}:{self._login.password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {secret}")
+        shown = f"the management API of RabbitMQ at {base}"
+        try:
+            with urllib.request.urlopen(request, timeout=settings.timeout_s, context=self._login.tls) as answer:
+                return json.loads(answer.read(_LARGEST_LIST_BYTES))
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403):
+                raise NotAllowedError(
+                    f"{shown} refused the login, with status {error.code}: give this user the tag `management`"
+                ) from error
+            raise StreamError(f"{shown} answered with status {error.code}: is the URL right?") from error
+        except (OSError, ValueError) as error:
+            raise BrokerUnavailableError(
+                f"{shown} is unavailable: {getattr(error, 'reason', error)}. Only it can list the topics: enable the "
+                "plugin rabbitmq_management, or say where it is with the setting management=http://HOST:PORT"
+            ) from error
+
+    def check_accepts(self, timeout_s: float) -> None:
+        """Return if one of the servers accepts a connection. Raises BrokerUnavailableError."""
+        problem: OSError | None = None
+        for host in self._url.hosts:
+            try:
+                with socket.create_connection((host.name, host.port), timeout_s):
+                    return
+            except OSError as error:
+                problem = error
+        raise BrokerUnavailableError(f"{self.where} is unavailable: {problem}")
+
+    def close(self) -> None:
+        with self._connecting:
+            self._closed = True
+            connections, self._connections = self._connections, []
+        if self._forks == FORKS.count:
+            for connection in connections:
+                connection.close()
+
+    def _check_open(self) -> None:
+        if self._closed or self._forks != FORKS.count:
+            raise ConnectionClosedError(f"the connection to {self.where} is closed: connect again")
+
+    def _usable(self, wanted: Sequence[Address] | None = None) -> StreamConnection | None:
+        """A connection that is open already, and has room. Called by who holds `_connecting`."""
+        self._connections = [each for each in self._connections if each.is_usable]
+        for each in self._connections:
+            if each.has_room and (wanted is None or each.address in wanted):
+                return each
+        return None
+
+    def _known(self, wanted: Sequence[Address]) -> bool:
+        """Whether an address of the URL leads to one of these nodes, as that of the only node does."""
+        return any(each.address in wanted for each in self._connections)
+
+    def _connect_through(self, wanted: Sequence[Address]) -> StreamConnection:
+        """Connect to the addresses of the URL until one of these nodes answers."""
+        for _ in range(_BALANCER_TRIES):
+            connection = self._connect(self._url.hosts)
+            if connection.address in wanted:
+                return connection
+            self._connections.remove(connection)
+            connection.close()
+        nodes = " or ".join(":".join(each) for each in wanted)
+        raise BrokerUnavailableError(
+            f"{self.where} led to other nodes than {nodes} in {_BALANCER_TRIES} attempts: check the load balancer"
+        )
+
+    def _connect(self, hosts: Sequence[Host]) -> StreamConnection:
+        """A new connection to one of these. Called by who holds `_connecting`."""
+        problem: BrokerUnavailableError | None = None
+        for host in random.sample(hosts, len(hosts)):
+            try:
+                connection = StreamConnection(host, self._login)
+            except BrokerUnavailableError as error:
+                if not error.retriable:
+                    raise
+                problem = error
+                continue
+            if _version(connection) < OLDEST:
+                connection.close()
+                raise BrokerUnavailableError(
+                    f"{connection.where} has version {connection.server.get('version')}, which is too old: streams "
+                    f"need RabbitMQ {'.'.join(map(str, OLDEST))} or newer",
+                    retriable=False,
+                )
+            self._connections.append(connection)
+            return connection
+        assert problem is not None
+        raise problem
+
+
+def new_name() -> str:
+    """A name that nobody else uses."""
+    return secrets.token_hex(8)
+
+
+def _version(connection: StreamConnection) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", connection.server.get("version", "0"))[:3]))
+
+
+def _tls(url: BackendUrl, settings: RabbitMqSettings) -> ssl.SSLContext | None:
+    if url.scheme != TLS_SCHEME:
+        if settings.ca_file or settings.cert_file or settings.login == "certificate":
+            raise ConfigError(f"{url.shown}: ca_file, cert_file and login=certificate need {TLS_SCHEME}://")
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.cert_file:
+            context.load_cert_chain(settings.cert_file, settings.key_file)
+    except OSError as error:
+        raise ConfigError(f"the certificates for {url.shown} cannot be loaded: {error}") from error
+    return context
