@@ -1,7 +1,7 @@
 """Records as bytes on the wire of a channel, and gaps in what a sender sent.
 
-A frame is `MAGIC`, then a MessagePack array: the sender's name, the number of the first record, and the records, each an
-array of value, key, headers and timestamp_ms. A sender has a random name and numbers its records from 0, so that a
+A frame is `MAGIC`, then a MessagePack array: the sender's name, the number of the first record, and the records, each
+an array of value, key, headers and timestamp_ms. A sender has a random name and numbers its records from 0, so that a
 listener sees how many are missing. Programs in any language can write it.
 """
 
@@ -54,28 +54,28 @@ class FrameWriter:
         self.sender = os.urandom(8)
         self.number = 0
 
-    def frames(self, records: Sequence[NewRecord], most_bytes: int, usual_bytes: int) -> list[bytes]:
-        """Frames of these records, of about `usual_bytes`, or more where a single record is larger.
+    def frames(self, records: Sequence[NewRecord], most_bytes: int, usual_bytes: int) -> list[tuple[int, bytes]]:
+        """Frames of these records with their numbers, of about `usual_bytes`, or more where one record is larger.
 
         RecordTooLargeError if a frame of one record has more than `most_bytes`; then nothing is counted. A record
         without a time gets that of now.
         """
         now_ms = time.time_ns() // 1_000_000
         number = self.number
-        frames: list[bytes] = []
+        frames: list[tuple[int, bytes]] = []
         entries: list[Entry] = []
         size_bytes = 0
         for record in records:
             entry_bytes = _size_bytes(record)
             if entries and size_bytes + entry_bytes > usual_bytes:
-                frames.append(self._frame(number, entries, most_bytes))
+                frames.append((number, self._frame(number, entries, most_bytes)))
                 number += len(entries)
                 entries, size_bytes = [], 0
             stamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
             entries.append(Entry(record.value, record.key, record.headers, stamp_ms))
             size_bytes += entry_bytes
         if entries:
-            frames.append(self._frame(number, entries, most_bytes))
+            frames.append((number, self._frame(number, entries, most_bytes)))
         self.number += len(records)
         return frames
 
