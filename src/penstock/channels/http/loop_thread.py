@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
@@ -48,7 +49,7 @@ class LoopThread:
             raise
         try:
             return future.result(timeout_s)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, concurrent.futures.CancelledError):
             raise ConnectionClosedError(f"the channel {self._name} was closed") from None
         except TimeoutError:
             if future.done():
