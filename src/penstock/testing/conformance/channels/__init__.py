@@ -295,7 +295,7 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
 
     def _listen_until_closed(self, listener: Listener, started: threading.Event) -> None:
         started.set()
-        deadline_s = time.monotonic() + COME_S
+        deadline_s = time.monotonic() + COME_S * 4
         while (left_s := deadline_s - time.monotonic()) > 0:  # what another case left may end a call of listen
             succeeds(listener.listen, 1, left_s)
 
