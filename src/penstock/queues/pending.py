@@ -1,4 +1,4 @@
-"""Work that a connection's thread does for a caller."""
+"""Work that the thread of a connection does for a caller, who waits for it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from penstock.errors import BrokerUnavailableError, PenstockError
 
 
 class Pending:
-    """Work in so many parts, for which a caller waits."""
+    """So many parts of work that are not done."""
 
     def __init__(self, count: int = 1) -> None:
         self.left = count
         self.error: PenstockError | None = None
         self.done = threading.Event()
+        self.is_abandoned = False
+        """The caller has stopped waiting."""
 
     def finish(self, error: PenstockError | None = None) -> None:
         """One part of it is done. An error ends the wait at once."""
@@ -24,6 +26,7 @@ class Pending:
 
     def wait(self, timeout_s: float, what: str) -> None:
         if not self.done.wait(timeout_s):
+            self.is_abandoned = True
             raise BrokerUnavailableError(f"{what} was not answered within {timeout_s:g} s: its outcome is unknown")
         if self.error is not None:
             raise self.error

@@ -1,0 +1,441 @@
+"""The connection of a queue: one thread with a link for sending and, once somebody receives, one for receiving."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from penstock.abc import Outcome
+from penstock.errors import BrokerUnavailableError, PenstockError, RecordTooLargeError, StaleDeliveryError, StreamError
+from penstock.queues.amqp1.products import Product, product_of
+from penstock.queues.amqp1.settings import Amqp1Settings
+from penstock.queues.amqp1.wire import Login, Waker, Wire, import_proton
+from penstock.queues.pending import Pending
+from penstock.queues.reconnecting import Numbered, ReconnectingLink
+from penstock.streams.url import Host
+
+DELAYED_DELIVERY: Final = "DELAYED_DELIVERY"
+"""The capability of a broker that delivers messages at a time of their own."""
+_LONGEST_WAIT_S: Final = 1.0
+_CLOSE_S: Final = 2.0
+"""How long to wait for a broker's farewell."""
+_LONGEST_REASON: Final = 1000
+_TOO_LARGE: Final = "amqp:link:message-size-exceeded"
+_UNAUTHORIZED: Final = "amqp:unauthorized-access"
+_NOT_FOUND: Final = "amqp:not-found"
+_FRAMING: Final = "amqp:connection:framing-error"
+_FINAL: Final = (_UNAUTHORIZED, _NOT_FOUND, "amqp:not-allowed", "amqp:not-implemented", "amqp:invalid-field")
+"""What a second attempt does not change."""
+
+
+class Arrival(NamedTuple):
+    """A delivery whose message is not decoded."""
+
+    tag: int
+    generation: int
+    data: bytes
+
+
+class _Ended(Exception):
+    """The connection cannot be used any more. It is not raised to callers, who get `problem`."""
+
+    def __init__(self, problem: PenstockError) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+class Amqp1Link(ReconnectingLink[Arrival]):
+    """The connection to a broker. Methods with a leading "on" or "do" run in its thread, as all of proton does."""
+
+    def __init__(self, shown: str, hosts: Sequence[Host], queue: str, login: Login, settings: Amqp1Settings) -> None:
+        super().__init__(
+            shown,
+            f"penstock-amqp1-{queue}",
+            connect_timeout_s=settings.connect_timeout_s,
+            answer_timeout_s=settings.send_timeout_s,
+        )
+        self.product = Product()
+        self.offers_delays = False
+        self._proton = import_proton()
+        self._hosts = itertools.cycle(hosts)
+        self._queue = queue
+        self._login = login
+        self._settings = settings
+        self._waker = Waker()
+        self._work: collections.deque[Callable[[], None]] = collections.deque()
+        self._waiting: set[Pending] = set()
+        """What callers wait for."""
+        self._largest_bytes = 0
+        """The broker's limit for messages; 0: none."""
+        self._to_grant = 0
+        """Deliveries that were taken, and may be replaced by others."""
+        self._session: Any = None
+        self._sender: Any = None
+        self._receiver: Any = None
+        self._no_sending: PenstockError | None = None
+        """Why this user may not send."""
+        self._awaited = 0
+        """Links that the broker has not attached yet."""
+        self._is_ready = False
+        self._is_confirming = False
+        """The broker confirms settlements."""
+        self._outbox: collections.deque[tuple[bytes, Pending]] = collections.deque()
+        """Messages for which the broker has given no credit yet."""
+        self._inbox: list[Arrival] = []
+        self._unsettled: dict[int, Any] = {}
+        """proton's deliveries, by their tags."""
+        self._tags = itertools.count(1)
+        self._sent_tags = itertools.count(1)
+        self._written: list[Pending] = []
+        """Settlements that are done once they are on the network."""
+        events = self._proton.Event
+        self._handlers: dict[Any, Callable[[Any], None]] = {
+            events.CONNECTION_REMOTE_OPEN: self._on_open,
+            events.CONNECTION_REMOTE_CLOSE: self._on_closed,
+            events.SESSION_REMOTE_CLOSE: self._on_closed,
+            events.LINK_REMOTE_OPEN: self._on_attached,
+            events.LINK_REMOTE_CLOSE: self._on_detached,
+            events.LINK_REMOTE_DETACH: self._on_detached,
+            events.LINK_FLOW: self._on_flow,
+            events.DELIVERY: self._on_delivery,
+            events.TRANSPORT_ERROR: self._on_transport_error,
+            events.TRANSPORT_TAIL_CLOSED: self._on_end_of_stream,
+        }
+
+    # Called by any thread.
+
+    def settle(
+        self, deliveries: Sequence[Numbered], outcome: Outcome, keeps_rejected: bool, reason: str
+    ) -> list[Numbered]:
+        """Returns those that are late."""
+        pending = Pending()
+        with self._changed:
+            self._check_open()
+            ours, late = self._split(deliveries)
+            if ours:
+                tags = [delivery.tag for delivery in ours]
+                state = self.product.state_for(outcome, keeps_rejected)
+                self._submit(functools.partial(self._do_settle, tags, state, reason, pending), pending)
+        if ours:
+            pending.wait(self._settings.send_timeout_s, f"settling deliveries of {self._queue}")
+        return late
+
+    def held(self, deliveries: Sequence[Numbered]) -> set[int]:
+        """The tags of those that can be settled."""
+        with self._changed:
+            generation = self._generation
+            return {each.tag for each in deliveries if each.generation == generation and each.tag in self._held}
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        pending = Pending(len(messages))
+        with self._changed:
+            self._check_open()
+            if (problem := self._problem or self._no_sending) is not None:
+                raise problem
+            largest = max(map(len, messages))
+            if self._largest_bytes and largest > self._largest_bytes:
+                raise RecordTooLargeError(
+                    f"a message of {largest} bytes for {self._queue} is larger than the {self._largest_bytes} bytes "
+                    f"that {self._shown} allows"
+                )
+            self._submit(functools.partial(self._do_send, messages, pending), pending)
+        pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}")
+
+    def _consume(self) -> None:
+        self._submit(self._do_consume)
+
+    def _taken(self, count: int) -> None:
+        self._to_grant += count
+        if self._to_grant * 2 >= self._settings.prefetch or not self._arrived:
+            self._submit(self._do_grant)
+
+    def _end(self) -> None:
+        self._waker.wake()
+
+    def _submit(self, work: Callable[[], None], pending: Pending | None = None) -> None:
+        """Have the thread do it. When the connection is lost, it is not done, and `pending` is told."""
+        if pending is not None:
+            self._waiting.add(pending)
+        self._work.append(work)
+        self._waker.wake()
+
+    # Called by the connection's thread.
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            self._waker.close()
+
+    def _serve(self) -> None:
+        host = next(self._hosts)
+        try:
+            wire = Wire(host.name, host.port, self._login, self._waker, self._settings.connect_timeout_s)
+        except (OSError, self._proton.ProtonException) as error:
+            self._lost(self._unreachable(error))
+            return
+        problem: PenstockError = self._unreachable("the connection was closed")
+        try:
+            self._converse(wire)
+        except _Ended as ended:
+            problem = ended.problem
+        except (OSError, self._proton.ProtonException) as error:
+            problem = self._unreachable(error)
+        finally:
+            wire.close()
+            self._lost(problem)
+
+    def _converse(self, wire: Wire) -> None:
+        """Serve the connection until it is closed. Its loss is an error."""
+        ready_by_s = time.monotonic() + self._settings.connect_timeout_s
+        closed_by_s = 0.0
+        while True:
+            for event in wire.events():
+                if handler := self._handlers.get(event.type):
+                    handler(event.context)
+            if self._inbox:
+                arrived, self._inbox = self._inbox, []
+                self._deliver(arrived)
+            while self._work:
+                self._work.popleft()()
+            now_s = time.monotonic()
+            if self._is_closing and not closed_by_s:
+                closed_by_s = now_s + _CLOSE_S
+                self._do_close(wire)
+            is_all_written = wire.write()
+            if is_all_written and self._written:
+                self._finish_written()
+            if closed_by_s and now_s > closed_by_s:
+                return
+            if not self._is_ready and now_s > ready_by_s:
+                raise _Ended(self._unreachable(f"no answer within {self._settings.connect_timeout_s:g} s"))
+            wire.wait(not is_all_written, _LONGEST_WAIT_S)
+
+    def _on_open(self, connection: Any) -> None:
+        self.product = product_of(connection.remote_properties)
+        self.offers_delays = DELAYED_DELIVERY in (connection.remote_offered_capabilities or ())
+        self._session = connection.session()
+        self._session.open()
+        self._no_sending = None
+        sender = self._sender = self._session.sender(f"penstock-{uuid.uuid4().hex}")
+        self._prepare(sender.target)
+        sender.snd_settle_mode = sender.SND_UNSETTLED
+        sender.open()
+        self._awaited += 1
+        if self._is_consuming:
+            self._do_consume()
+
+    def _do_consume(self) -> None:
+        if self._session is None or self._receiver is not None:
+            return
+        receiver = self._receiver = self._session.receiver(f"penstock-{uuid.uuid4().hex}")
+        self._prepare(receiver.source)
+        if self.product.confirms_settlements:
+            receiver.rcv_settle_mode = receiver.RCV_SECOND
+        receiver.open()
+        self._awaited += 1
+
+    def _prepare(self, terminus: Any) -> None:
+        """Ask for the queue. A broker that creates it knows by the capability that it is not a topic."""
+        terminus.address = self.product.address_of(self._queue)
+        terminus.capabilities.put_object(self._proton.symbol("queue"))
+
+    def _on_attached(self, link: Any) -> None:
+        terminus = link.remote_target if link.is_sender else link.remote_source
+        if terminus.type == terminus.UNSPECIFIED:
+            return  # it was refused: the reason follows
+        if link.is_sender:
+            self._largest_bytes = link.remote_max_message_size
+            self.offers_delays = self.offers_delays or DELAYED_DELIVERY in _symbols(terminus.capabilities)
+        else:
+            self._is_confirming = link.remote_rcv_settle_mode == link.RCV_SECOND
+            with self._changed:
+                self._to_grant = 0
+            link.flow(self._settings.prefetch)
+        self._attached()
+
+    def _attached(self) -> None:
+        self._awaited -= 1
+        if not self._awaited and not self._is_ready:
+            self._is_ready = True
+            self._ready()
+
+    def _on_detached(self, link: Any) -> None:
+        condition = link.remote_condition
+        if link.is_sender and not self._is_ready and condition is not None and condition.name == _UNAUTHORIZED:
+            self._no_sending = self._refused(condition)
+            self._sender = None
+            self._attached()
+            return
+        raise _Ended(self._refused(condition))
+
+    def _on_closed(self, endpoint: Any) -> None:
+        if self._is_closing:
+            raise _Ended(self._unreachable("it is closed"))
+        raise _Ended(self._refused(endpoint.remote_condition))
+
+    def _on_transport_error(self, transport: Any) -> None:
+        condition = transport.condition
+        if condition is not None and condition.name == _UNAUTHORIZED:
+            problem = (
+                f"{self._shown} refused the user or the password ({self._login.mechanism}): {condition.description}"
+            )
+            raise _Ended(BrokerUnavailableError(problem, retriable=False))
+        if condition is not None and condition.name == _FRAMING:
+            problem = f"{self._shown} does not answer as an AMQP 1.0 broker does: {condition.description}"
+            raise _Ended(BrokerUnavailableError(problem, retriable=self._generation > 0))
+        raise _Ended(self._unreachable("no reason given" if condition is None else condition.description))
+
+    def _on_end_of_stream(self, transport: Any) -> None:
+        raise _Ended(self._unreachable("the connection was closed"))
+
+    def _on_flow(self, link: Any) -> None:
+        if self._outbox and link.is_sender:
+            self._send_more()
+
+    def _do_send(self, messages: Sequence[bytes], pending: Pending) -> None:
+        self._outbox.extend((message, pending) for message in messages)
+        self._send_more()
+
+    def _send_more(self) -> None:
+        sender = self._sender
+        credit = sender.credit
+        while credit > 0 and self._outbox:
+            message, pending = self._outbox.popleft()
+            if pending.is_abandoned or pending.error is not None:
+                continue
+            delivery = sender.delivery(str(next(self._sent_tags)))
+            delivery.waiter = pending
+            sender.stream(message)
+            sender.advance()
+            credit -= 1
+
+    def _on_delivery(self, delivery: Any) -> None:
+        if delivery.readable:
+            if not delivery.partial:
+                receiver = self._receiver
+                data = bytes(receiver.recv(delivery.pending))
+                receiver.advance()
+                tag = next(self._tags)
+                self._unsettled[tag] = delivery
+                self._inbox.append(Arrival(tag, self._generation, data))
+        elif delivery.aborted:
+            delivery.settle()
+            self._receiver.flow(1)
+        elif delivery.updated and delivery.settled:
+            waiter: Pending | None = getattr(delivery, "waiter", None)
+            if waiter is not None:
+                self._finish(waiter, self._failure(delivery) if delivery.link.is_sender else None)
+            delivery.settle()
+
+    def _failure(self, delivery: Any) -> PenstockError | None:
+        """Why the broker has not stored a message; None if it has."""
+        state = delivery.remote_state
+        if state == delivery.ACCEPTED:
+            return None
+        condition = delivery.remote.condition
+        if condition is not None and condition.name == _TOO_LARGE:
+            return self._refused(condition)
+        name = getattr(state, "name", str(state)).lower()
+        reason = "" if condition is None else f": {condition.description or condition.name}"
+        return StreamError(f"{self._shown} could not store a message in {self._queue}, it was {name}{reason}")
+
+    def _do_settle(self, tags: Sequence[int], state: str, reason: str, pending: Pending) -> None:
+        code = getattr(self._proton.Delivery, state)
+        deliveries = [self._unsettled.pop(tag) for tag in tags if tag in self._unsettled]
+        if not deliveries:
+            self._finish(pending, StaleDeliveryError(f"the connection of deliveries of {self._queue} was lost"))
+            return
+        pending.left = len(deliveries) if self._is_confirming else 1
+        for delivery in deliveries:
+            if state == "MODIFIED":
+                delivery.local.failed = True
+            elif state == "REJECTED":
+                delivery.local.condition = self._proton.Condition("penstock:rejected", reason[:_LONGEST_REASON])
+            delivery.update(code)
+            if self._is_confirming:
+                delivery.waiter = pending
+            else:
+                delivery.settle()
+        if not self._is_confirming:
+            self._written.append(pending)
+
+    def _finish_written(self) -> None:
+        done, self._written = self._written, []
+        for pending in done:
+            self._finish(pending)
+
+    def _finish(self, pending: Pending, error: PenstockError | None = None) -> None:
+        pending.finish(error)
+        if pending.done.is_set():
+            self._waiting.discard(pending)
+
+    def _do_grant(self) -> None:
+        with self._changed:
+            count, self._to_grant = self._to_grant, 0
+        if self._receiver is not None and count:
+            self._receiver.flow(count)
+
+    def _do_close(self, wire: Wire) -> None:
+        """What is not settled is released, which brokers do not count as a delivery; then the connection is closed."""
+        for delivery in self._unsettled.values():
+            delivery.update(delivery.RELEASED)
+            delivery.settle()
+        self._unsettled.clear()
+        wire.connection.close()
+
+    def _lost(self, problem: PenstockError) -> None:
+        """The connection cannot be used any more: tell everybody who waits."""
+        self._session = self._sender = self._receiver = None
+        self._is_ready, self._awaited = False, 0
+        for store in (self._unsettled, self._outbox, self._inbox, self._written):
+            store.clear()
+        with self._changed:
+            self._work.clear()
+            waiting, self._waiting = self._waiting, set()
+            is_lasting = isinstance(problem, BrokerUnavailableError)
+            self._forget(problem if is_lasting else self._unreachable("the connection is being replaced"))
+        for pending in waiting:
+            pending.finish(problem)
+
+    def _refused(self, condition: Any) -> PenstockError:
+        """What the broker said when it closed the connection, the session or a link."""
+        if condition is None:
+            return self._unreachable("it has closed the connection")
+        text = f"{condition.description or 'no reason given'} ({condition.name})"
+        if condition.name == _NOT_FOUND:
+            return BrokerUnavailableError(
+                f"there is no queue {self._queue!r} at {self._shown}: create it. It said: {text}",
+                retriable=False,
+            )
+        if condition.name == _UNAUTHORIZED:
+            return BrokerUnavailableError(
+                f"{self._shown} refused access to {self._queue!r}: check the user's permissions. It said: {text}",
+                retriable=False,
+            )
+        if condition.name == _TOO_LARGE:
+            return RecordTooLargeError(f"a message for {self._queue} is larger than {self._shown} allows: {text}")
+        return BrokerUnavailableError(f"{self._shown} refused: {text}", retriable=condition.name not in _FINAL)
+
+    def _unreachable(self, reason: object) -> BrokerUnavailableError:
+        if isinstance(reason, ssl.SSLError):
+            is_untrusted = isinstance(reason, ssl.SSLCertVerificationError)
+            advice = "set ca_file" if is_untrusted else "is it a port without TLS? Then use amqp1://"
+            return BrokerUnavailableError(f"TLS with {self._shown} failed: {reason}; {advice}", retriable=False)
+        text = str(reason) or type(reason).__name__
+        return BrokerUnavailableError(f"the AMQP 1.0 broker at {self._shown} cannot be reached: {text}. Is it running?")
+
+
+def _symbols(data: Any) -> list[str]:
+    """The capabilities in proton's form: one, several, or none."""
+    if not data.next():
+        return []
+    found = data.get_object()
+    data.rewind()
+    return [str(found)] if isinstance(found, str) else [str(each) for each in getattr(found, "elements", found)]

@@ -1,0 +1,258 @@
+"""Records as AMQP 1.0 messages, and messages of any program as records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from penstock.model import NewRecord, Record
+from penstock.queues.amqp1.amqp_types import (
+    NULL,
+    TRUE,
+    Described,
+    decoded,
+    encoded_binary,
+    encoded_list,
+    encoded_long,
+    encoded_map,
+    encoded_symbol,
+    encoded_text,
+    encoded_timestamp,
+    encoded_ubyte,
+    encoded_uint,
+    map_spans,
+)
+
+KEY: Final = "penstock-key"
+NULL_VALUE: Final = "penstock-null"
+TIMESTAMP: Final = "penstock-timestamp"
+AGAIN: Final = "penstock-again-"
+"""Before the place and the name of a header whose name occurs more than once: property names are unique."""
+ATTEMPTS: Final = "x-opt-penstock-attempts"
+"""The annotation of a delayed copy: how often the record was delivered before."""
+DELAY: Final = "x-opt-delivery-delay"
+DELIVERY_TIME: Final = "x-opt-delivery-time"
+DUPLICATE_ID: Final = "_AMQ_DUPL_ID"
+"""The property by which Artemis drops a message that it has seen: a copy would be dropped."""
+
+_HEADER, _DELIVERY_ANNOTATIONS, _ANNOTATIONS, _PROPERTIES, _APPLICATION, _DATA, _SEQUENCE, _VALUE = range(0x70, 0x78)
+_MESSAGE_ID, _CREATION_TIME, _GROUP_ID = 0, 9, 10
+"""Places in the list of properties."""
+_PRIORITY, _TTL, _DELIVERY_COUNT = 1, 2, 4
+"""Places in the list of the header."""
+_KINDS: Final = {
+    _HEADER: list,
+    _DELIVERY_ANNOTATIONS: dict,
+    _ANNOTATIONS: dict,
+    _PROPERTIES: list,
+    _APPLICATION: dict,
+    _DATA: bytes,
+    _SEQUENCE: list,
+}
+_DURABLE: Final = b"\x00Sp" + encoded_list([TRUE])
+
+
+class Message(NamedTuple):
+    """A received message: its record, and how often it was delivered before."""
+
+    record: Record
+    earlier_deliveries: int
+
+
+def encoded_message(record: NewRecord, message_id: str, group_by_key: bool) -> bytes:
+    """A durable message. `group_by_key` makes the key the group id, too."""
+    properties = [encoded_text(message_id)]
+    group = _group(record.key) if group_by_key and record.key is not None else None
+    stamp_ms = record.timestamp_ms
+    has_creation_time = stamp_ms is not None and stamp_ms > 0
+    if has_creation_time or group is not None:
+        properties += [NULL] * (_CREATION_TIME - len(properties))
+        properties.append(encoded_timestamp(stamp_ms) if stamp_ms is not None and has_creation_time else NULL)
+        if group is not None:
+            properties.append(encoded_text(group))
+    parts = [_DURABLE, b"\x00Ss", encoded_list(properties)]
+    application = _application_properties(record)
+    if stamp_ms is not None and not has_creation_time:  # many programs take 0 for no time
+        application += [encoded_text(TIMESTAMP), encoded_long(stamp_ms)]
+    if application:
+        parts += [b"\x00St", encoded_map(application)]
+    parts += [b"\x00Su", encoded_binary(record.value or b"")]
+    return b"".join(parts)
+
+
+def _application_properties(record: NewRecord) -> list[bytes]:
+    """Keys and values in turn."""
+    entries: list[bytes] = []
+    seen: set[str] = set()
+    for place, (name, value) in enumerate(record.headers):
+        stored_name = f"{AGAIN}{place}-{name}" if name in seen else name
+        seen.add(name)
+        entries += [encoded_text(stored_name), NULL if value is None else _text_or_binary(value)]
+    if record.key is not None:
+        entries += [encoded_text(KEY), _text_or_binary(record.key)]
+    if record.value is None:
+        entries += [encoded_text(NULL_VALUE), TRUE]
+    return entries
+
+
+def _text_or_binary(value: bytes) -> bytes:
+    """Text where it is text: JMS has no binary properties."""
+    try:
+        return encoded_text(value.decode())
+    except UnicodeDecodeError:
+        return encoded_binary(value)
+
+
+def _group(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return key.hex()
+
+
+def decoded_message(queue: str, data: bytes) -> Message:
+    """ValueError if it is no AMQP message."""
+    header: list[Any] = []
+    annotations: dict[Any, Any] = {}
+    properties: list[Any] = []
+    given: dict[Any, Any] = {}
+    body: list[Any] = []
+    value: bytes | None = None
+    for code, content, _, _ in sections(data):
+        if code == _HEADER:
+            header = content
+        elif code == _ANNOTATIONS:
+            annotations = content
+        elif code == _PROPERTIES:
+            properties = content
+        elif code == _APPLICATION:
+            given = content
+        elif code == _DATA:
+            value = content if value is None else value + content
+        elif code == _SEQUENCE:
+            body += content
+            value = as_bytes(body)
+        elif code == _VALUE:
+            value = as_bytes(content)
+    counts = (_at(header, _DELIVERY_COUNT), annotations.get(ATTEMPTS))
+    key = given.get(KEY)
+    key = _at(properties, _GROUP_ID) if key is None else key
+    stamp_ms = given.get(TIMESTAMP, _at(properties, _CREATION_TIME))
+    record = Record(
+        queue,
+        0,
+        _offset(properties, given, value),
+        as_bytes(key),
+        None if given.get(NULL_VALUE) else value,
+        _headers(given),
+        stamp_ms if isinstance(stamp_ms, int) else None,
+    )
+    return Message(record, sum(count for count in counts if isinstance(count, int)))
+
+
+def _headers(given: dict[Any, Any]) -> tuple[tuple[str, bytes | None], ...]:
+    if not given:
+        return ()
+    headers: list[tuple[str, bytes | None]] = []
+    repeated: list[tuple[int, str, bytes | None]] = []
+    for name, value in given.items():
+        if name in (KEY, NULL_VALUE, TIMESTAMP):
+            continue
+        place, dash, rest = str(name).removeprefix(AGAIN).partition("-")
+        if str(name).startswith(AGAIN) and dash and place.isdecimal():
+            repeated.append((int(place), rest, as_bytes(value)))
+        else:
+            headers.append((str(name), as_bytes(value)))
+    for index, name, value in sorted(repeated, key=lambda each: each[0]):
+        headers.insert(index, (name, value))
+    return tuple(headers)
+
+
+def delayed_copy(data: bytes, attempts: int, delay_s: float, now_s: float) -> bytes | None:
+    """The same message with its number of attempts, to be delivered after the delay. None if a copy would be dropped.
+
+    Only what the sender has not signed may change: the header and the annotations.
+    """
+    header: list[Any] = []
+    annotations = [encoded_symbol(ATTEMPTS), encoded_long(attempts)]
+    annotations += [encoded_symbol(DELAY), encoded_long(round(delay_s * 1000))]
+    annotations += [encoded_symbol(DELIVERY_TIME), encoded_long(round((now_s + delay_s) * 1000))]
+    rest_at = len(data)
+    for section in sections(data):
+        if section.code == _HEADER:
+            header = section.content
+        elif section.code == _ANNOTATIONS:
+            for span in map_spans(data, section.content_at):
+                if span.key not in (ATTEMPTS, DELAY, DELIVERY_TIME):
+                    annotations += [data[span.start : span.value_at], data[span.value_at : span.end]]
+        elif section.code >= _PROPERTIES:
+            rest_at = min(rest_at, section.start)
+            if section.code == _APPLICATION and DUPLICATE_ID in section.content:
+                return None
+    priority, ttl_ms = _at(header, _PRIORITY), _at(header, _TTL)
+    fields = [TRUE, encoded_ubyte(priority) if isinstance(priority, int) else NULL]
+    fields.append(encoded_uint(ttl_ms) if isinstance(ttl_ms, int) else NULL)
+    return b"".join((b"\x00Sp", encoded_list(fields), b"\x00Sr", encoded_map(annotations), data[rest_at:]))
+
+
+class Section(NamedTuple):
+    """A section of a message: which, what it contains, and where."""
+
+    code: int
+    content: Any
+    start: int
+    content_at: int
+
+
+def sections(data: bytes) -> Iterator[Section]:
+    """The sections of a message. ValueError if it is none."""
+    at = 0
+    while at < len(data):
+        code, content_at = decoded(data, at + 1)
+        content, end = decoded(data, content_at)
+        kind = _KINDS.get(code) if isinstance(code, int) else None
+        if data[at] or (kind is not None and not isinstance(content, kind)):
+            raise ValueError(f"no section of an AMQP message begins at byte {at}")
+        yield Section(code, content, at, content_at)
+        at = end
+
+
+def as_bytes(value: Any) -> bytes | None:
+    """Text as UTF-8, other types of AMQP as JSON."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return json.dumps(_plain(value)).encode()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can express."""
+    if isinstance(value, Described):
+        return _plain(value.value)
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
+def _at(items: list[Any], place: int) -> Any:
+    return items[place] if len(items) > place else None
+
+
+def _offset(properties: list[Any], given: dict[Any, Any], value: bytes | None) -> int:
+    """A number that is the same at each delivery. Equal messages of a program that sets no message id share one."""
+    message_id = _at(properties, _MESSAGE_ID)
+    if isinstance(message_id, str):
+        identity = message_id.encode()
+    elif message_id is not None:
+        identity = repr(message_id).encode()
+    else:
+        identity = repr((_at(properties, _CREATION_TIME), given)).encode() + (value or b"")
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()) >> 1

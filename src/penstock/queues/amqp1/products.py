@@ -1,0 +1,69 @@
+"""In what AMQP 1.0 brokers differ. Each says in its first frame which product it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from penstock.abc import Outcome
+
+ARTEMIS: Final = "apache-activemq-artemis"
+ACTIVEMQ: Final = "ActiveMQ"
+QPID: Final = "Apache Qpid Broker-J"
+RABBITMQ: Final = "RabbitMQ"
+
+_NAMES: Final = {ARTEMIS: "Artemis", ACTIVEMQ: "ActiveMQ", QPID: "Qpid Broker-J", RABBITMQ: "RabbitMQ"}
+_KEEPING_REJECTED: Final = (ARTEMIS, ACTIVEMQ)
+"""These have a queue for dead letters unless somebody has removed it from their configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a broker is."""
+
+    kind: str = ""
+    """One of the names above, or what the broker calls itself."""
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{_NAMES.get(self.kind, self.kind) or 'AMQP 1.0 broker'} {self.version}".strip()
+
+    @property
+    def keeps_rejected(self) -> bool:
+        return self.kind in _KEEPING_REJECTED
+
+    @property
+    def confirms_settlements(self) -> bool:
+        """Whether it answers a settlement. Others do not (Artemis), or refuse to be asked (RabbitMQ)."""
+        return self.kind == QPID
+
+    def address_of(self, queue: str) -> str:
+        """What links name the queue. RabbitMQ has addresses that say what a name is the name of."""
+        if self.kind != RABBITMQ or queue.startswith("/"):
+            return queue
+        return f"/queue/{queue}" if self._is_old_rabbitmq else f"/queues/{quote(queue, safe='')}"
+
+    def state_for(self, outcome: Outcome, keeps_rejected: bool) -> str:
+        """The name of the delivery state by which this broker does what the outcome says."""
+        if outcome is Outcome.DONE:
+            return "ACCEPTED"
+        if outcome is Outcome.RELEASE:
+            return "RELEASED"
+        if outcome is Outcome.RETRY:
+            # RabbitMQ 3 ends the session over a state that it does not know.
+            return "RELEASED" if self._is_old_rabbitmq else "MODIFIED"
+        # Qpid delivers again what is rejected, until the queue's maximum of attempts, if it has one.
+        return "ACCEPTED" if self.kind == QPID and not keeps_rejected else "REJECTED"
+
+    @property
+    def _is_old_rabbitmq(self) -> bool:
+        return self.kind == RABBITMQ and self.version.partition(".")[0] in ("3", "")
+
+
+def product_of(properties: Mapping[Any, Any] | None) -> Product:
+    """From the properties of the broker's open frame."""
+    given = properties or {}
+    name, version = str(given.get("product", "")), str(given.get("version", ""))
+    return Product(next((kind for kind in _NAMES if name.startswith(kind)), name), version)

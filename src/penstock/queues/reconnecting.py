@@ -1,0 +1,163 @@
+"""What the connections of queues share: one thread that keeps a connection, and reconnects with pauses."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError
+
+_BACKOFF_S: Final = (0.1, 5.0)
+
+
+class Numbered(Protocol):
+    """A delivery by its number on one connection."""
+
+    @property
+    def tag(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+
+D = TypeVar("D", bound=Numbered)
+N = TypeVar("N", bound=Numbered)
+
+
+class ReconnectingLink(Generic[D]):
+    """A thread with a connection to a queue, which reconnects until `close`.
+
+    A subclass says in `_serve` how to connect and serve a connection until it is lost, and calls `_ready` and `_lost`.
+    The state that its thread and callers use is guarded by `_changed`.
+    """
+
+    def __init__(self, shown: str, thread_name: str, *, connect_timeout_s: float, answer_timeout_s: float) -> None:
+        self._shown = shown
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._changed = threading.Condition()
+        self._arrived: collections.deque[D] = collections.deque()
+        """Deliveries that nobody has taken."""
+        self._held: dict[int, None] = {}
+        """The tags of deliveries that arrived on this connection and are not settled, ascending."""
+        self._problem: PenstockError | None = BrokerUnavailableError(f"{shown} was not reached yet")
+        """Why the queue cannot be used now; None while it can."""
+        self._generation = 0
+        """How many connections there were."""
+        self._is_closing = False
+        self._is_consuming = False
+        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
+
+    def start(self) -> None:
+        """Returns when the queue can be used. Raises what is wrong when it cannot, and closes."""
+        self._thread.start()
+        deadline_s = time.monotonic() + self._connect_timeout_s
+        with self._changed:
+            while self._problem is not None:
+                left_s = deadline_s - time.monotonic()
+                is_final = not getattr(self._problem, "retriable", False)
+                if left_s <= 0 or is_final:
+                    break
+                self._changed.wait(left_s)
+            problem = self._problem
+        if problem is not None:
+            self.close()
+            raise problem
+
+    def take(self, limit: int, wait_s: float) -> list[D]:
+        until_s = time.monotonic() + wait_s
+        with self._changed:
+            if not self._is_consuming and not self._is_closing:
+                self._is_consuming = True
+                self._consume()
+            while not self._arrived:
+                self._check_open()
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    if self._problem is not None:
+                        raise self._problem
+                    return []
+                self._changed.wait(left_s)
+            taken = [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+            self._taken(len(taken))
+            return taken
+
+    def close(self) -> None:
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._end()
+            self._changed.notify_all()
+        self._thread.join(self._answer_timeout_s)
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise ConnectionClosedError(f"the connection to {self._shown} is closed")
+
+    def _split(self, deliveries: Sequence[N]) -> tuple[list[N], list[N]]:
+        """Those that can be settled, and those that are late. The former are not held any more."""
+        ours: list[N] = []
+        late: list[N] = []
+        for delivery in deliveries:
+            if delivery.generation == self._generation and delivery.tag in self._held:
+                del self._held[delivery.tag]
+                ours.append(delivery)
+            else:
+                late.append(delivery)
+        return ours, late
+
+    # What a subclass defines. All but `_serve` are called with `_changed` held.
+
+    def _serve(self) -> None:
+        """Connect, and serve the connection until it is lost or `close` is called. Runs in the thread."""
+        raise NotImplementedError
+
+    def _consume(self) -> None:
+        """Have deliveries come, now or on the next connection."""
+        raise NotImplementedError
+
+    def _taken(self, count: int) -> None:
+        """So many deliveries were taken."""
+
+    def _end(self) -> None:
+        """End `_serve`."""
+        raise NotImplementedError
+
+    # Called by the thread.
+
+    def _run(self) -> None:
+        first_s, longest_s = _BACKOFF_S
+        backoff_s = first_s
+        while not self._is_closing:
+            generation = self._generation
+            self._serve()
+            if self._generation != generation:
+                backoff_s = first_s
+            with self._changed:
+                if not self._is_closing:
+                    self._changed.wait_for(lambda: self._is_closing, backoff_s)
+            backoff_s = min(longest_s, backoff_s * 2)
+
+    def _ready(self) -> None:
+        """The queue can be used."""
+        with self._changed:
+            self._generation += 1
+            self._problem = None
+            self._changed.notify_all()
+
+    def _deliver(self, deliveries: list[D]) -> None:
+        with self._changed:
+            self._arrived.extend(deliveries)
+            self._held.update(dict.fromkeys(delivery.tag for delivery in deliveries))
+            self._changed.notify_all()
+
+    def _forget(self, problem: PenstockError) -> None:
+        """The connection is lost: nothing that came by it can be settled. Called with `_changed` held."""
+        self._arrived.clear()
+        self._held.clear()
+        self._problem = problem
+        self._changed.notify_all()
