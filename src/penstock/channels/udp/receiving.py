@@ -11,6 +11,7 @@ import time
 from typing import Final
 
 from penstock.channels.datagram_socket import Address, Endpoint, open_asking, open_listening, unavailable
+from penstock.channels.rare_warnings import RareWarnings
 from penstock.channels.receive_buffer import ReceiveBuffer
 from penstock.channels.socket_thread import SocketThread
 from penstock.channels.udp.ordering import Payload, SenderOrder, UdpCounts
@@ -41,7 +42,6 @@ _ROOM_WAIT_S: Final = 0.01
 """How soon to look again whether a full buffer has room."""
 _SILENT_S: Final = 60.0
 """A sender that was silent for longer gives up its place to a new one when there are too many."""
-LOG_EVERY_S: Final = 10.0
 _STOP_S: Final = 10.0
 
 
@@ -75,7 +75,7 @@ class UdpReceiver:
         self._closing = threading.Event()
         self._asking: socket.socket | None = None
         self._thread: SocketThread | None = None
-        self._logged_s: dict[str, float] = {}
+        self._warnings = RareWarnings(logger, f"udp {endpoint.shown}")
         self._lost_logged = 0
 
     @property
@@ -134,7 +134,7 @@ class UdpReceiver:
                 self._take_in(self._codec.decode(data), address, now_s)
             except ForeignPacketError as error:
                 self.counts.foreign += 1
-                self._log("foreign", now_s, "a datagram of %s is ignored, as %s", address[0], error)
+                self._warnings.warn("foreign", "a datagram of %s is ignored, as %s", address[0], error)
 
     def _take_in(self, packet: Packet, address: Address, now_s: float) -> None:
         sender = self._senders.get(packet.session)
@@ -202,7 +202,7 @@ class UdpReceiver:
                 fields = decode_records(data)
             except ForeignPacketError as error:  # somebody has made a packet with a correct checksum
                 self.counts.lost += count
-                self._log("records", time.monotonic(), "%d records are lost, as %s", count, error)
+                self._warnings.warn("records", "%d records are lost, as %s", count, error)
                 ready.popleft()
                 continue
             arrived = [
@@ -233,18 +233,10 @@ class UdpReceiver:
                 try:
                     self._asking.sendto(packet, sender.address)
                 except OSError as error:
-                    self._log("request", now_s, "cannot ask %s for missing packets: %s", sender.address[0], error)
+                    self._warnings.warn("request", "cannot ask %s for missing packets: %s", sender.address[0], error)
         lost = self.counts.lost - self._lost_logged
-        if lost and self._log("lost", now_s, "%d records are lost: their packets could not be recovered", lost):
+        if lost and self._warnings.warn("lost", "%d records are lost: their packets could not be recovered", lost):
             self._lost_logged = self.counts.lost
-
-    def _log(self, what: str, now_s: float, text: str, *arguments: object) -> bool:
-        """Warn, at a bounded rate. Whether it was done."""
-        if now_s < self._logged_s.get(what, -LOG_EVERY_S) + LOG_EVERY_S:
-            return False
-        self._logged_s[what] = now_s
-        logger.warning("udp %s: " + text, self._endpoint.shown, *arguments)
-        return True
 
 
 def _nothing(_: object) -> None:

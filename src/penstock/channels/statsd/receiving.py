@@ -1,0 +1,270 @@
+"""`StatsdReceiver`: the listening end, by UDP or TCP. A thread reads lines and turns them into records."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock.channels.datagram_socket import Endpoint, dropped_datagrams, open_listening, unavailable
+from penstock.channels.rare_warnings import RareWarnings
+from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
+from penstock.channels.socket_thread import SocketThread
+from penstock.channels.statsd.aggregates import Aggregates
+from penstock.channels.statsd.lines import LONGEST_LINE_BYTES, BadLineError, Metric, parse_line
+from penstock.channels.statsd.settings import StatsdSettings
+
+logger = logging.getLogger(__name__)
+
+_DATAGRAMS_AT_ONCE: Final = 128
+_CHUNK_BYTES: Final = 1 << 16
+_LONGEST_WAIT_S: Final = 1.0
+_ROOM_WAIT_S: Final = 0.01
+_STOP_S: Final = 10.0
+_SHOWN_BYTES: Final = 80
+_encoder: Final = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class StatsdCounts:
+    """Counters since the start. One thread writes; readers may be slightly behind."""
+
+    values: int = 0
+    """Values of metrics that arrived."""
+    bad_lines: int = 0
+    """Lines that are not metrics."""
+    left_out: int = 0
+    """Values that could not be aggregated, as there were more than `max_series` metrics."""
+
+
+class _Connection:
+    """A sender by TCP, and what it has sent and was not taken yet."""
+
+    __slots__ = ("rest", "socket")
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        self.rest = b""
+
+
+class StatsdReceiver:
+    """Fills a buffer from `start` to `close`. After an error of the network it can be started again."""
+
+    def __init__(self, endpoint: Endpoint, settings: StatsdSettings, buffer: ReceiveBuffer) -> None:
+        self.counts = StatsdCounts()
+        self._endpoint = endpoint
+        self._settings = settings
+        self._buffer = buffer
+        self._aggregates = Aggregates(settings.percentages, settings.max_series) if settings.flush_s else None
+        self._flush_s = 0.0
+        """When the interval ends."""
+        self._warnings = RareWarnings(logger, f"statsd {endpoint.shown}")
+        self._closing = threading.Event()
+        self._listener: socket.socket | None = None
+        self._thread: SocketThread | None = None
+        self._dropped_before = 0
+        """By sockets that were closed after an error."""
+        self._connections: set[_Connection] = set()
+        self._waiting: set[_Connection] = set()
+        """Connections that are not read until there is room."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_running
+
+    @property
+    def dropped(self) -> int:
+        """Datagrams that did not fit into the socket's buffer, where the system tells, and records without room."""
+        by_system = None if self._listener is None else dropped_datagrams(self._listener)
+        return self._dropped_before + (by_system or 0) + self._buffer.lost + self.counts.left_out
+
+    def start(self) -> None:
+        """Open the socket. Raises BrokerUnavailableError or ConfigError."""
+        is_tcp = self._settings.transport == "tcp"
+        self._listener = (
+            _listen_for_connections(self._endpoint)
+            if is_tcp
+            else open_listening(self._endpoint, None, self._settings.socket_buffer_bytes)
+        )
+        self._thread = SocketThread(f"penstock-statsd-{self._endpoint.shown}", self._step, self._failed)
+        self._thread.watch(self._listener, self._accept if is_tcp else self._read_datagrams)
+        self._connections.clear()
+        self._waiting.clear()
+        self._buffer.report(None)
+        self._flush_s = time.monotonic() + self._settings.flush_s
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.wake()
+            self._thread.join(_STOP_S)
+
+    def _step(self) -> float | None:
+        if self._closing.is_set():
+            self._end()
+            return None
+        wait_s = _LONGEST_WAIT_S
+        if self._aggregates is not None:
+            wait_s = self._flush_if_due(self._aggregates)
+        if self._waiting:
+            for connection in list(self._waiting):
+                self._resume(connection)
+            wait_s = min(wait_s, _ROOM_WAIT_S)
+        return wait_s
+
+    def _failed(self, error: OSError) -> None:
+        self._end()
+        self._buffer.report(unavailable(error, f"listening at {self._endpoint.shown} ended"))
+
+    def _end(self) -> None:
+        for connection in self._waiting:  # the thread does not watch these, and so does not close them
+            connection.socket.close()
+        if self._listener is not None and self._settings.transport == "udp":
+            self._dropped_before += dropped_datagrams(self._listener) or 0
+        self._listener = None
+
+    def _flush_if_due(self, aggregates: Aggregates) -> float:
+        """How long until the interval ends."""
+        now_s = time.monotonic()
+        if now_s >= self._flush_s:
+            now_ms = time.time_ns() // 1_000_000
+            for name, value in aggregates.flush(self._settings.flush_s):
+                self._buffer.put(value, name.encode(), timestamp_ms=now_ms)
+            late_s = (now_s - self._flush_s) % self._settings.flush_s
+            self._flush_s = now_s - late_s + self._settings.flush_s
+        return min(_LONGEST_WAIT_S, max(0.0, self._flush_s - now_s))
+
+    def _read_datagrams(self) -> None:
+        assert self._listener is not None
+        now_ms = time.time_ns() // 1_000_000
+        for _ in range(_DATAGRAMS_AT_ONCE):
+            try:
+                data = self._listener.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            for line in data.split(b"\n"):
+                if line:
+                    for value, key, headers, stamp_ms in self._arrived(line, now_ms):
+                        self._buffer.put(value, key, headers, stamp_ms)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        assert self._thread is not None
+        try:
+            accepted, address = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # gone again
+            return
+        if len(self._connections) >= self._settings.max_connections:
+            self._warnings.warn("connections", "the connection of %s is refused: raise max_connections", address[0])
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = _Connection(accepted)
+        self._connections.add(connection)
+        self._thread.watch(accepted, functools.partial(self._read_connection, connection))
+
+    def _read_connection(self, connection: _Connection) -> None:
+        try:
+            data = connection.socket.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            logger.debug("statsd %s: a connection ended: %s", self._endpoint.shown, error)
+            data = b""
+        if not data:
+            connection.rest += b"\n" if connection.rest else b""  # a last line may have no end
+        connection.rest += data
+        has_room = self._take_lines(connection)
+        if not data and has_room:
+            self._disconnect(connection)
+        elif not has_room:
+            assert self._thread is not None
+            self._thread.forget(connection.socket)
+            self._waiting.add(connection)
+
+    def _resume(self, connection: _Connection) -> None:
+        """Read a connection again once what it sent before has found room."""
+        if self._take_lines(connection) and connection in self._connections:
+            assert self._thread is not None
+            self._waiting.discard(connection)
+            self._thread.watch(connection.socket, functools.partial(self._read_connection, connection))
+
+    def _take_lines(self, connection: _Connection) -> bool:
+        """Take the whole lines that a connection has sent. False: there is no room for the next one."""
+        now_ms = time.time_ns() // 1_000_000
+        start = 0
+        data = connection.rest
+        while (end := data.find(b"\n", start)) >= 0:
+            line = data[start:end].rstrip(b"\r")
+            if line:
+                if not self._buffer.wait_for_room(0.0) and not self._closing.is_set():
+                    connection.rest = data[start:]
+                    return False
+                for value, key, headers, stamp_ms in self._arrived(line, now_ms):
+                    self._buffer.put(value, key, headers, stamp_ms)
+            start = end + 1
+        connection.rest = data[start:]
+        if len(connection.rest) > LONGEST_LINE_BYTES:
+            self._bad_line(connection.rest, "it has no end")
+            self._disconnect(connection)
+        return True
+
+    def _disconnect(self, connection: _Connection) -> None:
+        if connection in self._connections:
+            assert self._thread is not None
+            self._connections.discard(connection)
+            if connection in self._waiting:
+                self._waiting.discard(connection)
+            else:
+                self._thread.forget(connection.socket)
+            connection.socket.close()
+
+    def _arrived(self, line: bytes, now_ms: int) -> list[Arrived]:
+        """The records of a line; none if it is bad, or aggregated."""
+        try:
+            metrics, time_ms = parse_line(line)
+        except BadLineError as error:
+            self._bad_line(line, str(error))
+            return []
+        self.counts.values += len(metrics)
+        if self._aggregates is None:
+            stamp_ms = now_ms if time_ms is None else time_ms
+            return [(_encoder.encode(each), each.name.encode(), (), stamp_ms) for each in metrics]
+        for each in metrics:
+            self._aggregate(self._aggregates, each)
+        return []
+
+    def _aggregate(self, aggregates: Aggregates, metric: Metric) -> None:
+        if not aggregates.add(metric):
+            self.counts.left_out += 1
+            self._warnings.warn(
+                "series",
+                "a value of %r is dropped, as there are %d metrics in this interval already: raise max_series",
+                metric.name,
+                self._settings.max_series,
+            )
+
+    def _bad_line(self, line: bytes, reason: str) -> None:
+        self.counts.bad_lines += 1
+        self._warnings.warn("bad", "the line %r is ignored: %s", line[:_SHOWN_BYTES], reason)
+
+
+def _listen_for_connections(endpoint: Endpoint) -> socket.socket:
+    listener = socket.socket(endpoint.family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(endpoint.address)
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise unavailable(error, f"cannot listen at {endpoint.shown}") from error
+    return listener
