@@ -25,11 +25,13 @@ from benchmarks import (
     spool,
     systems_amqp,
     systems_files,
+    systems_http,
     systems_kinesis,
     systems_nats,
     systems_redis,
     systems_sql,
     systems_sqs,
+    systems_stomp,
 )
 from benchmarks.report import Report
 
@@ -62,6 +64,8 @@ def main() -> None:
         "spark-windows": lambda: spark_windows.run(report, say, rounds=options.rounds, scale=options.scale),
         "spark-latency": lambda: spark_latency.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-amqp": lambda: systems_amqp.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-stomp": lambda: systems_stomp.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-http": lambda: systems_http.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-nats": lambda: systems_nats.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-redis": lambda: systems_redis.run(report, say, rounds=options.rounds, scale=options.scale),
         "kills": lambda: broken.extend(kills.run(report, say, scale=options.scale)),

@@ -8,6 +8,7 @@ from penstock.abc import Feature, Features
 from penstock.channels.memory import AnsweringMemoryChannel, MemoryChannel
 from penstock.queues import amqp
 from penstock.queues.sqs.queue import FEATURES as SQS
+from penstock.queues.stomp.queue import FEATURES as STOMP
 from penstock.streams.file.settings import FileSettings
 from penstock.streams.file.stream import features_of
 from penstock.streams.kafka.stream import FEATURES as KAFKA
@@ -26,6 +27,7 @@ STREAMS: Final[dict[str, Features]] = {
 }
 QUEUES: Final[dict[str, Features]] = {
     "amqp:": amqp.FEATURES,
+    "stomp:": STOMP | {Feature.DEAD_LETTERS},  # of ActiveMQ Classic, or with the setting dead_letters
     "sqs:": SQS | {Feature.DEAD_LETTERS},  # of queues with a redrive policy
 }
 CHANNELS: Final[dict[str, Features]] = {

@@ -11,6 +11,8 @@ from tests import real_parts
 from tests.servers import QUICK_START, ServerProcess, free_ports, wait_for_start
 
 USER: Final = "penstock"
+STRANGER: Final = "stranger"
+"""A user who may connect, and do nothing else."""
 PASSWORD: Final = "s3cret/+"
 LARGEST_BYTES: Final = 1_000_000
 
@@ -32,12 +34,14 @@ BROKER: Final = """<?xml version="1.0"?>
     </systemUsage></systemUsage>
     <plugins>
       <simpleAuthenticationPlugin>
-        <users><authenticationUser username="{user}" password="{password}" groups="users"/></users>
+        <users>
+          <authenticationUser username="{user}" password="{password}" groups="users"/>
+          <authenticationUser username="{stranger}" password="{password}" groups="strangers"/>
+        </users>
       </simpleAuthenticationPlugin>
       <authorizationPlugin><map><authorizationMap><authorizationEntries>
         <authorizationEntry queue="&gt;" read="users" write="users" admin="users"/>
         <authorizationEntry topic="&gt;" read="users" write="users" admin="users"/>
-        <authorizationEntry queue="refused.&gt;" read="nobody" write="nobody" admin="nobody"/>
       </authorizationEntries></authorizationMap></map></authorizationPlugin>
     </plugins>
     {tls_context}
@@ -58,15 +62,14 @@ appender.console.layout.pattern = %d %-5level [%logger] %msg%n
 class ActiveMq:
     """One ActiveMQ in a folder of its own: STOMP, AMQP 1.0, and STOMP with TLS if given a keystore.
 
-    It creates queues that are missing; nobody may use those named `refused.*`. STOMP frames are limited to
-    `LARGEST_BYTES`.
+    It creates queues that are missing. STOMP messages are limited to `LARGEST_BYTES`.
     """
 
     def __init__(self, folder: Path, keystore: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port, self.amqp_port, self.tls_port = free_ports(3)
-        self._keystore = keystore
+        self.keystore = keystore
         self._process: ServerProcess | None = None
 
     @property
@@ -97,13 +100,18 @@ class ActiveMq:
             "amqp": f"amqp://127.0.0.1:{self.amqp_port}",
         }
         tls_context = ""
-        if self._keystore is not None:
+        if self.keystore is not None:
             urls["tls"] = f"stomp+ssl://127.0.0.1:{self.tls_port}?{limits}"
-            store = f'keyStore="{self._keystore}" keyStorePassword="changeit" keyStoreType="PKCS12"'
+            store = f'keyStore="{self.keystore}" keyStorePassword="changeit" keyStoreType="PKCS12"'
             tls_context = f"<sslContext><sslContext {store}/></sslContext>"
         connectors = "".join(f'<transportConnector name="{name}" uri="{uri}"/>' for name, uri in urls.items())
         broker = BROKER.format(
-            folder=self.folder, user=USER, password=PASSWORD, connectors=connectors, tls_context=tls_context
+            folder=self.folder,
+            user=USER,
+            stranger=STRANGER,
+            password=PASSWORD,
+            connectors=connectors,
+            tls_context=tls_context,
         )
         (self.folder / "activemq.xml").write_text(broker)
         (self.folder / "log4j2.properties").write_text(LOGGING)
