@@ -8,6 +8,7 @@ listener sees how many are missing. Programs in any language can write it.
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ from typing import Final
 import msgspec
 
 from penstock.errors import RecordTooLargeError, StreamError
-from penstock.model import Headers, NewRecord
+from penstock.model import Headers, NewRecord, Record
 
+USUAL_BYTES: Final = 64 << 10
+"""About so many bytes of records go into one frame, if a call of `send` has so many."""
 MAGIC: Final = b"\xc1PS\x01"
 """0xc1 begins no MessagePack value and is never part of UTF-8 text. The last byte is the version."""
 _OVERHEAD_BYTES: Final = 64
@@ -54,7 +57,9 @@ class FrameWriter:
         self.sender = os.urandom(8)
         self.number = 0
 
-    def frames(self, records: Sequence[NewRecord], most_bytes: int, usual_bytes: int) -> list[tuple[int, bytes]]:
+    def frames(
+        self, records: Sequence[NewRecord], most_bytes: int, usual_bytes: int = USUAL_BYTES
+    ) -> list[tuple[int, bytes]]:
         """Frames of these records with their numbers, of about `usual_bytes`, or more where one record is larger.
 
         RecordTooLargeError if a frame of one record has more than `most_bytes`; then nothing is counted. A record
@@ -127,3 +132,30 @@ class SequenceGaps:
         self._next[frame.sender] = frame.number + len(frame.records)
         self._next.move_to_end(frame.sender)
         return 0 if expected is None else frame.number - expected
+
+
+class FrameReader:
+    """Records of the messages of one channel. It numbers them and counts what is lost. One thread uses it."""
+
+    def __init__(self, topic: str, *, is_plain: bool) -> None:
+        """`topic` is the name of the channel. With `is_plain`, nothing is taken for a frame."""
+        self._topic = topic
+        self._is_plain = is_plain
+        self._offsets = itertools.count()
+        self._gaps = SequenceGaps()
+        self.lost = 0
+
+    def read(self, message: bytes, key: bytes | None = None, headers: Headers = ()) -> list[Record]:
+        """The records of a frame; or one record, if the message is not a frame, with this key and these headers.
+
+        StreamError for a damaged frame: the numbers of the next one tell how much is lost.
+        """
+        frame = None if self._is_plain else decode(message)
+        topic, offsets = self._topic, self._offsets
+        if frame is None:
+            return [Record(topic, 0, next(offsets), key, message, headers)]
+        self.lost += self._gaps.seen(frame)
+        return [
+            Record(topic, 0, next(offsets), each.key, each.value, each.headers, each.timestamp_ms)
+            for each in frame.records
+        ]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.channels.endpoints import endpoint_of
 from penstock.channels.zmq.one_way import CountingZmqChannel, ZmqChannel
 from penstock.channels.zmq.request import ZmqRequestChannel
-from penstock.channels.zmq.settings import ZmqSettings, endpoint_of
+from penstock.channels.zmq.settings import ZmqSettings
 from penstock.streams.backend_url import parse_backend_url, settings_of
 
 __all__ = ["open_zmq"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import logging
 import threading
 import time
@@ -11,16 +10,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.abc import Feature, Features
-from penstock.channels.frames import FrameWriter, SequenceGaps, decode
-from penstock.channels.zmq.settings import Endpoint, ZmqSettings
+from penstock.channels.endpoints import Endpoint
+from penstock.channels.frames import FrameReader, FrameWriter
+from penstock.channels.zmq.settings import ZmqSettings
 from penstock.channels.zmq.sockets import Sockets, Wake
 from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, RecordTooLargeError, StreamError
 from penstock.model import Headers, NewRecord, Record
 
 logger = logging.getLogger(__name__)
 
-USUAL_BYTES: Final = 64 << 10
-"""So many bytes of records go into one message, if `send` got so many."""
 LONGEST_POLL_MS: Final = 1_000_000
 MIDDLE_PART: Final = "part"
 """The header for a part of a plain message that is neither the first nor the last."""
@@ -42,9 +40,7 @@ class ZmqChannel:
         self._source: Any = None
         self._poller: Any = None
         self._ready: collections.deque[Record] = collections.deque()
-        self._offsets = itertools.count()
-        self._gaps = SequenceGaps()
-        self._lost = 0
+        self._reader = FrameReader(endpoint.name, is_plain=settings.format == "plain")
         self._sending = threading.Lock()
         self._sink: Any = None
         self._writer = FrameWriter()
@@ -135,23 +131,11 @@ class ZmqChannel:
             parts = self._source.recv_multipart(self._zmq.NOBLOCK)
         except self._zmq.Again:
             return False
+        value, key, headers = plain_record(parts)
         try:
-            frame = decode(parts[-1]) if self._settings.format == "penstock" else None
+            self._ready.extend(self._reader.read(value, key, headers))
         except StreamError as error:
             logger.warning("channel %s: %s; it is dropped", self._endpoint.shown, error)
-            return True  # the numbers of the next frame tell how much was lost
-        if frame is None:
-            value, key, headers = plain_record(parts)
-            self._ready.append(Record(self.name, 0, next(self._offsets), key, value, headers))
-            return True
-        self._lost += self._gaps.seen(frame)
-        name, offsets = self.name, self._offsets
-        self._ready.extend(
-            [
-                Record(name, 0, next(offsets), each.key, each.value, each.headers, each.timestamp_ms)
-                for each in frame.records
-            ]
-        )
         return True
 
     def _open_sink(self) -> Any:
@@ -176,7 +160,7 @@ class ZmqChannel:
             raise ConfigError(f"topic={settings.topic!r}: records are sent with one topic, without a comma")
         envelope = [settings.topic.encode()] if settings.pattern == "pubsub" else []
         if settings.format == "penstock":
-            frames = self._writer.frames(records, settings.max_message_bytes, USUAL_BYTES)
+            frames = self._writer.frames(records, settings.max_message_bytes)
             return [[*envelope, frame] for _, frame in frames]
         messages: list[list[bytes]] = []
         for record in records:
@@ -200,7 +184,7 @@ class CountingZmqChannel(ZmqChannel):
 
     @property
     def lost(self) -> int:
-        return self._lost
+        return self._reader.lost
 
 
 def plain_record(parts: Sequence[bytes]) -> tuple[bytes, bytes | None, Headers]:

@@ -11,95 +11,42 @@ import functools
 import importlib
 import logging
 import threading
-import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from penstock.abc import Feature, Features
-from penstock.channels.answers import OpenRequests, Refusal
-from penstock.channels.frames import FrameWriter, decode
-from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
-from penstock.channels.requests import Waiting, decode_answer, encode_answer
-from penstock.channels.zmq.one_way import LONGEST_POLL_MS, USUAL_BYTES, plain_record
-from penstock.channels.zmq.settings import Endpoint, ZmqSettings
+from penstock.channels.endpoints import Endpoint
+from penstock.channels.request_channel import RequestChannel
+from penstock.channels.requests import RequestInbox, RequestOutbox
+from penstock.channels.zmq.one_way import LONGEST_POLL_MS, plain_record
+from penstock.channels.zmq.settings import ZmqSettings
 from penstock.channels.zmq.sockets import Sockets, Wake
-from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, StreamError
-from penstock.model import NewRecord, Record
+from penstock.errors import StreamError
+from penstock.model import NewRecord
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 100
-"""How many messages are taken before answers are sent."""
+"""How many messages are taken before others are sent."""
 _STOP_S: Final = 30.0
 
 
-class ZmqRequestChannel:
+class ZmqRequestChannel(RequestChannel):
     """`abc.Channel` and `abc.Acknowledging` on ZeroMQ."""
 
     def __init__(self, endpoint: Endpoint, settings: ZmqSettings) -> None:
-        self._endpoint = endpoint
+        super().__init__(endpoint, is_plain=settings.format == "plain")
         self._settings = settings
         self._sockets = Sockets(endpoint, settings)
-        self._opening = threading.Lock()
-        self._closing = False
-        self._listener: _Listener | None = None
-        self._sender: _Sender | None = None
 
-    @property
-    def name(self) -> str:
-        return self._endpoint.name
+    def _open_listener(self) -> _Listener:
+        return _Listener(self._sockets, self._endpoint, self._settings)
 
-    @property
-    def features(self) -> Features:
-        if self._settings.format == "plain":
-            return frozenset({Feature.ANSWERS})
-        return frozenset({Feature.ANSWERS, Feature.KEYS, Feature.HEADERS})
-
-    def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
-        with self._opening:
-            self._check_open()
-            if self._listener is None:
-                self._listener = _Listener(self._sockets, self._endpoint, self._settings)
-        return self._listener.take(limit, wait_s)
-
-    def acknowledge(self, records: Sequence[Record]) -> None:
-        self._settle(records, None)
-
-    def refuse(self, records: Sequence[Record], reason: str, *, again: bool) -> None:
-        self._settle(records, Refusal(reason, again))
-
-    def send(self, records: Sequence[NewRecord]) -> None:
-        if self._settings.format == "plain":
-            raise ConfigError(
-                f"{self._endpoint.shown}: with pattern=request, format=plain is for listening to other programs; omit "
-                "it to send"
-            )
-        with self._opening:
-            self._check_open()
-            if not records:
-                return
-            if self._sender is None:
-                self._sender = _Sender(self._sockets, self._endpoint, self._settings)
-        self._sender.send(records)
+    def _open_sender(self) -> _Sender:
+        return _Sender(self._sockets, self._endpoint, self._settings)
 
     def close(self) -> None:
-        with self._opening:
-            if self._closing:
-                return
-            self._closing = True
-        for side in (self._listener, self._sender):
-            if side is not None:
-                side.close()
+        super().close()
         self._sockets.close()
-
-    def _settle(self, records: Sequence[Record], refusal: Refusal | None) -> None:
-        self._check_open()
-        if self._listener is not None:
-            self._listener.requests.settle(records, refusal)
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise ConnectionClosedError(f"the channel {self._endpoint.shown} is closed")
 
 
 class _Listener:
@@ -108,26 +55,22 @@ class _Listener:
     def __init__(self, sockets: Sockets, endpoint: Endpoint, settings: ZmqSettings) -> None:
         self._zmq = sockets.zmq
         self._shown = endpoint.shown
-        self._is_plain = settings.format == "plain"
+        self.inbox = RequestInbox(endpoint.name, settings.buffer, is_plain=settings.format == "plain")
         self._socket = sockets.open(self._zmq.ROUTER, listens=True)
         self._wake = Wake()
         self._closing = False
-        self.requests = OpenRequests()
-        self._buffer = ReceiveBuffer(endpoint.name, settings.buffer)
         self._answers: collections.deque[list[bytes]] = collections.deque()
-        self._held: tuple[list[Arrived], Any] | None = None
-        """A request that waits for room in the buffer: no other is received until then."""
+        self._held: list[bytes] | None = None
+        """A request that waits for room in the inbox: no other is received until then."""
         self._thread = threading.Thread(target=self._run, name=f"penstock-zmq-{endpoint.name}", daemon=True)
         self._thread.start()
 
-    def take(self, limit: int, wait_s: float) -> Sequence[Record]:
-        records = self._buffer.take(limit, wait_s)
+    def taken(self) -> None:
         if self._held is not None:
             self._wake.set()
-        return records
 
     def close(self) -> None:
-        self._buffer.close()
+        self.inbox.close()
         self._closing = True
         self._wake.set()
         self._thread.join(_STOP_S)
@@ -138,10 +81,9 @@ class _Listener:
         poller = zmq.Poller()
         poller.register(self._wake.reader, zmq.POLLIN)
         while not self._closing:
-            if self._held is None or self._put(*self._held):
-                poller.register(self._socket, zmq.POLLIN)
-            else:
-                poller.register(self._socket, 0)
+            if self._held is not None:
+                self._put(self._held)
+            poller.register(self._socket, zmq.POLLIN if self._held is None else 0)
             poller.poll(LONGEST_POLL_MS)
             self._wake.clear()
             self._send_answers()
@@ -153,9 +95,8 @@ class _Listener:
 
     def _send_answers(self) -> None:
         while self._answers:  # ends: what comes later wakes the thread again
-            answer = self._answers.popleft()
             try:
-                self._socket.send_multipart(answer, self._zmq.NOBLOCK)
+                self._socket.send_multipart(self._answers.popleft(), self._zmq.NOBLOCK)
             except self._zmq.ZMQError as error:
                 logger.warning("channel %s: an answer could not be sent: %s", self._shown, error)
 
@@ -164,41 +105,21 @@ class _Listener:
             parts: list[bytes] = self._socket.recv_multipart(self._zmq.NOBLOCK)
         except self._zmq.Again:
             return False
-        start = 2 if len(parts) > 2 and not parts[1] else 1  # an empty part follows the sender, if it is a REQ
-        sender, body = parts[:start], parts[start:]
-        if not body:
-            return True
-        number: int | None = None
-        arrived: list[Arrived]
-        try:
-            frame = None if self._is_plain else decode(body[-1])
-        except StreamError as error:
-            self._answer(sender, None, Refusal(str(error), again=False))
-            return True
-        if frame is None:
-            value, key, headers = plain_record(body)
-            arrived = [(value, key, headers, None)]
-        else:
-            number = frame.number
-            arrived = [(each.value, each.key, each.headers, each.timestamp_ms) for each in frame.records]
-        reply = functools.partial(self._answer, sender, number)
-        if not arrived:
-            reply(None)
-        else:
-            self._put(arrived, reply)
+        if len(parts) > 1:
+            self._put(parts)
         return True
 
-    def _put(self, arrived: list[Arrived], reply: Any) -> bool:
-        """Put records into the buffer, or hold them until there is room."""
-        has_room = self._buffer.put_request(arrived, lambda records: self.requests.add(records, reply))
-        self._held = None if has_room else (arrived, reply)
-        return has_room
+    def _put(self, parts: list[bytes]) -> None:
+        """Put a request into the inbox, or hold it until there is room."""
+        start = 2 if len(parts) > 2 and not parts[1] else 1  # an empty part follows the sender, if it is a REQ
+        value, key, headers = plain_record(parts[start:])
+        has_room = self.inbox.put(value, functools.partial(self._answer, parts[:start]), key, headers)
+        self._held = None if has_room else parts
 
-    def _answer(self, sender: list[bytes], number: int | None, refusal: Refusal | None) -> None:
+    def _answer(self, sender: list[bytes], answer: bytes) -> None:
         """Any thread."""
-        self._answers.append([*sender, encode_answer(number, refusal)])
-        if not self._closing:
-            self._wake.set()
+        self._answers.append([*sender, answer])
+        self._wake.set()
 
 
 class _Sender:
@@ -208,56 +129,30 @@ class _Sender:
         self._zmq = sockets.zmq
         self._monitoring = importlib.import_module("zmq.utils.monitor")
         self._shown = endpoint.shown
-        self._settings = settings
+        self._outbox = RequestOutbox(endpoint.shown, settings.max_message_bytes, settings.answer_timeout_s)
         self._socket = sockets.open(self._zmq.DEALER, listens=False)
-        self._is_single = not settings.binds(listens=False)
-        """Whether there is one peer: then a lost connection is a lost request."""
+        self._has_one_peer = not settings.binds(listens=False)
         self._monitor = self._socket.get_monitor_socket(self._zmq.EVENT_DISCONNECTED)
         self._wake = Wake()
         self._closing = False
-        self._lock = threading.Lock()
-        self._writer = FrameWriter()
-        self._outgoing: collections.OrderedDict[int, bytes] = collections.OrderedDict()
-        """Requests by their numbers that are not handed to ZeroMQ yet."""
-        self._waiting: dict[int, Waiting] = {}
-        """Who waits for the answer to a request, by its number."""
+        self._outgoing: collections.deque[tuple[int, bytes]] = collections.deque()
+        """Requests with their numbers that ZeroMQ has not taken yet. Their callers wait, so they are few."""
         self._thread = threading.Thread(target=self._run, name=f"penstock-zmq-{endpoint.name}-send", daemon=True)
         self._thread.start()
 
     def send(self, records: Sequence[NewRecord]) -> None:
-        until_s = time.monotonic() + self._settings.answer_timeout_s
-        with self._lock:
-            if self._closing:
-                raise ConnectionClosedError(f"the channel {self._shown} is closed")
-            frames = self._writer.frames(records, self._settings.max_message_bytes, USUAL_BYTES)
-            waiting = Waiting(len(frames))
-            for number, frame in frames:
-                self._outgoing[number] = frame
-                self._waiting[number] = waiting
-        self._wake.set()
-        try:
-            waiting.wait(until_s, self._settings.answer_timeout_s, self._shown)
-        finally:
-            with self._lock:
-                for number, _ in frames:
-                    self._outgoing.pop(number, None)
-                    self._waiting.pop(number, None)
+        self._outbox.send(records, self._transmit)
 
     def close(self) -> None:
-        with self._lock:
-            self._closing = True
-        self._fail_all(ConnectionClosedError(f"the channel {self._shown} was closed before an answer came"))
+        self._outbox.close()
+        self._closing = True
         self._wake.set()
         self._thread.join(_STOP_S)
         self._wake.close()
 
-    def _fail_all(self, error: ConnectionClosedError | BrokerUnavailableError) -> None:
-        with self._lock:
-            waiting = {id(each): each for number, each in self._waiting.items() if number not in self._outgoing}
-            if self._closing:
-                waiting = {id(each): each for each in self._waiting.values()}
-        for each in waiting.values():
-            each.fail(error)
+    def _transmit(self, number: int, frame: bytes, until_s: float) -> None:
+        self._outgoing.append((number, frame))
+        self._wake.set()
 
     def _run(self) -> None:
         zmq = self._zmq
@@ -276,16 +171,14 @@ class _Sender:
         self._socket.close(0)
 
     def _send_requests(self) -> None:
-        while True:  # ends: each round sends one request, or returns
-            with self._lock:
-                if not self._outgoing:
-                    return
-                number, frame = next(iter(self._outgoing.items()))
+        while self._outgoing:  # ends: each round takes one
+            number, frame = self._outgoing[0]
+            if self._outbox.is_wanted(number):
                 try:
                     self._socket.send_multipart([b"", frame], self._zmq.NOBLOCK)
                 except self._zmq.Again:
                     return
-                del self._outgoing[number]
+            self._outgoing.popleft()
 
     def _receive_answers(self) -> None:
         for _ in range(_AT_ONCE):
@@ -294,22 +187,12 @@ class _Sender:
             except self._zmq.Again:
                 return
             try:
-                answer = decode_answer(parts[-1])
+                self._outbox.answered(parts[-1])
             except StreamError as error:
                 logger.warning("channel %s: %s", self._shown, error)
-                continue
-            with self._lock:
-                waiting = self._waiting.pop(answer.number, None)
-            if waiting is not None:  # else it came too late
-                waiting.answered(answer)
 
     def _notice_disconnection(self) -> None:
         while self._monitor.poll(0):  # ends: there are no more events
             self._monitoring.recv_monitor_message(self._monitor)
-            if self._is_single:
-                self._fail_all(
-                    BrokerUnavailableError(
-                        f"the connection to {self._shown} was lost before an answer came: whether the listener has the "
-                        "records is unknown"
-                    )
-                )
+            if self._has_one_peer:
+                self._outbox.lose_connection()

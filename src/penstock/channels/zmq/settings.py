@@ -1,20 +1,19 @@
-"""Settings and addresses of ZeroMQ channels."""
+"""Settings of ZeroMQ channels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.errors import ConfigError, UrlError
-from penstock.queues.opening import queue_name
-from penstock.streams.backend_url import BackendUrl
+from penstock.channels.endpoints import Pattern, binds_by_default
+from penstock.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZmqSettings:
     """Settings of a `zmq+tcp:` or `zmq+ipc:` URL."""
 
-    pattern: Literal["pubsub", "pipeline", "request"] = "pubsub"
+    pattern: Pattern = "pubsub"
     """pubsub: every listener gets every record that was sent since it subscribed. pipeline: one of the listeners gets
     each record. request: the same, and `send` waits until that listener has stored it."""
     bind: bool | None = None
@@ -70,33 +69,4 @@ class ZmqSettings:
 
     def binds(self, *, listens: bool) -> bool:
         """Whether this side binds the address."""
-        if self.bind is not None:
-            return self.bind
-        return listens != (self.pattern == "pubsub")
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a channel meets its peers."""
-
-    name: str
-    """Of the channel."""
-    transport: Literal["tcp", "ipc"]
-    host: str
-    port: int
-    path: str
-    shown: str
-
-
-def endpoint_of(url: BackendUrl) -> Endpoint:
-    """UrlError says what is wrong with the URL."""
-    scheme, _, transport = url.scheme.partition("+")
-    if url.user or url.password:
-        raise UrlError(f"{url.shown!r} has a user or password, and {scheme} has none")
-    if transport == "ipc":
-        if url.hosts or not url.path.strip("/"):
-            raise UrlError(f"{url.shown!r} is not {scheme}+ipc:/PATH or {scheme}+ipc:///PATH")
-        return Endpoint(queue_name(url.shown), "ipc", "", 0, url.path, url.shown)
-    if len(url.hosts) != 1:
-        raise UrlError(f"{url.shown!r} is not {scheme}+tcp://HOST:PORT or {scheme}+tcp://HOST:PORT/NAME")
-    return Endpoint(queue_name(url.shown), "tcp", url.host.name, url.host.port, "", url.shown)
+        return binds_by_default(self.pattern, listens=listens) if self.bind is None else self.bind

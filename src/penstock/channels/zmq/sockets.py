@@ -9,7 +9,8 @@ import socket
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.channels.zmq.settings import Endpoint, ZmqSettings
+from penstock.channels.endpoints import Endpoint
+from penstock.channels.zmq.settings import ZmqSettings
 from penstock.errors import BrokerUnavailableError, ConfigError, MissingExtraError
 
 RECONNECT_MS: Final = (100, 5_000)
@@ -74,6 +75,7 @@ class Sockets:
         """Waits until what was sent is transmitted, at most the time to linger. The sockets are closed already."""
         if self._authenticator is not None:
             self._authenticator.stop()
+            self._authenticator = None
         if self._context is not None:
             self._context.term()
 
@@ -147,7 +149,7 @@ class Wake:
         self._writer.setblocking(False)
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of wake-ups: one more changes nothing
+        with contextlib.suppress(OSError):  # full of wake-ups, or closed: one more changes nothing
             self._writer.send(b"\0")
 
     def clear(self) -> None:

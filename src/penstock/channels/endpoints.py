@@ -1,0 +1,44 @@
+"""Addresses of channels that bind or connect, `SCHEME+tcp://HOST:PORT/NAME` and `SCHEME+ipc:/PATH`, and who binds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import UrlError
+from penstock.queues.opening import queue_name
+from penstock.streams.backend_url import BackendUrl
+
+Pattern = Literal["pubsub", "pipeline", "request"]
+
+
+def binds_by_default(pattern: Pattern, *, listens: bool) -> bool:
+    """A publisher binds, and subscribers come and go; otherwise a listener binds, and senders come and go."""
+    return listens != (pattern == "pubsub")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a channel meets its peers."""
+
+    name: str
+    """Of the channel."""
+    transport: Literal["tcp", "ipc"]
+    host: str
+    port: int
+    path: str
+    shown: str
+
+
+def endpoint_of(url: BackendUrl) -> Endpoint:
+    """UrlError says what is wrong with the URL."""
+    scheme, _, transport = url.scheme.partition("+")
+    if url.user or url.password:
+        raise UrlError(f"{url.shown!r} has a user or password, and {scheme} has none")
+    if transport == "ipc":
+        if url.hosts or not url.path.strip("/"):
+            raise UrlError(f"{url.shown!r} is not {scheme}+ipc:/PATH or {scheme}+ipc:///PATH")
+        return Endpoint(queue_name(url.shown), "ipc", "", 0, url.path, url.shown)
+    if len(url.hosts) != 1:
+        raise UrlError(f"{url.shown!r} is not {scheme}+tcp://HOST:PORT or {scheme}+tcp://HOST:PORT/NAME")
+    return Endpoint(queue_name(url.shown), "tcp", url.host.name, url.host.port, "", url.shown)
