@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.abc import Feature, Features
+from penstock.channels.http.channel import FEATURES as HTTP
 from penstock.channels.memory import AnsweringMemoryChannel, MemoryChannel
 from penstock.queues import amqp
 from penstock.queues.sqs.queue import FEATURES as SQS
@@ -31,6 +32,7 @@ QUEUES: Final[dict[str, Features]] = {
     "sqs:": SQS | {Feature.DEAD_LETTERS},  # of queues with a redrive policy
 }
 CHANNELS: Final[dict[str, Features]] = {
+    "http: https:": HTTP,
     "memory-channel:": MemoryChannel.FEATURES,
     "memory-channel:?answers=true": AnsweringMemoryChannel.FEATURES,
 }

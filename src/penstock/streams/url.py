@@ -19,7 +19,7 @@ LOG_CHECKPOINTS: Final = "checkpoints.sqlite"
 CONFIG: Final = "config"
 """The parameter of a kafka: URL that names a file of settings."""
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s\"'<>{}]+")
-_SECRET: Final = re.compile(r"password|passphrase|secret|token|credential|jaas|\.pem$", re.IGNORECASE)
+_SECRET: Final = re.compile(r"password|passphrase|secret|token|credential|jaas|\.pem$|^query$", re.IGNORECASE)
 """Names of parameters that must not be shown."""
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\s:@/?#\[\]]+))(?::(?P<port>\d{1,5}))?")
 
