@@ -24,8 +24,8 @@ _MOUNT_AND_RUN: Final = 'mount --bind "$1" "$2/srv" && mount -t proc proc "$2/pr
 class RabbitMq:
     """One node of RabbitMQ in a folder of its own, with AMQP 0-9-1 and 1.0 on one port, and streams on another.
 
-    `version` 3 is that of the machine's packages, 4 that of the part `rabbitmq-4`. `settings` are lines of
-    rabbitmq.conf, in which files of the folder are `{folder}/NAME`.
+    `version` 3 is that of the machine's packages, 4 that of the part `rabbitmq-4`. `settings` are more lines of
+    rabbitmq.conf, in which `{folder}`, `{management_port}` and `{tls_stream_port}` stand for those of the node.
     """
 
     def __init__(
@@ -33,7 +33,8 @@ class RabbitMq:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port, self.stream_port, self.management_port, self._distribution_port, self._epmd_port = free_ports(5)
+        self.port, self.stream_port, self.tls_stream_port, self.management_port, *ports = free_ports(6)
+        self._distribution_port, self._epmd_port = ports
         self._major = version
         self._plugins = (*PLUGINS, *plugins)
         self._settings = settings
@@ -54,7 +55,9 @@ class RabbitMq:
             "loopback_users = none\n"
             "vm_memory_high_watermark.relative = 0.8\n"
             "disk_free_limit.absolute = 100MB\n"
-            + self._settings.format(folder=inside, management_port=self.management_port)
+            + self._settings.format(
+                folder=inside, management_port=self.management_port, tls_stream_port=self.tls_stream_port
+            )
         )
         self._process = ServerProcess(
             self._command("rabbitmq-server"), self.folder / "output.txt", environment=self.environment()

@@ -50,6 +50,8 @@ _LARGEST_FRAME_BYTES: Final = 256 << 20
 """A longer frame is none: what answers is not RabbitMQ, or bytes were lost."""
 _HEARTBEATS: Final = 2
 """A server that is silent for so many heartbeats is lost."""
+_REFUSAL_S: Final = 4.0
+"""How much later RabbitMQ answers when it refuses a login: it waits for 3 s."""
 _CLIENT: Final = {"product": "penstock", "platform": "Python"}
 
 
@@ -139,6 +141,8 @@ class StreamConnection:
         """What the server tells of itself: `version`, `advertised_host`, `advertised_port`, ..."""
         self._login = login
         self._heartbeat_s = login.heartbeat_s
+        self._answer_s = login.timeout_s
+        """How long an answer may take."""
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._socket_use = threading.Lock()
@@ -154,6 +158,7 @@ class StreamConnection:
         try:
             self._log_in()
         except BaseException:
+            self.lose("the login failed")
             self.close()
             raise
 
@@ -188,12 +193,12 @@ class StreamConnection:
             self._waiting[command, number] = waiting
         try:
             self.send(frame(command, struct.pack(">I", number), *parts))
-            answered = waiting.done.wait(self._login.timeout_s)
+            answered = waiting.done.wait(self._answer_s)
         finally:
             with self._lock:
                 self._waiting.pop((command, number), None)
         if not answered:
-            self.lose(f"did not answer within {self._login.timeout_s:g} s")
+            self.lose(f"it did not answer within {self._answer_s:g} s")
         if waiting.payload is None:
             self._check_usable()
             raise BrokerUnavailableError(f"{self.where} did not answer")
@@ -280,7 +285,7 @@ class StreamConnection:
                             view = view[self._socket.send(view) :]
                     except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                         if not select.select([], [self._socket], [], self._login.timeout_s)[1]:
-                            self.lose(f"took no data for {self._login.timeout_s:g} s")
+                            self.lose(f"it took no data for {self._login.timeout_s:g} s")
                             self._check_usable()
             except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
                 self.lose(str(error))
@@ -358,6 +363,7 @@ class StreamConnection:
                 )
             secret = b"" if login.mechanism == "EXTERNAL" else f"\0{login.user}\0{login.password}".encode()
             data = struct.pack(">I", len(secret)) + secret
+            self._answer_s = login.timeout_s + _REFUSAL_S
             self._waiting[Command.TUNE, 0] = tuned = _Waiting()  # the server sends it by itself
             self.request(Command.SASL_AUTHENTICATE, "the login", text(login.mechanism), data)
             tuned.done.wait(login.timeout_s)
@@ -370,6 +376,7 @@ class StreamConnection:
             self.send(frame(Command.TUNE, struct.pack(">II", self.frame_max, self._heartbeat_s)))
             opened = self.request(Command.OPEN, f"the virtual host {login.vhost!r}", text(login.vhost))
             self.server |= opened.properties()
+            self._answer_s = login.timeout_s
         except RefusedError as error:
             raise BrokerUnavailableError(f"{error}. {_remedy(error.code)}", retriable=False) from error
 
