@@ -17,7 +17,6 @@ pika's connection lives in one thread, which reconnects by itself; the methods o
 
 from __future__ import annotations
 
-import collections
 import functools
 import hashlib
 import importlib
@@ -25,8 +24,6 @@ import itertools
 import json
 import logging
 import ssl
-import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +33,6 @@ from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
-    ConnectionClosedError,
     MissingExtraError,
     PenstockError,
     RecordTooLargeError,
@@ -45,6 +41,8 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import NewRecord, Record
+from penstock.queues.pending import Pending
+from penstock.queues.reconnecting import ReconnectingLink
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,6 @@ _COUNT: Final = "x-delivery-count"
 """Set by quorum queues: how often the message came back."""
 _ADDED_BY_BROKER: Final = ("x-delivery-count", "x-acquired-count", "x-death", "x-first-death-", "x-last-death-")
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
-_BACKOFF_S: Final = (0.1, 5.0)
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
 _LONGEST_HEADER_NAME_BYTES: Final = 255
@@ -138,6 +135,7 @@ class AmqpQueue:
         self._name = name
         self._settings = settings
         self._link = _Link(url, vhost, name, settings)
+        self._link.start()
         self._features = FEATURES if settings.dead_letters else FEATURES - {Feature.DEAD_LETTERS}
 
     @property
@@ -182,112 +180,58 @@ def _ours(delivery: Delivery) -> AmqpDelivery:
     return delivery
 
 
-class _Pending:
-    """Work that the connection's thread does for a caller, who waits for it."""
-
-    def __init__(self, count: int = 1) -> None:
-        self.left = count
-        self.error: PenstockError | None = None
-        self.done = threading.Event()
-
-    def finish(self, error: PenstockError | None = None) -> None:
-        """One part of it is done. An error ends the wait at once."""
-        self.left -= 1
-        self.error = self.error or error
-        if not self.left or self.error is not None:
-            self.done.set()
-
-    def wait(self, timeout_s: float, what: str) -> None:
-        if not self.done.wait(timeout_s):
-            raise BrokerUnavailableError(f"{what} was not answered within {timeout_s:g} s: its outcome is unknown")
-        if self.error is not None:
-            raise self.error
-
-
-class _Link:
-    """The connection to RabbitMQ: one thread, which reconnects until `close`.
-
-    Methods with a leading "on" or "do" run in that thread; the state that both sides use is guarded by `_changed`.
-    """
+class _Link(ReconnectingLink[AmqpDelivery]):
+    """The connection to RabbitMQ. Methods with a leading "on" or "do" run in its thread."""
 
     def __init__(self, url: BackendUrl, vhost: str, queue: str, settings: AmqpSettings) -> None:
+        super().__init__(
+            url.shown,
+            f"penstock-amqp-{queue}",
+            connect_timeout_s=settings.connect_timeout_s,
+            answer_timeout_s=settings.send_timeout_s,
+        )
         self._pika = _import_pika()
-        self._shown = url.shown
         self._queue = queue
         self._settings = settings
         self._parameters = self._connection_parameters(url, vhost)
-        self._changed = threading.Condition()
-        self._arrived: collections.deque[AmqpDelivery] = collections.deque()
         self._inbox: list[AmqpDelivery] = []
         """Deliveries of which receivers have not heard yet."""
-        self._held: dict[int, None] = {}
-        """The tags of deliveries that arrived on the open channel and are not settled, ascending."""
-        self._problem: PenstockError | None = BrokerUnavailableError(f"{url.shown} was not reached yet")
-        """Why the queue cannot be used now; None while it can."""
         self._refusal: PenstockError | None = None
         """Why the broker closed a channel of this connection."""
-        self._generation = 0
-        self._is_closing = False
-        self._is_consuming = False
         self._connection: Any = None
         self._channel: Any = None
         self._publisher: Any = None
-        self._unconfirmed: dict[int, _Pending] = {}
+        self._unconfirmed: dict[int, Pending] = {}
         self._tags = itertools.count(1)
         self._sender = ""
         """Makes message ids unique, together with the tag of the confirm."""
-        self._syncing: list[_Pending] = []
+        self._syncing: list[Pending] = []
         """Settlements that the request under way will confirm."""
-        self._to_sync: list[_Pending] = []
+        self._to_sync: list[Pending] = []
         """Settlements that came after it."""
-        self._thread = threading.Thread(target=self._run, name=f"penstock-amqp-{queue}", daemon=True)
-        self._thread.start()
-        self._await_first_connection()
 
     # Called by any thread.
 
-    def take(self, limit: int, wait_s: float) -> list[AmqpDelivery]:
-        until_s = time.monotonic() + wait_s
-        with self._changed:
-            if not self._is_consuming and not self._is_closing:
-                self._is_consuming = True
-                self._submit(self._do_consume)
-            while not self._arrived:
-                self._check_open()
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
-                    if self._problem is not None:
-                        raise self._problem
-                    return []
-                self._changed.wait(left_s)
-            return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
-
-    def settle(self, deliveries: Sequence[AmqpDelivery], outcome: Outcome) -> list[Delivery]:
+    def settle(self, deliveries: Sequence[AmqpDelivery], outcome: Outcome) -> list[AmqpDelivery]:
         """Returns those that are late."""
-        pending = _Pending()
+        pending = Pending()
         with self._changed:
             self._check_open()
-            late: list[Delivery] = []
-            tags: list[int] = []
-            for delivery in deliveries:
-                if delivery.generation == self._generation and delivery.tag in self._held:
-                    del self._held[delivery.tag]
-                    tags.append(delivery.tag)
-                else:
-                    late.append(delivery)
-            if tags:
+            ours, late = self._split(deliveries)
+            if ours:
+                tags = [delivery.tag for delivery in ours]
                 last = max(tags)
                 if outcome is Outcome.DONE and next(iter(self._held), last + 1) > last:
                     tags, is_multiple = [last], True  # nothing before it is held: one frame acknowledges all
                 else:
                     is_multiple = False
                 self._submit(functools.partial(self._do_settle, self._generation, tags, is_multiple, outcome, pending))
-        if tags:
+        if ours:
             pending.wait(self._settings.send_timeout_s, f"settling deliveries of {self._queue}")
         return late
 
     def send(self, messages: Sequence[Message]) -> None:
-        pending = _Pending(len(messages))
+        pending = Pending(len(messages))
         with self._changed:
             self._check_open()
             if self._problem is not None:
@@ -295,32 +239,11 @@ class _Link:
             self._submit(functools.partial(self._do_send, messages, pending))
         pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}")
 
-    def close(self) -> None:
-        with self._changed:
-            if self._is_closing:
-                return
-            self._is_closing = True
-            self._submit(self._do_close)
-            self._changed.notify_all()
-        self._thread.join(self._settings.send_timeout_s)
+    def _consume(self) -> None:
+        self._submit(self._do_consume)
 
-    def _await_first_connection(self) -> None:
-        deadline_s = time.monotonic() + self._settings.connect_timeout_s
-        with self._changed:
-            while self._problem is not None:
-                left_s = deadline_s - time.monotonic()
-                is_final = not getattr(self._problem, "retriable", False)
-                if left_s <= 0 or is_final:
-                    break
-                self._changed.wait(left_s)
-            problem = self._problem
-        if problem is not None:
-            self.close()
-            raise problem
-
-    def _check_open(self) -> None:
-        if self._is_closing:
-            raise ConnectionClosedError(f"the connection to {self._shown} is closed")
+    def _end(self) -> None:
+        self._submit(self._do_close)
 
     def _submit(self, work: Callable[[], None]) -> None:
         """Have the connection's thread do it. While there is no connection, it is not done, and callers are told."""
@@ -330,32 +253,22 @@ class _Link:
 
     # Called by the connection's thread.
 
-    def _run(self) -> None:
-        first_s, longest_s = _BACKOFF_S
-        backoff_s = first_s
-        while not self._is_closing:
-            generation = self._generation
-            self._refusal = None
-            try:
-                self._connection = self._pika.SelectConnection(
-                    self._parameters,
-                    on_open_callback=self._on_open,
-                    on_open_error_callback=self._on_open_error,
-                    on_close_callback=self._on_close,
-                )
-                self._connection.ioloop.start()
-            except Exception as error:  # pika raises what it likes; the caller must hear of it, and the thread go on
-                self._lost(self._unavailable(error))
-            finally:
-                if self._connection is not None:
-                    self._connection.ioloop.close()
-                    self._connection = None
-            if self._generation != generation:
-                backoff_s = first_s
-            with self._changed:
-                if not self._is_closing:
-                    self._changed.wait_for(lambda: self._is_closing, backoff_s)
-            backoff_s = min(longest_s, backoff_s * 2)
+    def _serve(self) -> None:
+        self._refusal = None
+        try:
+            self._connection = self._pika.SelectConnection(
+                self._parameters,
+                on_open_callback=self._on_open,
+                on_open_error_callback=self._on_open_error,
+                on_close_callback=self._on_close,
+            )
+            self._connection.ioloop.start()
+        except Exception as error:  # pika raises what it likes; the caller must hear of it, and the thread go on
+            self._lost(self._unavailable(error))
+        finally:
+            if self._connection is not None:
+                self._connection.ioloop.close()
+                self._connection = None
 
     def _on_open(self, connection: Any) -> None:
         connection.channel(on_open_callback=self._on_publisher)
@@ -423,13 +336,10 @@ class _Link:
         channel.add_on_close_callback(self._on_channel_closed)
         channel.add_on_cancel_callback(lambda _: channel.close(_NOT_FOUND, "the queue was deleted"))
         channel.basic_qos(prefetch_count=self._settings.prefetch)
-        with self._changed:
-            self._channel = channel
-            self._generation += 1
-            self._problem = None
-            if self._is_consuming:
-                self._do_consume()
-            self._changed.notify_all()
+        self._channel = channel
+        self._ready()
+        if self._is_consuming:
+            self._do_consume()
 
     def _on_channel_closed(self, channel: Any, reason: Any) -> None:
         if channel.connection.is_open:
@@ -449,13 +359,10 @@ class _Link:
 
     def _do_deliver(self) -> None:
         arrived, self._inbox = self._inbox, []
-        with self._changed:
-            self._arrived.extend(arrived)
-            self._held.update(dict.fromkeys(delivery.tag for delivery in arrived))
-            self._changed.notify_all()
+        self._deliver(arrived)
 
     def _do_settle(
-        self, generation: int, tags: Sequence[int], is_multiple: bool, outcome: Outcome, pending: _Pending
+        self, generation: int, tags: Sequence[int], is_multiple: bool, outcome: Outcome, pending: Pending
     ) -> None:
         channel = self._channel
         if channel is None or generation != self._generation:
@@ -482,7 +389,7 @@ class _Link:
         if self._to_sync:
             self._sync()
 
-    def _do_send(self, messages: Sequence[Message], pending: _Pending) -> None:
+    def _do_send(self, messages: Sequence[Message], pending: Pending) -> None:
         publisher = self._publisher
         if publisher is None or not publisher.is_open:
             pending.finish(self._problem or self._unavailable("the connection was lost"))
@@ -528,12 +435,9 @@ class _Link:
             waiting = {*self._unconfirmed.values(), *self._syncing, *self._to_sync}
             self._unconfirmed, self._syncing, self._to_sync = {}, [], []
             self._channel = self._publisher = None
-            self._arrived.clear()
             self._inbox.clear()
-            self._held.clear()
             is_lasting = isinstance(problem, BrokerUnavailableError)
-            self._problem = problem if is_lasting else self._unavailable("the connection is being replaced")
-            self._changed.notify_all()
+            self._forget(problem if is_lasting else self._unavailable("the connection is being replaced"))
         for pending in waiting:
             pending.finish(problem)
 
