@@ -53,14 +53,20 @@ class ReceiveBuffer:
             self._changed.notify_all()
             return True
 
-    def put_request(self, arrived: Sequence[Arrived], before: Callable[[Sequence[Record]], None]) -> bool:
+    def put_request(
+        self, arrived: Sequence[Arrived], before: Callable[[Sequence[Record]], None], wait_s: float = 0.0
+    ) -> bool:
         """Add records whose sender waits for an answer, all or none, and call `before` with them just before.
 
-        False: there is no room, or the channel is closed; nothing is lost, as the sender is told. A request of any size
-        fits into an empty buffer.
+        False: there was no room within `wait_s`, or the channel is closed; nothing is lost, as the sender can be told
+        or held back. A request of any size fits into an empty buffer.
         """
+
+        def has_room() -> bool:
+            return self._closed or not self._records or len(self._records) + len(arrived) <= self._capacity
+
         with self._changed:
-            if self._closed or (self._records and len(self._records) + len(arrived) > self._capacity):
+            if not self._changed.wait_for(has_room, wait_s) or self._closed:
                 return False
             records = [
                 Record(self._topic, 0, next(self._offsets), key, value, headers, stamp_ms)

@@ -67,15 +67,20 @@ class RequestInbox:
         self._requests = OpenRequests()
         self.take = self._buffer.take
         self.settle = self._requests.settle
+        self.report = self._buffer.report
         self.close = self._buffer.close
-        self.wait_for_room = self._buffer.wait_for_room
 
     def put(
-        self, message: bytes, answer: Callable[[bytes], None], key: bytes | None = None, headers: Headers = ()
+        self,
+        message: bytes,
+        answer: Callable[[bytes], None],
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        wait_s: float = 0.0,
     ) -> bool:
-        """Take in a request, which `answer` answers. False: there is no room for it now; the caller keeps it.
-
-        Key and headers are for a message that is not a frame.
+        """Take in a request, which `answer` answers. False: there was no room for it within `wait_s`; the caller
+        keeps it. Key and headers are for a message that is not a frame.
         """
         try:
             frame = None if self._is_plain else decode(message)
@@ -96,7 +101,7 @@ class RequestInbox:
         def before(records: Sequence[Record]) -> None:
             self._requests.add(records, reply)
 
-        return self._buffer.put_request(arrived, before)
+        return self._buffer.put_request(arrived, before, wait_s)
 
 
 class RequestOutbox:

@@ -77,6 +77,15 @@ class _Listener:
         self._wake.close()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # whatever it is, those who listen must hear of it
+            logger.exception("channel %s: the listening thread failed", self._shown)
+            self.inbox.report(StreamError(f"{self._shown} cannot be listened to any more: {error}; open it again"))
+        finally:
+            self._socket.close()
+
+    def _serve(self) -> None:
         zmq = self._zmq
         poller = zmq.Poller()
         poller.register(self._wake.reader, zmq.POLLIN)
@@ -91,7 +100,6 @@ class _Listener:
                 if self._held is not None or not self._receive():
                     break
         self._send_answers()
-        self._socket.close()
 
     def _send_answers(self) -> None:
         while self._answers:  # ends: what comes later wakes the thread again
@@ -113,7 +121,7 @@ class _Listener:
         """Put a request into the inbox, or hold it until there is room."""
         start = 2 if len(parts) > 2 and not parts[1] else 1  # an empty part follows the sender, if it is a REQ
         value, key, headers = plain_record(parts[start:])
-        has_room = self.inbox.put(value, functools.partial(self._answer, parts[:start]), key, headers)
+        has_room = self.inbox.put(value, functools.partial(self._answer, parts[:start]), key=key, headers=headers)
         self._held = None if has_room else parts
 
     def _answer(self, sender: list[bytes], answer: bytes) -> None:
@@ -155,6 +163,17 @@ class _Sender:
         self._wake.set()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # whatever it is, those who wait must hear of it
+            logger.exception("channel %s: the sending thread failed", self._shown)
+        finally:
+            self._outbox.close()
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(0)
+
+    def _serve(self) -> None:
         zmq = self._zmq
         poller = zmq.Poller()
         for each in (self._wake.reader, self._monitor):
@@ -166,9 +185,6 @@ class _Sender:
             self._send_requests()
             self._receive_answers()
             self._notice_disconnection()
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
 
     def _send_requests(self) -> None:
         while self._outgoing:  # ends: each round takes one

@@ -1,0 +1,77 @@
+"""Settings of nng channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock.channels.endpoints import Pattern, binds_by_default
+from penstock.errors import ConfigError
+
+LARGEST_BUFFER: Final = 8192
+"""nng's own limit."""
+LONGEST_TOPIC_BYTES: Final = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NngSettings:
+    """Settings of an `nng+tcp:` or `nng+ipc:` URL."""
+
+    pattern: Pattern = "pubsub"
+    """pubsub: every listener gets every record that was sent since it connected. pipeline: one of the listeners gets
+    each record. request: the same, and `send` waits until that listener has stored it."""
+    bind: bool | None = None
+    """Whether this side binds the address (nng: listens), or connects to it (dials). None: with pubsub the sender
+    binds, else the listener. The other side must do the opposite."""
+    format: Literal["penstock", "plain"] = "penstock"
+    """penstock: frames with key, headers, timestamp and numbers; messages of other programs are read as plain ones.
+    plain: the message is the value."""
+    topic: str = ""
+    """Of pubsub: what messages begin with. A listener gets those that begin with one of its topics, separated by
+    commas; with format=plain, the topic is part of the value."""
+    buffer: int = 1_000
+    """How many messages wait in this process: of a listener, and for each peer of a publisher. One message holds the
+    records of one `send`, up to about 64 KiB. pubsub drops what does not fit; the others hold senders back."""
+    max_message_bytes: int = 16 << 20
+    """A larger record is refused; a peer that sends a larger message is disconnected."""
+    wait_for_listener_s: float = 1.0
+    """Of pubsub: how long the first `send` waits for a subscriber, without which the first records would be lost."""
+    send_timeout_s: float = 10.0
+    """Of pipeline: how long `send` waits for a listener with room."""
+    answer_timeout_s: float = 30.0
+    """Of request: how long `send` waits for the answer."""
+    linger_s: float = 0.2
+    """`close` leaves the last records so much time to be transmitted: nng drops what is not, and does not tell."""
+    tls: bool = False
+    """Encrypt, over TCP. Both sides need it."""
+    ca_file: str | None = None
+    """For tls: the certificates to trust, in PEM. Needed by the side that connects; on the side that binds, peers then
+    need a certificate, too."""
+    cert_file: str | None = None
+    """For tls: the certificate of this side, in PEM, with `key_file`. Needed by the side that binds."""
+    key_file: str | None = None
+    """For tls: the key of this side's certificate, in PEM."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.buffer <= LARGEST_BUFFER:
+            raise ConfigError(f"buffer={self.buffer} must be an integer from 1 to {LARGEST_BUFFER}")
+        if self.max_message_bytes < 1:
+            raise ConfigError(f"max_message_bytes={self.max_message_bytes} must be an integer >= 1")
+        for name in ("send_timeout_s", "answer_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+        for name in ("wait_for_listener_s", "linger_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+        if self.topic and self.pattern != "pubsub":
+            raise ConfigError(f"topic={self.topic!r}: only pattern=pubsub has topics")
+        if len(self.topic.encode()) > LONGEST_TOPIC_BYTES:
+            raise ConfigError(f"topic={self.topic[:40]!r}... must have at most {LONGEST_TOPIC_BYTES} bytes")
+        if not self.tls and (self.ca_file or self.cert_file or self.key_file):
+            raise ConfigError("ca_file, cert_file and key_file need tls=true")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ConfigError("cert_file and key_file belong together: give both")
+
+    def binds(self, *, listens: bool) -> bool:
+        """Whether this side binds the address."""
+        return binds_by_default(self.pattern, listens=listens) if self.bind is None else self.bind
