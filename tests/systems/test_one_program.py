@@ -17,6 +17,7 @@ from tests.redis_server import shared_url
 from tests.servers import ApacheKafka
 from tests.streams.embedded import stop_broker
 from tests.systems.nats_server import NatsServer
+from tests.systems.rabbitmq_server import RabbitMq
 
 PROGRAM: Final = Path(__file__).parents[2] / "examples" / "any_system.py"
 
@@ -45,6 +46,12 @@ def nats(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
+def rabbitmq_stream(folder: Path) -> Iterator[str]:
+    with RabbitMq(folder / "rabbitmq", 4) as server:
+        yield f"rabbitmq-stream://127.0.0.1:{server.stream_port}"
+
+
+@contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     yield shared_postgres().fresh_database()
 
@@ -59,7 +66,7 @@ def files(folder: Path) -> Iterator[str]:
     yield f"file:{folder / 'events'}"
 
 
-SYSTEMS: Final = (embedded_log, apache_kafka, redis, nats, postgres, sqlite, files)
+SYSTEMS: Final = (embedded_log, apache_kafka, redis, nats, rabbitmq_stream, postgres, sqlite, files)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

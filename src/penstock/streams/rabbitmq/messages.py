@@ -108,21 +108,23 @@ def _fit(headers: Headers) -> bool:
 
 def record_of(topic: str, partition: int, offset: int, time_ms: int, message: bytes) -> Record:
     """The record of a message."""
-    if message[:4] == _SHORT_DATA and message[4] + 5 == len(message):
-        return Record(topic, partition, offset, None, message[5:], (), time_ms)
     start = _after_our_id(message)
-    if message[start : start + 4] == _SHORT_DATA and message[start + 4] + start + 5 == len(message):
-        return Record(topic, partition, offset, None, message[start + 5 :], (), time_ms)
-    try:
-        sections = _sections(message, start)
-        key, value, headers = _content(sections)
-    except (NotAmqpError, ValueError):
-        key, value, headers = None, message, ()
-    return Record(topic, partition, offset, key, value, headers, time_ms)
+    found = _short(message, start)
+    if found is None:
+        try:
+            found = _content(_sections(message, start))
+        except (NotAmqpError, ValueError):
+            found = None, message, ()
+    return Record(topic, partition, offset, *found, time_ms)
 
 
-_SHORT_DATA: Final = b"\x00\x53\x75\xa0"
 _OUR_PROPERTIES: Final = _PROPERTIES + b"\xc0"
+_SHORT_MAP: Final = _APPLICATION_PROPERTIES + b"\xc1"
+_SHORT_DATA: Final = _DATA + b"\xa0"
+_LONG_DATA: Final = _DATA + b"\xb0"
+
+_Content = tuple[bytes | None, bytes | None, Headers]
+"""Key, value and headers."""
 
 
 def _after_our_id(message: bytes) -> int:
@@ -130,6 +132,42 @@ def _after_our_id(message: bytes) -> int:
     if message[:4] != _OUR_PROPERTIES or message[5:7] != _OURS_START or message[8:17] != b"penstock-":
         return 0
     return 5 + message[4]
+
+
+def _short(message: bytes, at: int) -> _Content | None:
+    """As `_content`, several times faster, of messages that consist of short text properties and one section of data;
+    None for others."""
+    key: bytes | None = None
+    headers: list[tuple[str, bytes | None]] = []
+    try:
+        if message[at : at + 4] == _SHORT_MAP:
+            end = at + 5 + message[at + 4]
+            at += 6
+            while at < end:
+                middle = at + 2 + message[at + 1]
+                last = middle + 2 + message[middle + 1]
+                if message[at] != 0xA1 or message[middle] not in (0xA0, 0xA1):
+                    return None
+                name = message[at + 2 : middle]
+                if name == _KEY_BYTES:
+                    key = message[middle + 2 : last]
+                elif name in _OUR_NAMES:
+                    return None
+                else:
+                    headers.append((name.decode(), message[middle + 2 : last]))
+                at = last
+        kind = message[at : at + 4]
+        if kind == _SHORT_DATA and at + 5 + message[at + 4] == len(message):
+            return key, message[at + 5 :], tuple(headers)
+        if kind == _LONG_DATA and at + 8 + int.from_bytes(message[at + 4 : at + 8]) == len(message):
+            return key, message[at + 8 :], tuple(headers)
+    except (IndexError, UnicodeDecodeError):
+        return None
+    return None
+
+
+_KEY_BYTES: Final = KEY.encode()
+_OUR_NAMES: Final = frozenset(name.encode() for name in _OURS)
 
 
 def _sections(message: bytes, at: int) -> list[Described]:
@@ -147,8 +185,7 @@ def _sections(message: bytes, at: int) -> list[Described]:
 _BODIES: Final = frozenset({0x75, 0x76, 0x77})
 
 
-def _content(sections: list[Described]) -> tuple[bytes | None, bytes | None, Headers]:
-    """Key, value and headers."""
+def _content(sections: list[Described]) -> _Content:
     key: bytes | None = None
     is_null = False
     headers: list[tuple[str, bytes | None]] = []
