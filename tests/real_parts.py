@@ -92,6 +92,11 @@ def activemq_folder() -> Path:
     return _or_skip(parts.activemq_folder)
 
 
+def pubsub_server() -> Path:
+    """The program of a fake Pub/Sub server."""
+    return _or_skip(parts.pubsub_server)
+
+
 def qpid_folder() -> Path:
     """The folder of Apache Qpid Broker-J, with its jars in `VERSION/lib`."""
     return _or_skip(parts.qpid_folder)

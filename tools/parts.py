@@ -22,6 +22,7 @@ KAFKA_POM: Final = ROOT / "tools" / "kafka" / "pom.xml"
 KAFKAJS_PACKAGE: Final = ROOT / "tools" / "kafkajs" / "package.json"
 KINESIS_PACKAGE: Final = ROOT / "tools" / "kinesis" / "package.json"
 ELASTICMQ_POM: Final = ROOT / "tools" / "elasticmq" / "pom.xml"
+PUBSUB_MODULE: Final = ROOT / "tools" / "pubsub"
 QUIXSTREAMS_REQUIREMENTS: Final = ROOT / "tools" / "quixstreams" / "requirements.txt"
 PULSAR_ARCHIVE: Final = "org.apache.pulsar:pulsar-server-distribution:4.0.8:tar.gz:bin"
 """The newest version of Apache Pulsar whose server is on Maven."""
@@ -150,6 +151,17 @@ def artemis_folder() -> Path:
 def activemq_folder() -> Path:
     """The folder of Apache ActiveMQ Classic, with `bin/activemq.jar`, which starts it."""
     return _from_cache("activemq", "activemq/server")
+
+
+def go() -> str:
+    """The path of the go program, on PATH or where its own installer puts it."""
+    usual = Path("/usr/local/go/bin/go")
+    return str(usual) if shutil.which("go") is None and os.access(usual, os.X_OK) else _program("go", "go")
+
+
+def pubsub_server() -> Path:
+    """The program that `tools/pubsub` becomes: Google's own fake of Pub/Sub, as a server."""
+    return _from_cache("pubsub", "pubsub") / "pubsub-server"
 
 
 def qpid_folder() -> Path:

@@ -11,15 +11,20 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import msgspec
-
 from penstock.model import Headers, NewRecord, Record
+from penstock.queues.text_headers import (
+    number_of,
+    offset_of,
+    packed,
+    packed_headers,
+    plain,
+    text_of,
+    unpacked,
+    unpacked_headers,
+)
 
 KEY: Final = "penstock-key"
 KEY_BASE64: Final = "penstock-key-base64"
@@ -47,7 +52,6 @@ MEANINGFUL: Final = PROTOCOL | frozenset({
 MEANINGFUL_PREFIXES: Final = ("penstock-", "AMQ_SCHEDULED", "AMQ-", "JMS", "activemq.", "_AMQ", "_HQ", "x-", "amqp-")
 
 _ESCAPES: Final = {ord("\\"): "\\\\", ord("\n"): "\\n", ord("\r"): "\\r", ord(":"): "\\c"}
-_decoder: Final = msgspec.msgpack.Decoder(list[tuple[str, bytes | None]])
 
 
 def frame(command: str, headers: Iterable[tuple[str, str]], body: bytes = b"") -> bytes:
@@ -60,23 +64,22 @@ def encode(record: NewRecord, unique: str, is_text: bool) -> tuple[list[tuple[st
     """The headers and the body of a message. `is_text`: JMS clients get a TextMessage where the value is text."""
     headers = [(ID, unique)]
     body = record.value or b""
-    if not (is_text and _text(body) is not None):
+    if not (is_text and text_of(body) is not None):
         headers.append(("content-length", str(len(body))))
     if record.value is None:
         headers.append((NULL, "true"))
     if record.key is not None:
-        text = _text(record.key)
-        headers.append((KEY_BASE64, _packed(record.key)) if text is None else (KEY, text))
+        text = text_of(record.key)
+        headers.append((KEY_BASE64, packed(record.key)) if text is None else (KEY, text))
     if record.timestamp_ms is not None:
         headers.append((TIMESTAMP, str(record.timestamp_ms)))
     return headers + _headers(record.headers), body
 
 
 def decode(queue: str, headers: Mapping[str, str], body: bytes) -> Record:
-    key = _unpacked(headers[KEY_BASE64]) if KEY_BASE64 in headers else None
+    key = unpacked(headers[KEY_BASE64]) if KEY_BASE64 in headers else None
     if key is None and KEY in headers:
         key = headers[KEY].encode()
-    stamp = headers.get(TIMESTAMP) or headers.get("timestamp", "")
     return Record(
         queue,
         0,
@@ -84,13 +87,8 @@ def decode(queue: str, headers: Mapping[str, str], body: bytes) -> Record:
         key,
         None if headers.get(NULL) == "true" else body,
         _headers_in(headers),
-        int(stamp) if stamp.isdecimal() and stamp != "0" else None,
+        number_of(headers.get(TIMESTAMP)) if TIMESTAMP in headers else number_of(headers.get("timestamp")) or None,
     )
-
-
-def offset_of(unique: str) -> int:
-    """A number of 63 bits for a message, the same at each delivery."""
-    return int.from_bytes(hashlib.blake2b(unique.encode(), digest_size=8).digest()) >> 1
 
 
 def copied(headers: Mapping[str, str], body: bytes, reason: str) -> list[tuple[str, str]]:
@@ -102,17 +100,12 @@ def copied(headers: Mapping[str, str], body: bytes, reason: str) -> list[tuple[s
 
 
 def _headers(headers: Headers) -> list[tuple[str, str]]:
-    plain: dict[str, str] = {}
-    for name, value in headers:
-        text = None if value is None else _text(value)
-        if text is None or not name or name in plain or _has_meaning(name):
-            return [(HEADERS, _packed(msgspec.msgpack.encode(headers)))]
-        plain[name] = text
-    return list(plain.items())
+    found = plain(headers, _is_allowed)
+    return [(HEADERS, packed_headers(headers))] if found is None else list(found.items())
 
 
-def _has_meaning(name: str) -> bool:
-    return name in MEANINGFUL or name.startswith(MEANINGFUL_PREFIXES) or "\0" in name
+def _is_allowed(name: str, text: str) -> bool:
+    return bool(name) and name not in MEANINGFUL and not name.startswith(MEANINGFUL_PREFIXES) and "\0" not in name
 
 
 def _headers_in(headers: Mapping[str, str]) -> Headers:
@@ -120,31 +113,6 @@ def _headers_in(headers: Mapping[str, str]) -> Headers:
     for name, value in headers.items():
         if name in PROTOCOL or name in (KEY, KEY_BASE64, NULL, TIMESTAMP, ID):
             continue
-        packed = _unpacked(value) if name == HEADERS else None
-        if packed is not None:
-            try:
-                found += _decoder.decode(packed)
-                continue
-            except msgspec.MsgspecError:
-                pass  # a header of somebody else that has our name
-        found.append((name, value.encode()))
+        several = unpacked_headers(value) if name == HEADERS else None
+        found += [(name, value.encode())] if several is None else several
     return tuple(found)
-
-
-def _text(data: bytes) -> str | None:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in text else text
-
-
-def _packed(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _unpacked(text: str) -> bytes | None:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return None
