@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import select
 import threading
 import time
 from collections.abc import Sequence
@@ -96,9 +97,16 @@ class NngChannel:
         if self._source is not None:
             self._source.close()
         if self._sink is not None:
-            if self._sent_s is not None:
-                time.sleep(max(0.0, self._sent_s + self._settings.linger_s - time.monotonic()))
+            self._linger()
             self._sink.close()
+
+    def _linger(self) -> None:
+        """Leave the last records time to be transmitted: nng drops what is not."""
+        if self._settings.pattern == "pipeline":
+            # Without a queue, a socket that takes another message has handed the last one to the system.
+            select.select([self._sink.send_fd], [], [], self._settings.linger_s)
+        elif self._sent_s is not None:
+            time.sleep(max(0.0, self._sent_s + self._settings.linger_s - time.monotonic()))
 
     def _check_open(self) -> None:
         if self._closing:
@@ -112,9 +120,10 @@ class NngChannel:
         is_pubsub = settings.pattern == "pubsub"
 
         def prepare(made: Any) -> None:
-            made.recv_buffer_size = settings.buffer
-            for topic in settings.topic.split(",") if is_pubsub else ():
-                made.subscribe(topic.strip())
+            if is_pubsub:
+                made.recv_buffer_size = settings.messages
+                for topic in settings.topic.split(","):
+                    made.subscribe(topic.strip())
 
         with self._opening:
             self._check_open()
@@ -145,7 +154,7 @@ class NngChannel:
         pynng, settings = self._pynng, self._settings
 
         def prepare(made: Any) -> None:
-            made.send_buffer_size = settings.buffer
+            made.send_buffer_size = settings.messages if settings.pattern == "pubsub" else 0
             made.send_timeout = int(settings.send_timeout_s * 1000)
             made.add_post_pipe_connect_cb(lambda pipe: self._has_peer.set())
 

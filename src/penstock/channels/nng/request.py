@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -51,6 +52,9 @@ class _Raw:
     ) -> None:
         self._pynng = import_pynng()
         self._shown = endpoint.shown
+        self._linger_s = settings.linger_s if listens else 0.0
+        self._sent_s: float | None = None
+        """When something was last sent."""
         self.is_closing = False
 
         def make() -> Any:
@@ -58,7 +62,7 @@ class _Raw:
             return getattr(self._pynng, f"{kind}0")(opener=opener)
 
         def prepare(made: Any) -> None:
-            made.recv_buffer_size = made.send_buffer_size = settings.buffer
+            made.recv_buffer_size = made.send_buffer_size = settings.messages
             made.send_timeout = int((settings.send_timeout_s if listens else settings.answer_timeout_s) * 1000)
             if on_lost is not None:
                 made.add_post_pipe_remove_cb(lambda pipe: on_lost())
@@ -86,9 +90,13 @@ class _Raw:
             raise BrokerUnavailableError(f"{self._shown}: nobody listens, or the listener has no room") from None
         except self._pynng.Closed:
             raise ConnectionClosedError(f"the channel {self._shown} is closed") from None
+        self._sent_s = time.monotonic()
 
     def close(self) -> None:
+        """Leaves the last answers time to be transmitted: nng drops what is not."""
         self.is_closing = True
+        if self._sent_s is not None:
+            time.sleep(max(0.0, self._sent_s + self._linger_s - time.monotonic()))
         self._socket.close()
 
 
@@ -97,7 +105,7 @@ class _Listener:
 
     def __init__(self, endpoint: Endpoint, settings: NngSettings) -> None:
         self._shown = endpoint.shown
-        self.inbox = RequestInbox(endpoint.name, settings.buffer, is_plain=settings.format == "plain")
+        self.inbox = RequestInbox(endpoint.name, settings.messages, is_plain=settings.format == "plain")
         self._raw = _Raw(endpoint, settings, "Rep", listens=True)
         self._thread = threading.Thread(target=self._run, name=f"penstock-nng-{endpoint.name}", daemon=True)
         self._thread.start()

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from penstock.channels.endpoints import Pattern, binds_by_default
 from penstock.errors import ConfigError
 
+DEFAULT_BUFFER: Final = 1_000
 LARGEST_BUFFER: Final = 8192
 """nng's own limit."""
 LONGEST_TOPIC_BYTES: Final = 255
@@ -29,9 +30,10 @@ class NngSettings:
     topic: str = ""
     """Of pubsub: what messages begin with. A listener gets those that begin with one of its topics, separated by
     commas; with format=plain, the topic is part of the value."""
-    buffer: int = 1_000
-    """How many messages wait in this process: of a listener, and for each peer of a publisher. One message holds the
-    records of one `send`, up to about 64 KiB. pubsub drops what does not fit; the others hold senders back."""
+    buffer: int | None = None
+    """How many messages wait in this process, 1,000 unless given: of a listener, and for each peer of a publisher. One
+    message holds the records of one `send`, up to about 64 KiB. pubsub drops what does not fit, request holds senders
+    back. pipeline has no buffer but those of the system, and holds senders back, too."""
     max_message_bytes: int = 16 << 20
     """A larger record is refused; a peer that sends a larger message is disconnected."""
     wait_for_listener_s: float = 1.0
@@ -40,8 +42,9 @@ class NngSettings:
     """Of pipeline: how long `send` waits for a listener with room."""
     answer_timeout_s: float = 30.0
     """Of request: how long `send` waits for the answer."""
-    linger_s: float = 0.2
-    """`close` leaves the last records so much time to be transmitted: nng drops what is not, and does not tell."""
+    linger_s: float = 0.5
+    """How long `close` leaves the last records or answers to be transmitted. With pipeline, it ends sooner when they
+    are; a publisher, and a listener that answers, cannot tell."""
     tls: bool = False
     """Encrypt, over TCP. Both sides need it."""
     ca_file: str | None = None
@@ -53,8 +56,10 @@ class NngSettings:
     """For tls: the key of this side's certificate, in PEM."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.buffer <= LARGEST_BUFFER:
+        if self.buffer is not None and not 1 <= self.buffer <= LARGEST_BUFFER:
             raise ConfigError(f"buffer={self.buffer} must be an integer from 1 to {LARGEST_BUFFER}")
+        if self.buffer is not None and self.pattern == "pipeline":
+            raise ConfigError(f"buffer={self.buffer}: nng's pipeline has no buffer of its own; omit it")
         if self.max_message_bytes < 1:
             raise ConfigError(f"max_message_bytes={self.max_message_bytes} must be an integer >= 1")
         for name in ("send_timeout_s", "answer_timeout_s"):
@@ -71,6 +76,11 @@ class NngSettings:
             raise ConfigError("ca_file, cert_file and key_file need tls=true")
         if (self.cert_file is None) != (self.key_file is None):
             raise ConfigError("cert_file and key_file belong together: give both")
+
+    @property
+    def messages(self) -> int:
+        """How many messages wait in this process."""
+        return DEFAULT_BUFFER if self.buffer is None else self.buffer
 
     def binds(self, *, listens: bool) -> bool:
         """Whether this side binds the address."""
