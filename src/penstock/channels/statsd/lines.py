@@ -138,7 +138,7 @@ def _number(text: bytes) -> int | float:
         return int(text)
     if _NUMBER.fullmatch(text) is None:
         raise BadLineError("its value is not a number")
-    if text[1:].isdigit() and len(text) <= _EXACT_DIGITS:
+    if text[0] in b"+-" and text[1:].isdigit() and len(text) <= _EXACT_DIGITS:
         return int(text)
     number = float(text)
     if abs(number) > _LARGEST_NUMBER:
