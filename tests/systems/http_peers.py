@@ -89,7 +89,7 @@ class Receiver:
     url: str
     requests: list[Request] = field(default_factory=list)
     answer: Callable[[Request], tuple[int, dict[str, str]] | None] = lambda _: (200, {})
-    """None: hang up without an answer."""
+    """None: hang up without an answer. The header "body" is the body of the answer."""
 
     @property
     def bodies(self) -> list[bytes]:
@@ -114,11 +114,14 @@ def receiving(port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[Rece
             if answer is None:
                 self.close_connection = True
                 return
+            headers = dict(answer[1])
+            said = headers.pop("body", "").encode()
             self.send_response(answer[0])
-            for name, value in answer[1].items():
+            for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(said)))
             self.end_headers()
+            self.wfile.write(said)
 
         do_PUT = do_POST
 

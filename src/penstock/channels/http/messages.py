@@ -98,7 +98,11 @@ def request_headers(record: NewRecord, message_id: str, content_type: str) -> li
 
 def message_id(record: NewRecord) -> str:
     """The id of the record's own headers, or a new one."""
-    return _own_id(record.headers) or uuid.uuid4().hex
+    return _own_id(record.headers) or new_id()
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
 
 
 def _own_id(headers: Headers) -> str:

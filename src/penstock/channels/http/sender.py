@@ -58,6 +58,8 @@ class Message:
     id: str
     body: bytes
     headers: Sequence[tuple[str, str]]
+    expected: bytes = b""
+    """What the answer must contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,8 @@ class Endpoint:
                     allow_redirects=False,
                 ) as response:
                     if 200 <= response.status < 300:
+                        if message.expected and message.expected not in await response.content.read(_READ_BYTES):
+                            return Failure(DeliveryError(f"{self._shown} answered something else"), False, 200)
                         return None
                     place = response.headers.get("Location", "")
                     if response.status in _REDIRECTS and place and self._settings.redirects:
