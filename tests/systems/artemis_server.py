@@ -29,6 +29,7 @@ BROKER: Final = """<?xml version="1.0"?>
     <security-settings>
       <security-setting match="#">{permissions}</security-setting>
       <security-setting match="refused.#"/>
+      <security-setting match="reading.#">{reading}</security-setting>
     </security-settings>
     <address-settings>
       <address-setting match="#">
@@ -85,15 +86,15 @@ PERMISSIONS: Final = (
 class Artemis:
     """One Artemis in a folder of its own, with AMQP 1.0 on one port, and with TLS on another if given a keystore.
 
-    It creates queues that are missing, except those named `nowhere.*`; nobody may use those named `refused.*`; those
-    named `full.*` hold two messages.
+    It creates queues that are missing, except those named `nowhere.*`; nobody may use those named `refused.*`, or
+    send to those named `reading.*`; those named `full.*` hold two messages.
     """
 
     def __init__(self, folder: Path, keystore: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port, self.tls_port = free_ports(2)
-        self._keystore = keystore
+        self.keystore = keystore
         self._process: ServerProcess | None = None
 
     @property
@@ -117,12 +118,14 @@ class Artemis:
         etc.mkdir(exist_ok=True)
         common = "protocols=AMQP;amqpMinLargeMessageSize=102400;maxFrameSize=131072"
         acceptors = f'<acceptor name="amqp">tcp://127.0.0.1:{self.port}?{common}</acceptor>'
-        if self._keystore is not None:
-            tls = f"sslEnabled=true;keyStorePath={self._keystore};keyStorePassword=changeit;keyStoreType=PKCS12"
+        if self.keystore is not None:
+            tls = f"sslEnabled=true;keyStorePath={self.keystore};keyStorePassword=changeit;keyStoreType=PKCS12"
             acceptors += f'<acceptor name="tls">tcp://127.0.0.1:{self.tls_port}?{common};{tls}</acceptor>'
-        permissions = "".join(f'<permission type="{each}" roles="users"/>' for each in PERMISSIONS)
+        permissions = [f'<permission type="{each}" roles="users"/>' for each in PERMISSIONS]
+        reading = [each for each in permissions if '"send"' not in each]
+        settings = {"acceptors": acceptors, "permissions": "".join(permissions), "reading": "".join(reading)}
         files = {
-            "broker.xml": BROKER.format(folder=self.folder, acceptors=acceptors, permissions=permissions),
+            "broker.xml": BROKER.format(folder=self.folder, **settings),
             "bootstrap.xml": BOOTSTRAP.format(folder=self.folder),
             "management.xml": MANAGEMENT,
             "login.config": LOGIN,

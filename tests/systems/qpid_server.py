@@ -26,7 +26,7 @@ class Qpid:
     """One Broker-J in a folder of its own, with AMQP 1.0 on one port.
 
     It does not create queues, but starts with those of `QUEUES`: `delaying` holds messages until their delivery time,
-    and messages of `limited` that failed three times go to `dead`.
+    for which it looks every 200 ms, and messages of `limited` that failed three times go to `dead`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +65,13 @@ class Qpid:
 
     def _configuration(self) -> dict[str, Any]:
         queues = [{"type": "standard", "durable": True, **queue} for queue in QUEUES]
-        host = {"name": "default", "type": "BDB", "storePath": "${qpid.work_dir}/default", "queues": queues}
+        host = {
+            "name": "default",
+            "type": "BDB",
+            "storePath": "${qpid.work_dir}/default",
+            "housekeepingCheckPeriod": 200,
+            "queues": queues,
+        }
         return {
             "name": "penstock",
             "modelVersion": "9.1",

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import shutil
+import socket
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+import penstock as ps
+from penstock.abc import Feature, Outcome
+from penstock.dead_letters.opening import open_dead_letters
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    RecordTooLargeError,
+    StaleDeliveryError,
+    StreamError,
+    UrlError,
+)
+from penstock.model import DeadLetterFilter, NewRecord
 from penstock.queues import open_queue
-from penstock.queues.amqp1 import Amqp1Queue
+from penstock.queues.amqp1 import Amqp1Delivery, Amqp1Queue
 from penstock.testing import TcpProxy, conformance
 from tests import real_parts, system_table
-from tests.systems import artemis_server, qpid_server
+from tests.consuming.eventually import wait_until
+from tests.forking import FORKING
+from tests.servers import free_ports
+from tests.systems import activemq_server, artemis_server, qpid_server
+from tests.systems.activemq_server import ActiveMq
 from tests.systems.artemis_server import Artemis
-from tests.systems.qpid_server import Qpid
+from tests.systems.java_keystore import make_keystore
+from tests.systems.qpid_server import LARGEST_MESSAGE_BYTES, Qpid
 from tests.systems.rabbitmq_server import RabbitMq
 
 pytestmark = [pytest.mark.system("AMQP 1.0"), pytest.mark.xdist_group("amqp1")]
@@ -24,35 +49,38 @@ pytestmark = [pytest.mark.system("AMQP 1.0"), pytest.mark.xdist_group("amqp1")]
 ARTEMIS = "PENSTOCK_TEST_ARTEMIS"
 QPID = "PENSTOCK_TEST_QPID"
 RABBITMQ = "PENSTOCK_TEST_RABBITMQ_AMQP1"
+ACTIVEMQ = "PENSTOCK_TEST_ACTIVEMQ_AMQP1"
+USER = f"{artemis_server.USER}:{quote(artemis_server.PASSWORD, safe='')}"
 WAIT_S = 30.0
 
 
 class Outage:
-    def __init__(self, server: Artemis | Qpid, proxy: TcpProxy) -> None:
+    def __init__(self, server: Artemis, proxy: TcpProxy) -> None:
         self.proxy = proxy
         self.kill = server.kill
         self.restart = server.restart
 
 
-_running: dict[str, Outage] = {}
+_running: list[Outage] = []
 
 
-def artemis_outage() -> Outage:
-    return _running[ARTEMIS]
+def outage() -> Outage:
+    return _running[-1]
 
 
 @pytest.fixture(scope="module")
 def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artemis]:
     real_parts.proton()
-    with Artemis(tmp_path_factory.mktemp("artemis")) as server, TcpProxy(server.port) as proxy:
-        user = f"{artemis_server.USER}:{quote(artemis_server.PASSWORD, safe='')}"
-        os.environ[ARTEMIS] = f"amqp1://{user}@{proxy.address}"
-        _running[ARTEMIS] = Outage(server, proxy)
+    keystore = make_keystore(tmp_path_factory.mktemp("certificates")) if shutil.which("openssl") else None
+    with Artemis(tmp_path_factory.mktemp("artemis"), keystore) as server, TcpProxy(server.port) as proxy:
+        os.environ[ARTEMIS] = f"amqp1://{USER}@{proxy.address}"
+        _running.append(Outage(server, proxy))
         queue = open_amqp1(artemis_url("first", "retries=broker"))
-        system_table.met("AMQP 1.0", f"{queue.product} and others", queue.features)
+        system_table.met("AMQP 1.0", f"{queue.product}, and other brokers", queue.features)
         queue.close()
         yield server
-        del os.environ[ARTEMIS], _running[ARTEMIS]
+        _running.pop()
+        del os.environ[ARTEMIS]
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +101,14 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
         del os.environ[RABBITMQ]
 
 
-def artemis_url(name: str, parameters: str = "") -> str:
-    return f"{os.environ[ARTEMIS]}/{name}?heartbeat_s=2&{parameters}"
+@pytest.fixture(scope="module")
+def activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMq]:
+    real_parts.proton()
+    with ActiveMq(tmp_path_factory.mktemp("activemq")) as server:
+        user = f"{activemq_server.USER}:{quote(activemq_server.PASSWORD, safe='')}"
+        os.environ[ACTIVEMQ] = f"amqp1://{user}@127.0.0.1:{server.amqp_port}"
+        yield server
+        del os.environ[ACTIVEMQ]
 
 
 def open_amqp1(url: str) -> Amqp1Queue:
@@ -83,20 +117,20 @@ def open_amqp1(url: str) -> Amqp1Queue:
     return queue
 
 
-def new_queue(parameters: str = "") -> Amqp1Queue:
-    return open_amqp1(artemis_url(f"q-{uuid.uuid4().hex[:8]}", parameters))
+def artemis_url(name: str, parameters: str = "") -> str:
+    return f"{os.environ[ARTEMIS]}/{name}?heartbeat_s=2&{parameters}"
+
+
+def new_queue(parameters: str = "", *, prefix: str = "") -> Amqp1Queue:
+    return open_amqp1(artemis_url(f"{prefix}q-{uuid.uuid4().hex[:8]}", parameters))
 
 
 def open_on_artemis(folder: Path) -> Amqp1Queue:
     """The folder's name is the queue's, and the environment says where the server is: child processes find it, too."""
-    return open_amqp1(artemis_url(folder.name))
+    return open_amqp1(artemis_url(folder.name, "retries=broker"))
 
 
-def open_with_broker_retries(folder: Path) -> Amqp1Queue:
-    return open_amqp1(artemis_url(f"{folder.name}-retried", "retries=broker&prefetch=20"))
-
-
-def open_on_qpid(folder: Path) -> Amqp1Queue:
+def open_on_qpid(_: Path) -> Amqp1Queue:
     return open_amqp1(f"{os.environ[QPID]}/delaying?retries=broker&prefetch=5")
 
 
@@ -104,13 +138,12 @@ def open_on_rabbitmq(folder: Path) -> Amqp1Queue:
     return open_amqp1(f"{os.environ[RABBITMQ]}/{folder.name}")
 
 
-@pytest.mark.usefixtures("artemis")
-class TestArtemis(conformance.queue(open_on_artemis, outage=artemis_outage)):  # type: ignore[misc]
-    pass
+def open_on_activemq(folder: Path) -> Amqp1Queue:
+    return open_amqp1(f"{os.environ[ACTIVEMQ]}/{folder.name}?prefetch=20")
 
 
 @pytest.mark.usefixtures("artemis")
-class TestArtemisWithItsOwnRetries(conformance.queue(open_with_broker_retries)):  # type: ignore[misc]
+class TestArtemis(conformance.queue(open_on_artemis, outage=outage)):  # type: ignore[misc]
     pass
 
 
@@ -122,3 +155,399 @@ class TestQpid(conformance.queue(open_on_qpid)):  # type: ignore[misc]
 @pytest.mark.usefixtures("rabbitmq")
 class TestRabbitMq(conformance.queue(open_on_rabbitmq)):  # type: ignore[misc]
     pass
+
+
+@pytest.mark.usefixtures("activemq")
+class TestActiveMq(conformance.queue(open_on_activemq)):  # type: ignore[misc]
+    pass
+
+
+@pytest.mark.usefixtures("artemis")
+def test_a_rejected_record_is_in_the_dead_letter_queue_of_the_broker() -> None:
+    queue = new_queue()
+    assert Feature.DEAD_LETTERS in queue.features
+    mark = uuid.uuid4().bytes
+    queue.send([NewRecord("queue", b"bad", mark, (("reason", b"none"),), 1_700_000_000_123)])
+    [delivery] = queue.receive(1, WAIT_S)
+    assert not queue.settle_all([delivery], Outcome.REJECT, reason="it is bad")
+    letters = open_amqp1(artemis_url("DLQ"))
+    while (dead := _receive(letters, 1)[0]).record.key != mark:  # ends: other tests reject a few records only
+        pass
+    assert (dead.record.value, dead.record.headers) == (b"bad", (("reason", b"none"),))
+    assert dead.record.timestamp_ms == 1_700_000_000_123
+    assert dead.record.offset == delivery.record.offset
+    letters.close()
+    queue.close()
+
+
+@pytest.mark.usefixtures("artemis")
+def test_null_values_and_repeated_headers_come_back() -> None:
+    queue = new_queue()
+    headers = (("twice", b"1"), ("twice", None), ("once", b"\xff"), ("twice", b"3"))
+    queue.send([NewRecord("queue", None, b"", headers, 0), NewRecord("queue", b"", headers=(("n" * 300, b"v" * 300),))])
+    null, empty = _receive(queue, 2)
+    assert (null.record.value, null.record.key, null.record.timestamp_ms) == (None, b"", 0)
+    assert null.record.headers == headers
+    assert (empty.record.value, empty.record.key, empty.record.timestamp_ms) == (b"", None, None)
+    assert empty.record.headers == (("n" * 300, b"v" * 300),)
+    queue.close()
+
+
+def test_messages_of_other_programs_are_read(artemis: Artemis) -> None:
+    queue = new_queue()
+    with closing(_proton_connection(artemis)) as connection:
+        sender = connection.create_sender(queue.name)
+        for message in _messages_of_another_program():
+            sender.send(message)
+    text, mapping, listed, nothing, data = _receive(queue, 5)
+    assert (text.record.value, text.record.key) == (b"text", b"group")
+    assert text.record.timestamp_ms == 1_700_000_000_500
+    assert dict(text.record.headers) == {"n": b"5", "text": "ü".encode(), "yes": b"true", "raw": b"\xff", "none": None}
+    assert json.loads(mapping.record.value or b"") == {"a": [1, 2.5, "x"]}
+    assert json.loads(listed.record.value or b"") == [1, "two"]
+    assert nothing.record.value is None
+    assert (data.record.value, data.record.headers, data.record.timestamp_ms) == (b"bytes", (), None)
+    assert len({each.record.offset for each in (text, mapping, listed, nothing, data)}) == 5
+    queue.close()
+
+
+def _messages_of_another_program() -> list[Any]:
+    from proton import Message
+
+    properties = {"n": 5, "text": "ü", "yes": True, "raw": b"\xff", "none": None}
+    return [
+        Message("text", properties=properties, group_id="group", creation_time=1_700_000_000.5, id="1"),
+        Message({"a": [1, 2.5, "x"]}),
+        Message([1, "two"], inferred=True),
+        Message(None, id=7),
+        Message(b"bytes", inferred=True, id=uuid.uuid4()),
+    ]
+
+
+def test_other_programs_read_our_messages(artemis: Artemis) -> None:
+    queue = new_queue("group_by_key=true")
+    queue.send([NewRecord("queue", b"value", b"key", (("a", b"text"), ("b", b"\xff")), 1_700_000_000_123)])
+    with closing(_proton_connection(artemis)) as connection:
+        receiver = connection.create_receiver(queue.name)
+        message = receiver.receive(timeout=WAIT_S)
+        receiver.accept()
+    assert bytes(message.body) == b"value"
+    assert message.durable
+    assert message.group_id == "key"
+    assert round(message.creation_time * 1000) == 1_700_000_000_123
+    assert message.properties["a"] == "text"
+    assert bytes(message.properties["b"]) == b"\xff"
+    assert message.properties["penstock-key"] == "key"
+    queue.close()
+
+
+def _proton_connection(artemis: Artemis) -> Any:
+    from proton.utils import BlockingConnection
+
+    return BlockingConnection(
+        f"127.0.0.1:{artemis.port}",
+        timeout=WAIT_S,
+        user=artemis_server.USER,
+        password=artemis_server.PASSWORD,
+        allowed_mechs="PLAIN",
+        allow_insecure_mechs=True,
+    )
+
+
+@pytest.mark.usefixtures("artemis")
+def test_a_delayed_record_keeps_its_count_and_all_else_when_the_consumer_is_replaced() -> None:
+    queue = new_queue("retries=broker")
+    assert queue.features >= {Feature.DELAYED_REDELIVERY, Feature.DELIVERY_COUNT}
+    headers = (("h", b"1"),)
+    queue.send([NewRecord("queue", b"value", b"key", headers, 1_700_000_000_123)])
+    for attempt in (1, 2, 3):
+        [delivery] = queue.receive(1, WAIT_S)
+        assert delivery.attempt == attempt
+        queue.settle(delivery, Outcome.RETRY, delay_s=0.1)
+        queue.close()
+        queue = open_amqp1(artemis_url(queue.name, "retries=broker"))
+    [last] = queue.receive(1, WAIT_S)
+    assert last.attempt == 4
+    assert last.record == delivery.record
+    queue.settle(last, Outcome.RELEASE, delay_s=0.1)
+    [released] = queue.receive(1, WAIT_S)
+    assert released.attempt == 4, "a released delivery does not count"
+    queue.settle(released, Outcome.DONE)
+    queue.close()
+
+
+def test_a_message_that_must_not_be_copied_is_retried_at_once(artemis: Artemis) -> None:
+    from proton import Message
+
+    queue = new_queue("retries=broker")
+    with closing(_proton_connection(artemis)) as connection:
+        connection.create_sender(queue.name).send(Message(b"once", properties={"_AMQ_DUPL_ID": "1"}, durable=True))
+    [delivery] = queue.receive(1, WAIT_S)
+    queue.settle(delivery, Outcome.RETRY, delay_s=0.1)
+    [again] = queue.receive(1, WAIT_S)
+    assert (again.record.value, again.attempt) == (b"once", 2)
+    queue.settle(again, Outcome.DONE)
+    queue.close()
+
+
+@pytest.mark.usefixtures("artemis", "qpid")
+@pytest.mark.parametrize("broker", [ARTEMIS, QPID])
+def test_what_was_fetched_and_not_handled_is_not_counted_when_the_queue_is_closed(broker: str) -> None:
+    url = f"{os.environ[broker]}/plain"
+    first = open_amqp1(url)
+    first.send([NewRecord("queue", b"%d" % number) for number in range(5)])
+    [taken] = first.receive(1, WAIT_S)
+    first.close()
+    second = open_amqp1(url)
+    assert [(each.record.value, each.attempt) for each in _receive(second, 5)] == [
+        (b"%d" % number, 1) for number in range(5)
+    ]
+    with pytest.raises(StaleDeliveryError, match="its connection was lost"):
+        second.settle(taken, Outcome.DONE)
+    second.close()
+
+
+@pytest.mark.usefixtures("artemis")
+def test_records_of_one_key_go_to_one_consumer() -> None:
+    name = f"groups-{uuid.uuid4().hex[:8]}"
+    queues = [open_amqp1(artemis_url(name, "group_by_key=true&prefetch=1")) for _ in range(2)]
+    for queue in queues:
+        queue.receive(1, 0.0)
+    queues[0].send([NewRecord("queue", b"", b"%d" % (number % 4)) for number in range(40)])
+    keys: list[Counter[bytes | None]] = [Counter(), Counter()]
+
+    def drain() -> bool:
+        for queue, seen in zip(queues, keys, strict=True):
+            for delivery in queue.receive(10, 0.1):
+                seen[delivery.record.key] += 1
+                queue.settle(delivery, Outcome.DONE)
+        return sum(keys[0].values()) + sum(keys[1].values()) == 40
+
+    wait_until(drain, WAIT_S)
+    assert all(count == 10 for seen in keys for count in seen.values()), f"keys were shared: {keys}"
+    for queue in queues:
+        queue.close()
+
+
+def test_tls_is_checked_and_used(artemis: Artemis) -> None:
+    if artemis.keystore is None:
+        pytest.skip("openssl is not there: install it to make the certificates of a secured broker")
+    authority = artemis.keystore.with_name("ca.pem")
+    address = f"{USER}@127.0.0.1:{artemis.tls_port}"
+    with closing(open_amqp1(f"amqps1://{address}/secret?ca_file={authority}")) as queue:
+        value = os.urandom(300_000)
+        queue.send([NewRecord("queue", value)])
+        assert _receive(queue, 1)[0].record.value == value
+    with pytest.raises(BrokerUnavailableError, match=r"TLS with amqps1://.* failed: .*; set ca_file") as untrusted:
+        open_queue(f"amqps1://{address}/secret")
+    assert not untrusted.value.retriable
+    assert "s3cret" not in str(untrusted.value)
+    with pytest.raises(BrokerUnavailableError, match=r"gave no answer within 2 s.*is it the right port\?"):
+        open_queue(f"amqps1://{USER}@127.0.0.1:{artemis.port}/secret?ca_file={authority}&connect_timeout_s=2")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        open_queue(f"amqps1://{address}/secret?ca_file=/no/such/file")
+    with pytest.raises(ConfigError, match="are for TLS: use amqps1://"):
+        open_queue(f"amqp1://{address}/secret?ca_file={authority}")
+
+
+def test_the_user_may_come_from_the_connection_file_of_qpid(
+    artemis: Artemis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "connect.json"
+    monkeypatch.setenv("MESSAGING_CONNECT_FILE", str(file))
+    url = f"amqp1://127.0.0.1:{artemis.port}/first"
+    file.write_text(json.dumps({"host": "127.0.0.1", "user": artemis_server.USER, "password": artemis_server.PASSWORD}))
+    open_queue(url).close()
+    file.write_text(json.dumps({"host": "elsewhere", "user": "somebody", "password": "else"}))
+    with pytest.raises(BrokerUnavailableError, match=r"refused access .* give a user, as in amqp1://"):
+        open_queue(url)
+    file.write_text("{")
+    with pytest.raises(ConfigError, match=r"connect\.json cannot be read as connection settings"):
+        open_queue(url)
+
+
+def test_the_next_host_is_used_when_the_first_is_away(artemis: Artemis) -> None:
+    (closed,) = free_ports(1)
+    with closing(open_amqp1(f"amqp1://{USER}@127.0.0.1:{closed},127.0.0.1:{artemis.port}/second")) as queue:
+        queue.send([NewRecord("queue", b"1")])
+        assert _receive(queue, 1)[0].record.value == b"1"
+
+
+@pytest.mark.usefixtures("artemis")
+def test_who_may_only_read_can_read() -> None:
+    queue = new_queue(prefix="reading.")
+    with pytest.raises(BrokerUnavailableError, match=r"refused access to 'reading\..*check the user's permissions"):
+        queue.send([NewRecord("queue", b"1")])
+    assert not queue.receive(1, 0.0)
+    queue.close()
+
+
+@pytest.mark.usefixtures("artemis")
+def test_a_broker_that_cannot_store_a_message_is_told() -> None:
+    queue = new_queue(prefix="full.")
+    with pytest.raises(StreamError, match=r"could not store a message in full\..*, it was rejected"):
+        for _ in range(5):
+            queue.send([NewRecord("queue", b"1")])
+    assert len(_receive(queue, 2)) == 2
+    queue.close()
+
+
+@pytest.mark.usefixtures("qpid")
+def test_a_record_over_the_limit_is_refused_and_the_queue_goes_on() -> None:
+    queue = open_amqp1(f"{os.environ[QPID]}/plain")
+    with pytest.raises(RecordTooLargeError, match=rf"is larger than the {LARGEST_MESSAGE_BYTES} bytes that amqp1://"):
+        queue.send([NewRecord("queue", b"x" * (LARGEST_MESSAGE_BYTES + 1))])
+    queue.send([NewRecord("queue", b"fits")])
+    assert _receive(queue, 1)[0].record.value == b"fits"
+    queue.close()
+
+
+@pytest.mark.usefixtures("qpid")
+def test_rejected_records_of_qpid_go_where_its_queue_sends_them() -> None:
+    queue = open_amqp1(f"{os.environ[QPID]}/limited?dead_letters=true")
+    assert Feature.DEAD_LETTERS in queue.features
+    queue.send([NewRecord("queue", b"bad")])
+    for _ in range(3):
+        [delivery] = queue.receive(1, WAIT_S)
+        queue.settle(delivery, Outcome.REJECT)
+    letters = open_amqp1(f"{os.environ[QPID]}/dead")
+    assert _receive(letters, 1)[0].record.value == b"bad"
+    letters.close()
+    queue.close()
+
+
+@pytest.mark.usefixtures("artemis", "qpid", "rabbitmq")
+def test_what_cannot_work_is_refused_with_the_reason() -> None:
+    proxy = _running[-1].proxy.address
+    with pytest.raises(BrokerUnavailableError, match=r"amqp1://me@[\d.:]+/q refused the user or the password") as wrong:
+        open_queue(f"amqp1://me:secret@{proxy}/q")
+    assert not wrong.value.retriable
+    for missing in (f"{os.environ[ARTEMIS]}/nowhere.q", f"{os.environ[QPID]}/missing"):
+        with pytest.raises(BrokerUnavailableError, match=r"there is no queue '.*' at .*create it\. .*\(amqp:not-found"):
+            open_queue(missing)
+    with closing(open_amqp1(artemis_url("refused.q"))) as refused:
+        with pytest.raises(
+            BrokerUnavailableError, match=r"refused access to 'refused\.q': check the user's permissions"
+        ):
+            refused.send([NewRecord("queue", b"1")])
+        with pytest.raises(BrokerUnavailableError, match=r"refused access to 'refused\.q'"):
+            refused.receive(1, WAIT_S)
+    with pytest.raises(
+        ConfigError, match=r"retries=broker needs delayed delivery, which RabbitMQ 3\..* does not offer"
+    ):
+        open_queue(f"{os.environ[RABBITMQ]}/q?retries=broker")
+    with pytest.raises(BrokerUnavailableError, match=r"refused: Unknown hostname"):
+        open_queue(f"{os.environ[QPID]}/plain?virtual_host=elsewhere")
+    with pytest.raises(UrlError, match="is not amqp1://HOST:PORT/QUEUE"):
+        open_queue(f"amqp1://{proxy}")
+    with pytest.raises(ConfigError, match=r"has no setting 'prefech'; amqp1: has .*prefetch"):
+        open_queue(f"amqp1://{proxy}/q?prefech=1")
+    with pytest.raises(ConfigError, match="prefetch=0 must be an integer from 1 to 65535"):
+        open_queue(f"amqp1://{proxy}/q?prefetch=0")
+    with pytest.raises(ConfigError, match="heartbeat_s=0.0 must be positive"):
+        open_queue(f"amqp1://{proxy}/q?heartbeat_s=0")
+    queue = new_queue()
+    queue.send([NewRecord("queue", b"1")])
+    [delivery] = queue.receive(1, WAIT_S)
+    with pytest.raises(ConfigError, match="cannot delay a delivery: without retries=broker"):
+        queue.settle(delivery, Outcome.RETRY, delay_s=1.0)
+    with pytest.raises(ConfigError, match="is not a delivery of this queue"):
+        queue.settle("delivery", Outcome.DONE)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="limit=0 must be"):
+        queue.receive(0, 0.0)
+    queue.settle(delivery, Outcome.DONE)
+    with pytest.raises(StaleDeliveryError, match="was settled twice"):
+        queue.settle(delivery, Outcome.DONE)
+    queue.close()
+
+
+def test_a_server_that_is_away_or_of_another_kind_is_told_in_time() -> None:
+    real_parts.proton()
+    with TcpProxy(1) as proxy:
+        proxy.cut()
+        with pytest.raises(BrokerUnavailableError, match=rf"broker at amqp1://{proxy.address}/q cannot be reached"):
+            open_queue(f"amqp1://{proxy.address}/q?connect_timeout_s=1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(BrokerUnavailableError, match="no answer within 1 s"):
+            open_queue(f"amqp1://127.0.0.1:{port}/q?connect_timeout_s=1")  # it accepts, and says nothing
+        threading.Thread(target=_answer_as_web_server, args=(server,), daemon=True).start()
+        with pytest.raises(BrokerUnavailableError, match="does not answer as an AMQP 1.0 broker does"):
+            open_queue(f"amqp1://127.0.0.1:{port}/q?connect_timeout_s=10")
+
+
+def _answer_as_web_server(server: socket.socket) -> None:
+    for _ in range(10):
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.mark.usefixtures("artemis")
+@pytest.mark.parametrize("retries", ["consumer", "broker"])
+def test_an_app_handles_every_record_though_handlers_fail_and_its_process_is_killed(
+    tmp_path: Path, retries: str
+) -> None:
+    url = artemis_url(f"jobs-{uuid.uuid4().hex[:8]}", f"retries={retries}&prefetch=20")
+    seen = tmp_path / "seen.txt"
+    letters = f"sqlite:{tmp_path / 'letters.db'}"
+    queue = open_queue(url)
+    queue.send([NewRecord("queue", b"%d" % number) for number in range(200)])
+    for most in (40, 80):
+        process = FORKING.Process(target=_work, args=(url, seen, letters))
+        process.start()
+        wait_until(functools.partial(_has_handled, seen, most), WAIT_S)
+        process.kill()
+        process.join()
+    process = FORKING.Process(target=_work, args=(url, seen, letters))
+    process.start()
+    try:
+        wait_until(lambda: len(set(_handled(seen))) == 199, WAIT_S)
+    finally:
+        process.terminate()
+        process.join()
+    assert set(_handled(seen)) == set(range(200)) - {13}, "every record but the bad one is handled"
+    assert not queue.receive(1, 0.5), "nothing is left in the queue"
+    queue.close()
+    with closing(open_dead_letters(letters)) as dead:
+        assert [letter.record.value for letter in dead.browse(DeadLetterFilter())] == [b"13"]
+
+
+def _work(queue_url: str, seen: Path, letters: str) -> None:
+    app = ps.App(group="workers")
+    failed: set[int] = set()
+
+    @app.handle(queue_url, retry=ps.Retry(6, first_delay_s=0.01), dead_letters=letters, workers=4)
+    def work(value: bytes) -> None:
+        number = int(value)
+        if number == 13:
+            raise ps.Reject("unlucky")
+        if number % 10 == 0 and number not in failed:
+            failed.add(number)
+            raise RuntimeError("fails once")
+        with seen.open("a") as file:
+            file.write(f"{number}\n")
+
+    app.run()
+
+
+def _has_handled(seen: Path, count: int) -> bool:
+    return len(set(_handled(seen))) >= count
+
+
+def _handled(seen: Path) -> list[int]:
+    return [int(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+
+
+def _receive(queue: Amqp1Queue, count: int) -> list[Amqp1Delivery]:
+    """So many deliveries, settled as done."""
+    received: list[Amqp1Delivery] = []
+    while len(received) < count:
+        deliveries = queue.receive(count - len(received), WAIT_S)
+        assert deliveries, f"{len(received)} of {count} records came, and then none"
+        received += deliveries
+    queue.settle_all(received, Outcome.DONE)
+    return received

@@ -43,7 +43,9 @@ class ReconnectingLink(Generic[D]):
         """Deliveries that nobody has taken."""
         self._held: dict[int, None] = {}
         """The tags of deliveries that arrived on this connection and are not settled, ascending."""
-        self._problem: PenstockError | None = BrokerUnavailableError(f"{shown} was not reached yet")
+        self._problem: PenstockError | None = BrokerUnavailableError(
+            f"{shown} gave no answer within {connect_timeout_s:g} s: is it running, and is it the right port?"
+        )
         """Why the queue cannot be used now; None while it can."""
         self._generation = 0
         """How many connections there were."""
@@ -58,8 +60,7 @@ class ReconnectingLink(Generic[D]):
         with self._changed:
             while self._problem is not None:
                 left_s = deadline_s - time.monotonic()
-                is_final = not getattr(self._problem, "retriable", False)
-                if left_s <= 0 or is_final:
+                if left_s <= 0 or self._is_hopeless():
                     break
                 self._changed.wait(left_s)
             problem = self._problem
@@ -76,9 +77,9 @@ class ReconnectingLink(Generic[D]):
             while not self._arrived:
                 self._check_open()
                 left_s = until_s - time.monotonic()
+                if self._problem is not None and (left_s <= 0 or self._is_hopeless()):
+                    raise self._problem
                 if left_s <= 0:
-                    if self._problem is not None:
-                        raise self._problem
                     return []
                 self._changed.wait(left_s)
             taken = [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
@@ -93,6 +94,10 @@ class ReconnectingLink(Generic[D]):
             self._end()
             self._changed.notify_all()
         self._thread.join(self._answer_timeout_s)
+
+    def _is_hopeless(self) -> bool:
+        """Whether waiting does not help."""
+        return self._problem is not None and not getattr(self._problem, "retriable", False)
 
     def _check_open(self) -> None:
         if self._is_closing:

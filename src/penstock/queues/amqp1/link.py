@@ -29,6 +29,8 @@ _LONGEST_REASON: Final = 1000
 _TOO_LARGE: Final = "amqp:link:message-size-exceeded"
 _UNAUTHORIZED: Final = "amqp:unauthorized-access"
 _NOT_FOUND: Final = "amqp:not-found"
+_FAILED: Final = "amqp:internal-error"
+"""The condition of a REJECT. Qpid cannot read one that is not AMQP's own."""
 _FRAMING: Final = "amqp:connection:framing-error"
 _FINAL: Final = (_UNAUTHORIZED, _NOT_FOUND, "amqp:not-allowed", "amqp:not-implemented", "amqp:invalid-field")
 """What a second attempt does not change."""
@@ -268,12 +270,12 @@ class Amqp1Link(ReconnectingLink[Arrival]):
 
     def _on_detached(self, link: Any) -> None:
         condition = link.remote_condition
-        if link.is_sender and not self._is_ready and condition is not None and condition.name == _UNAUTHORIZED:
-            self._no_sending = self._refused(condition)
+        if link.is_sender and not self._is_ready and _is_permission(condition):
+            self._no_sending = self._refused(condition, is_link=True)
             self._sender = None
             self._attached()
             return
-        raise _Ended(self._refused(condition))
+        raise _Ended(self._refused(condition, is_link=True))
 
     def _on_closed(self, endpoint: Any) -> None:
         if self._is_closing:
@@ -341,7 +343,7 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             return None
         condition = delivery.remote.condition
         if condition is not None and condition.name == _TOO_LARGE:
-            return self._refused(condition)
+            return self._refused(condition, is_link=True)
         name = getattr(state, "name", str(state)).lower()
         reason = "" if condition is None else f": {condition.description or condition.name}"
         return StreamError(f"{self._shown} could not store a message in {self._queue}, it was {name}{reason}")
@@ -357,7 +359,7 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             if state == "MODIFIED":
                 delivery.local.failed = True
             elif state == "REJECTED":
-                delivery.local.condition = self._proton.Condition("penstock:rejected", reason[:_LONGEST_REASON])
+                delivery.local.condition = self._proton.Condition(_FAILED, reason[:_LONGEST_REASON])
             delivery.update(code)
             if self._is_confirming:
                 delivery.waiter = pending
@@ -404,20 +406,20 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         for pending in waiting:
             pending.finish(problem)
 
-    def _refused(self, condition: Any) -> PenstockError:
-        """What the broker said when it closed the connection, the session or a link."""
+    def _refused(self, condition: Any, is_link: bool = False) -> PenstockError:
+        """What the broker said when it closed a link, the session or the connection."""
         if condition is None:
             return self._unreachable("it has closed the connection")
         text = f"{condition.description or 'no reason given'} ({condition.name})"
-        if condition.name == _NOT_FOUND:
+        if condition.name == _NOT_FOUND and is_link:
             return BrokerUnavailableError(
                 f"there is no queue {self._queue!r} at {self._shown}: create it. It said: {text}",
                 retriable=False,
             )
-        if condition.name == _UNAUTHORIZED:
+        if _is_permission(condition):
+            advice = "check the user's permissions" if self._login.user else "give a user, as in amqp1://USER:PASSWORD@"
             return BrokerUnavailableError(
-                f"{self._shown} refused access to {self._queue!r}: check the user's permissions. It said: {text}",
-                retriable=False,
+                f"{self._shown} refused access to {self._queue!r}: {advice}. It said: {text}", retriable=False
             )
         if condition.name == _TOO_LARGE:
             return RecordTooLargeError(f"a message for {self._queue} is larger than {self._shown} allows: {text}")
@@ -430,6 +432,13 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             return BrokerUnavailableError(f"TLS with {self._shown} failed: {reason}; {advice}", retriable=False)
         text = str(reason) or type(reason).__name__
         return BrokerUnavailableError(f"the AMQP 1.0 broker at {self._shown} cannot be reached: {text}. Is it running?")
+
+
+def _is_permission(condition: Any) -> bool:
+    """Whether a user is not allowed to do something. Artemis says so only in its text when it cannot create a queue."""
+    if condition is None:
+        return False
+    return condition.name == _UNAUTHORIZED or "does not have permission" in (condition.description or "")
 
 
 def _symbols(data: Any) -> list[str]:

@@ -30,7 +30,9 @@ KEY: Final = "penstock-key"
 NULL_VALUE: Final = "penstock-null"
 TIMESTAMP: Final = "penstock-timestamp"
 AGAIN: Final = "penstock-again-"
-"""Before the place and the name of a header whose name occurs more than once: property names are unique."""
+"""Before the place and the name of a header whose name occurs more than once, or is like ours: property names are
+unique."""
+OURS: Final = "penstock-"
 ATTEMPTS: Final = "x-opt-penstock-attempts"
 """The annotation of a delayed copy: how often the record was delivered before."""
 DELAY: Final = "x-opt-delivery-delay"
@@ -88,7 +90,7 @@ def _application_properties(record: NewRecord) -> list[bytes]:
     entries: list[bytes] = []
     seen: set[str] = set()
     for place, (name, value) in enumerate(record.headers):
-        stored_name = f"{AGAIN}{place}-{name}" if name in seen else name
+        stored_name = f"{AGAIN}{place}-{name}" if name in seen or name.startswith(OURS) else name
         seen.add(name)
         entries += [encoded_text(stored_name), NULL if value is None else _text_or_binary(value)]
     if record.key is not None:

@@ -1,0 +1,149 @@
+"""AMQP 1.0 queues through Penstock, against proton on the same Artemis: sending, receiving and settling."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from benchmarks.report import Report, Row
+from penstock.abc import Outcome
+from penstock.model import NewRecord
+from penstock.queues import open_queue
+from tests.systems.artemis_server import PASSWORD, USER, Artemis
+from tools import parts
+
+COUNT: Final = 20_000
+RECORD_BYTES: Final = 100
+AT_ONCE: Final = 500
+PREFETCH: Final = 500
+BAR: Final = 0.6
+
+
+def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
+    count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
+    rates: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, Artemis(Path(name)) as server:
+        for turn in range(rounds):
+            for what, seconds in _round(server, count, turn).items():
+                rates.setdefault(what, []).append(count / seconds)
+                say(f"  {what}: {count / seconds:,.0f} records/s")
+        for what in ("send", "receive"):
+            ours, theirs = (statistics.median(rates[f"{who} {what}"]) for who in ("penstock", "proton"))
+            title = f"Artemis by AMQP 1.0, {what}, {RECORD_BYTES} B records, durable, one thread"
+            row = Row(title, ours, "amqp1:// URL", theirs, "proton's Container", "records/s", BAR)
+            say("  " + row.line())
+            report.rows.append(row)
+        report.notes.append(
+            f"Artemis {server.version}, one node, python-qpid-proton {parts.proton()}: durable messages are accepted "
+            f"by the broker on both sides, {AT_ONCE} under way at a time; {PREFETCH} credits, and deliveries are settled "
+            f"{AT_ONCE} at a time."
+        )
+
+
+def _round(server: Artemis, count: int, turn: int) -> dict[str, float]:
+    """The seconds of each way to write and read as many records."""
+    value = b"x" * RECORD_BYTES
+    address = f"amqp1://{USER}:{quote(PASSWORD, safe='')}@127.0.0.1:{server.port}"
+    queue = open_queue(f"{address}/ours-{turn}?prefetch={PREFETCH}")
+    open_queue(f"{address}/theirs-{turn}").close()
+    seconds = {"proton send": _proton_send(server, f"theirs-{turn}", count, value)}
+    started_s = time.perf_counter()
+    for _ in range(0, count, AT_ONCE):
+        queue.send([NewRecord("queue", value) for _ in range(AT_ONCE)])
+    seconds["penstock send"] = time.perf_counter() - started_s
+    seconds["proton receive"] = _proton_receive(server, f"theirs-{turn}", count, value)
+    started_s = time.perf_counter()
+    left = count
+    while left:
+        deliveries = queue.receive(min(left, AT_ONCE), 10.0)
+        for delivery in deliveries:
+            assert delivery.record.value == value
+        queue.settle_all(deliveries, Outcome.DONE)  # type: ignore[attr-defined]
+        left -= len(deliveries)
+    seconds["penstock receive"] = time.perf_counter() - started_s
+    queue.close()
+    return seconds
+
+
+def _proton_send(server: Artemis, queue: str, count: int, value: bytes) -> float:
+    """The same with proton alone, by the event loop that its documentation uses."""
+    from proton import Message
+    from proton.handlers import MessagingHandler
+
+    class Sending(MessagingHandler):  # type: ignore[misc]
+        sent = accepted = 0
+        began_s = seconds = 0.0
+
+        def on_start(self, event: Any) -> None:
+            event.container.create_sender(_connect(event.container, server), queue)
+
+        def on_sendable(self, event: Any) -> None:
+            self.began_s = self.began_s or time.perf_counter()
+            while event.link.credit and self.sent < count and self.sent - self.accepted < AT_ONCE:
+                event.link.send(Message(value, id=f"message-{self.sent}", durable=True, inferred=True))
+                self.sent += 1
+
+        def on_accepted(self, event: Any) -> None:
+            self.accepted += 1
+            if self.accepted == count:
+                self.seconds = time.perf_counter() - self.began_s
+                event.connection.close()
+            elif self.sent == self.accepted:
+                self.on_sendable(event)
+
+    return _run(Sending())
+
+
+def _proton_receive(server: Artemis, queue: str, count: int, value: bytes) -> float:
+    from proton.handlers import MessagingHandler
+
+    class Receiving(MessagingHandler):  # type: ignore[misc]
+        seconds = 0.0
+
+        def __init__(self) -> None:
+            super().__init__(prefetch=PREFETCH, auto_accept=False)
+            self.deliveries: list[Any] = []
+            self.seen = 0
+            self.began_s = time.perf_counter()
+
+        def on_start(self, event: Any) -> None:
+            event.container.create_receiver(_connect(event.container, server), queue)
+
+        def on_message(self, event: Any) -> None:
+            assert bytes(event.message.body) == value
+            self.seen += 1
+            self.deliveries.append(event.delivery)
+            if len(self.deliveries) == AT_ONCE:
+                for delivery in self.deliveries:
+                    self.accept(delivery)
+                self.deliveries = []
+            if self.seen == count:
+                self.seconds = time.perf_counter() - self.began_s
+                event.connection.close()
+
+    return _run(Receiving())
+
+
+def _connect(container: Any, server: Artemis) -> Any:
+    return container.connect(
+        f"127.0.0.1:{server.port}",
+        user=USER,
+        password=PASSWORD,
+        allowed_mechs="PLAIN",
+        allow_insecure_mechs=True,
+        reconnect=False,
+    )
+
+
+def _run(handler: Any) -> float:
+    from proton.reactor import Container
+
+    Container(handler).run()
+    seconds: float = handler.seconds
+    assert seconds, "proton did not finish"
+    return seconds
