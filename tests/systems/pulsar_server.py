@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -29,6 +30,8 @@ METADATA_DRIVERS: Final = {
     "bookkeeper.metadata.bookie.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataBookieDriver",
     "bookkeeper.metadata.client.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataClientDriver",
 }
+SUPERUSER: Final = "boss"
+SECRET: Final = b"a secret of the tests, of at least 32 bytes"
 LISTENER: Final = "proxied"
 """The name of the listener that clients behind a proxy ask for: brokers tell their clients where to connect to."""
 
@@ -36,10 +39,12 @@ LISTENER: Final = "proxied"
 class PulsarServer:
     """One Pulsar in a folder of its own, with its standalone settings and a journal that is synced to the disk."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None, *, proxy_port: int = 0) -> None:
+    def __init__(self, folder: Path, *, certificates: Path | None = None) -> None:
+        """`certificates`: a folder with `ca.pem`, `server.key` and `server.crt`. With it, clients need TLS and a
+        token."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port, self.web_port, self._bookie_port = free_ports(3)
+        self.port, self.web_port, self._bookie_port, self._tls_port, self._tls_web_port = free_ports(5)
         self._settings = {
             "brokerServicePort": str(self.port),
             "webServicePort": str(self.web_port),
@@ -52,17 +57,15 @@ class PulsarServer:
             "numHttpServerThreads": "8",
             "internalListenerName": "internal",
             "httpServerEnabled": "false",
-            **(settings or {}),
+            "advertisedListeners": f"internal:pulsar://127.0.0.1:{self.port}",
         }
+        if certificates is not None:
+            self._settings |= self._secured(certificates)
         self._process: ServerProcess | None = None
-        self.advertise(proxy_port)
 
     def advertise(self, proxy_port: int) -> None:
         """Have the next start tell clients of the listener `LISTENER` to connect to a proxy."""
-        listeners = [f"internal:pulsar://127.0.0.1:{self.port}"]
-        if proxy_port:
-            listeners.append(f"{LISTENER}:pulsar://127.0.0.1:{proxy_port}")
-        self._settings["advertisedListeners"] = ",".join(listeners)
+        self._settings["advertisedListeners"] += f",{LISTENER}:pulsar://127.0.0.1:{proxy_port}"
 
     @property
     def url(self) -> str:
@@ -71,6 +74,10 @@ class PulsarServer:
     @property
     def admin_url(self) -> str:
         return f"http://127.0.0.1:{self.web_port}"
+
+    @property
+    def tls_url(self) -> str:
+        return f"pulsar+ssl://127.0.0.1:{self._tls_port}?admin_url=https://127.0.0.1:{self._tls_web_port}"
 
     def start(self) -> None:
         """Start on the folder, and on the ports of the first start; returns when it answers."""
@@ -86,8 +93,10 @@ class PulsarServer:
             self._process.kill()
 
     def is_healthy(self) -> bool:
+        request = urllib.request.Request(f"{self.admin_url}/admin/v2/brokers/health")
+        request.add_header("Authorization", f"Bearer {token_for(SUPERUSER)}")
         try:
-            with urllib.request.urlopen(f"{self.admin_url}/admin/v2/brokers/health", timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=5) as answer:
                 return bool(answer.read().strip() == b"ok")
         except (OSError, urllib.error.URLError):
             return False
@@ -104,6 +113,26 @@ class PulsarServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _secured(self, certificates: Path) -> dict[str, str]:
+        """Settings for TLS and tokens beside the plain ports, which the broker itself uses."""
+        token = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+        return {
+            "brokerServicePortTls": str(self._tls_port),
+            "webServicePortTls": str(self._tls_web_port),
+            "tlsCertificateFilePath": str(certificates / "server.crt"),
+            "tlsKeyFilePath": str(certificates / "server.key"),
+            "tlsTrustCertsFilePath": str(certificates / "ca.pem"),
+            "advertisedListeners": f"internal:pulsar://127.0.0.1:{self.port},"
+            f"internal:pulsar+ssl://127.0.0.1:{self._tls_port}",
+            "authenticationEnabled": "true",
+            "authorizationEnabled": "true",
+            "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+            "tokenSecretKey": f"data:;base64,{base64.b64encode(SECRET).decode()}",
+            "superUserRoles": SUPERUSER,
+            "brokerClientAuthenticationPlugin": token,
+            "brokerClientAuthenticationParameters": f"token:{token_for(SUPERUSER)}",
+        }
 
     def _command(self) -> list[str]:
         home = real_parts.pulsar_folder()
@@ -141,6 +170,17 @@ class PulsarServer:
         configuration = self.folder / "standalone.conf"
         configuration.write_text(text, "utf-8")
         return configuration
+
+
+def token_for(role: str, secret: bytes = SECRET) -> str:
+    """A JSON web token that says that its bearer has this role."""
+
+    def encoded(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    head, body = json.dumps({"alg": "HS256"}), json.dumps({"sub": role})
+    signed = f"{encoded(head.encode())}.{encoded(body.encode())}"
+    return f"{signed}.{encoded(hmac.digest(secret, signed.encode(), 'sha256'))}"
 
 
 def version() -> str:

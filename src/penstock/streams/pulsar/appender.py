@@ -19,8 +19,8 @@ from penstock.errors import (
 )
 from penstock.model import NewRecord, Receipt
 from penstock.streams.forks import FORKS
-from penstock.streams.pulsar.client import PulsarClient
-from penstock.streams.pulsar.messages import fields_of, partition_of, pointer_of
+from penstock.streams.pulsar.client import PulsarClient, keep_thread_state
+from penstock.streams.pulsar.messages import partition_of, pointer_of
 from penstock.streams.pulsar.settings import PulsarSettings
 from penstock.streams.pulsar.topics import PulsarTopic, partition_name
 
@@ -49,11 +49,14 @@ class PulsarAppender:
         self._settings = settings
         self._sending = threading.Lock()
         """Held while records are sent: their order is that of the appends."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._waiting_bytes = 0
         self._producers: dict[int, Any] = {}
         self._partitions = 0
-        self._partitions_s = -PARTITIONS_S
+        self._partitions_s = 0.0
+        self._is_asked = False
+        """How many partitions there are was asked for not long ago."""
         self._turn = 0
         self._closed = False
         self._forks = FORKS.count
@@ -66,6 +69,8 @@ class PulsarAppender:
                 raise ConfigError(f"a record for topic {record.topic!r} was appended to topic {topic!r}")
         receipts = [Receipt(topic) for _ in records]
         with self._sending:
+            if time.monotonic() - self._partitions_s >= PARTITIONS_S:
+                self._is_asked = False
             for record, receipt in zip(records, receipts, strict=True):
                 try:
                     self._send(record, receipt)
@@ -95,45 +100,43 @@ class PulsarAppender:
         if producer is None:
             producer = self._producers[partition] = self._until_available(lambda: self._new_producer(partition))
         size = _OVERHEAD_BYTES + len(record.value or b"")
-        with self._changed:
+        with self._lock:
             if self._waiting_bytes >= WAITING_BYTES:
                 self._wait_for_room()
             self._waiting_bytes += size
 
         def settle(result: Any, id: Any) -> None:
             try:
-                with self._changed:
-                    self._waiting_bytes -= size
-                    if not self._waiting_bytes or self._waiting_bytes < WAITING_BYTES <= self._waiting_bytes + size:
+                keep_thread_state()
+                with self._lock:
+                    left_bytes = self._waiting_bytes = self._waiting_bytes - size
+                    if not left_bytes or left_bytes < WAITING_BYTES <= left_bytes + size:
                         self._changed.notify_all()
-                if result.value == 0:
-                    receipt.settle(partition, pointer_of(id))
-                else:
+                if result.value:
                     receipt.settle(partition, -1, self._refusal(partition, producer, result, record))
+                else:
+                    receipt.settle(partition, pointer_of(id))
             except Exception:  # what a callback raises would end the process
                 logger.exception("the receipt of a record for %r could not be settled", self._topic)
 
-        key, properties, event_ms = fields_of(record)
         try:
-            producer.send_async(
-                record.value, settle, properties=properties, partition_key=key, event_timestamp=event_ms
-            )
+            producer._producer.send_async(self._client.message_of(record), settle)
         except BaseException as error:
-            with self._changed:
+            with self._lock:
                 self._waiting_bytes -= size
             if isinstance(error, Exception) and not isinstance(error, PenstockError):
                 raise DeliveryError(f"a record for {self._topic!r} was refused by Pulsar's client: {error}") from error
             raise
 
     def _partition(self, record: NewRecord) -> int:
-        now_s = time.monotonic()
-        if now_s - self._partitions_s >= PARTITIONS_S:
+        if not self._is_asked:
             self._partitions = self._until_available(self._provided)
-            self._partitions_s = now_s
+            self._partitions_s = time.monotonic()
+            self._is_asked = True
         count = max(1, self._partitions)
         if record.partition is not None:
             if not 0 <= record.partition < count:
-                self._partitions_s = -PARTITIONS_S
+                self._is_asked = False
                 raise DeliveryError(
                     f"topic {self._topic!r} in {self._client.where} has no partition {record.partition}: it has "
                     f"{count}, numbered from 0"
@@ -210,7 +213,7 @@ class PulsarAppender:
             )
         if self._producers.get(partition) is producer:
             self._producers.pop(partition, None)
-            self._partitions_s = -PARTITIONS_S
+            self._is_asked = False
         return _delivery_error(self._client.meaning(name, f"a record for {self._topic!r} was refused: {name}"))
 
     def _check_open(self) -> None:

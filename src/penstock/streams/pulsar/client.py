@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import logging
 import math
@@ -10,6 +11,7 @@ import socket
 import ssl
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.errors import (
@@ -23,10 +25,12 @@ from penstock.errors import (
     UnknownTopicError,
     UrlError,
 )
+from penstock.model import NewRecord
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.forks import FORKS
+from penstock.streams.pulsar.client_log import LOG
 from penstock.streams.pulsar.credentials import TOKEN_VARIABLE, credentials_of
-from penstock.streams.pulsar.messages import entry_of, ledger_of
+from penstock.streams.pulsar.messages import entry_of, fields_of, ledger_of
 from penstock.streams.pulsar.settings import PulsarSettings
 from penstock.streams.pulsar.web import PulsarWeb
 
@@ -38,8 +42,6 @@ DEFAULT_NAMESPACE: Final = "default"
 _WEB_PORT: Final = 8080
 _TLS_WEB_PORT: Final = 8443
 _PENDING_RECORDS: Final = 20_000
-_LEVELS: Final = {"DEBUG": logging.DEBUG, "INFO": logging.DEBUG, "WARN": logging.INFO, "ERROR": logging.INFO}
-"""Of the client's log. It reports every broken connection as an error, and repairs it; what it cannot do is raised."""
 _REFUSED: Final = ("AuthenticationError", "ErrorGettingAuthenticationData")
 _BACKLOG: Final = " Subscriptions have too much backlog: raise the backlog quota, or delete them"
 _FINAL: Final = {
@@ -67,6 +69,7 @@ class PulsarClient:
 
     def __init__(self, url: BackendUrl, settings: PulsarSettings) -> None:
         self._pulsar = import_pulsar()
+        self._new_message = importlib.import_module("_pulsar").MessageBuilder
         self.tenant, self.namespace = _namespace(url)
         self._url = url
         self._settings = settings
@@ -117,6 +120,7 @@ class PulsarClient:
         )
 
     def producer(self, topic: str) -> Any:
+        """A producer for `message_of`."""
         settings = self._settings
         compression = getattr(self._pulsar.CompressionType, _COMPRESSIONS[settings.compression])
         return self._call(
@@ -127,7 +131,7 @@ class PulsarClient:
                 max_pending_messages=_PENDING_RECORDS,
                 block_if_queue_full=True,
                 batching_enabled=settings.batch_records > 1,
-                batching_max_messages=settings.batch_records,
+                batching_max_messages=max(2, settings.batch_records),  # fewer are refused
                 batching_max_allowed_size_in_bytes=settings.batch_bytes,
                 batching_max_publish_delay_ms=settings.linger_ms,
             )
@@ -136,9 +140,20 @@ class PulsarClient:
     def read(self, reader: Any, wait_ms: int) -> Any:
         """The next message of a reader; None if there is none within `wait_ms`."""
         try:
-            return reader.read_next(wait_ms)
+            return raw_reader(reader).read_next(wait_ms)
         except self._pulsar.Timeout:
             return None
+        except self._pulsar.PulsarException as error:
+            raise self.translated(error) from error
+
+    def read_on(self, reader: Any, message: Any, take: Callable[[Any], bool]) -> None:
+        """Pass this message and those that have arrived after it to `take`, for as long as it wants more."""
+        read_next = raw_reader(reader).read_next
+        try:
+            while take(message):
+                message = read_next(0)
+        except self._pulsar.Timeout:
+            return
         except self._pulsar.PulsarException as error:
             raise self.translated(error) from error
 
@@ -148,6 +163,23 @@ class PulsarClient:
             return bool(reader.has_message_available())
         except self._pulsar.PulsarException as error:
             raise self.translated(error) from error
+
+    def message_of(self, record: NewRecord) -> Any:
+        """The message of a record, made without the checks of the client's Python part: they take twice as long."""
+        message = self._new_message()
+        if record.value is None:
+            message.set_null_value()
+        else:
+            message.content(record.value)
+        key, properties, event_ms = fields_of(record)
+        if key is not None:
+            message.partition_key(key)
+        if properties is not None:
+            for name, text in properties.items():
+                message.property(name, text)
+        if event_ms is not None:
+            message.event_timestamp(event_ms)
+        return message.build()
 
     def release(self, closable: Any) -> None:
         """Close a reader or a producer; one that is closed already, or cannot say goodbye, does no harm."""
@@ -207,13 +239,13 @@ class PulsarClient:
     def _connected(self) -> Any:
         settings, pulsar = self._settings, self._pulsar
         timeout_s = max(1, math.ceil(settings.timeout_s))
-        return _logging_client(pulsar)(
+        return pulsar.Client(
             self._service_url,
             authentication=self._authentication(),
             operation_timeout_seconds=timeout_s,
             connection_timeout_ms=1000 * timeout_s,
             stats_interval_in_seconds=0,
-            logger=logger,
+            logger=LOG.for_client(pulsar),
             listener_name=settings.listener_name,
             tls_trust_certs_file_path=self._tls_ca(),
             tls_allow_insecure_connection=not settings.tls_verify,
@@ -251,24 +283,26 @@ class PulsarClient:
         return context
 
 
+def raw_reader(reader: Any) -> Any:
+    """The reader that the client's one wraps: its messages are those of the C++ client, with the same methods."""
+    return getattr(reader, "_reader", reader)
+
+
+_kept = threading.local()
+
+
+def keep_thread_state() -> None:
+    """Keep Python's state of this thread, one of the client's own, until the thread ends.
+
+    Called in each callback of the client. Otherwise Python makes such a state for every callback, and deletes it after
+    it, which takes longer than all the rest.
+    """
+    if not hasattr(_kept, "is_kept"):
+        _kept.is_kept = True
+        ctypes.pythonapi.PyGILState_Ensure()
+
+
 _COMPRESSIONS: Final = {"none": "NONE", "lz4": "LZ4", "zlib": "ZLib", "zstd": "ZSTD", "snappy": "SNAPPY"}
-
-
-def _logging_client(pulsar: Any) -> Any:
-    """Pulsar's client class with a log of our own: its own changes a global of `logging` while other threads run."""
-
-    class LoggingClient(pulsar.Client):  # type: ignore[misc]
-        @staticmethod
-        def _prepare_logger(logger: logging.Logger) -> Any:
-            def log(level: str, message: str) -> None:
-                try:
-                    logger.log(_LEVELS.get(level, logging.INFO), "%s", message)
-                except Exception:  # it would end the process
-                    return
-
-            return log
-
-    return LoggingClient
 
 
 def _close(client: Any, kind: type[Exception]) -> None:

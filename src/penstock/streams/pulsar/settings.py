@@ -26,7 +26,8 @@ class PulsarSettings:
     """New topics keep records for this long, rounded up to minutes. None: for ever. Pulsar itself would delete records
     that no subscription waits for."""
     max_bytes: int | None = None
-    """New topics keep this much in each partition, rounded up to megabytes. None: everything."""
+    """New topics keep this much in each partition, rounded up to megabytes. None: everything. Pulsar requires more than
+    its backlog quota, which is 10 GB by default."""
     deduplicate: bool = False
     """Records that are sent again after a lost connection are stored once. New topics get Pulsar's deduplication;
     appending to a topic without it is refused."""

@@ -61,8 +61,9 @@ class PulsarBackend:
         return parse_pointer(text)
 
     def check_reachable(self) -> None:
-        self._client.check_login()
+        self._client.check_accepts(self._settings.timeout_s)
         self._listed("")
+        self._client.check_login()
 
     def check_there(self, timeout_s: float) -> None:
         self._client.check_accepts(timeout_s)

@@ -162,11 +162,11 @@ class PulsarTopicStream:
         start = reader.next
         messages: list[Any] = []
         pointers: list[Pointer] = []
-        message = self._first_message(partition, reader, until_s)
-        limit = min(limit, 4 * reader.prefetch)
+        most = min(limit, 4 * reader.prefetch)
         ledger = ledger_of(start)
-        read = self._client.read
-        while message is not None:
+
+        def take(message: Any) -> bool:
+            nonlocal ledger
             place = pointer_of(message.message_id())
             if place >> LEDGER_SHIFT != ledger:
                 self._check_followed(partition, reader, pointers[-1] + 1 if pointers else start, place)
@@ -174,9 +174,11 @@ class PulsarTopicStream:
             if place >= start:  # else it is of the entry in which reading starts, and before that place
                 messages.append(message)
                 pointers.append(place)
-                if len(pointers) >= limit:
-                    break
-            message = read(reader.reader, 0)
+            return len(pointers) < most
+
+        first = self._first_message(partition, reader, until_s)
+        if first is not None:
+            self._client.read_on(reader.reader, first, take)
         if pointers:
             end = next_after(messages[-1].message_id())
             return PulsarBatch(self._topic, partition, start, end, messages, pointers)
@@ -250,7 +252,7 @@ class PulsarTopicStream:
             return
         state, before = self._state(partition), reader.state
         reader.state, reader.state_s = state, time.monotonic()
-        if state.has(ledger_of(place)):
+        if state.has(ledger_of(place)) or self._is_whole(place):
             return
         known = before.ledgers.keys()
         ledger = ledger_of(found)

@@ -194,11 +194,16 @@ class PulsarTopic:
             if settings.deduplicate and not self.deduplicates():
                 self._web.ask("POST", f"{self._path}/deduplicationEnabled", True)
         except PulsarWebError as error:
+            self.delete()
+            remedy = (
+                "raise max_bytes, or lower the backlog quota of the namespace"
+                if "backlog quota" in error.reason.lower()
+                else "set topicLevelPoliciesEnabled=true in the configuration of the brokers"
+            )
             raise StreamError(
-                f"topic {self.topic!r} was created in {self._client.where}, but its policies were refused, so its "
-                f"records may be deleted before they are read: {error.reason}. Set topicLevelPoliciesEnabled=true in "
-                "the broker's configuration, or the policies of the namespace with `pulsar-admin namespaces "
-                f"set-retention {self._client.tenant}/{self._client.namespace} --time -1 --size -1`"
+                f"topic {self.topic!r} was not created in {self._client.where}, because its policies were refused, and "
+                f"its records might be deleted before they are read: {error.reason}. Create it with pulsar-admin, or "
+                f"{remedy}"
             ) from error
 
 
