@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,15 +64,16 @@ def gateway_process(folder: Path, url: str, sink: str) -> Iterator[subprocess.Po
         assert process.wait(WAIT_S) is not None
 
 
-async def send_until_taken(url: str, numbers: range) -> Counter[int]:
+async def send_until_taken(url: str, numbers: range, timeout_s: float) -> Counter[int]:
     """Send each number with its own key until it is taken; count the answers."""
+    deadline_s = time.monotonic() + timeout_s
     seen: Counter[int] = Counter()
     limit = asyncio.Semaphore(16)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
 
-        async def one(number: int) -> None:
+        async def until_taken(number: int, deadline_s: float) -> None:
             body, headers = json.dumps({"n": number}), {"webhook-id": f"message-{number}"}
-            for _ in range(2000):
+            while time.monotonic() < deadline_s:
                 async with limit:
                     try:
                         async with session.post(url, data=body, headers=headers) as response:
@@ -83,7 +85,7 @@ async def send_until_taken(url: str, numbers: range) -> Counter[int]:
                 await asyncio.sleep(0.05)
             raise AssertionError(f"{number} was never taken")
 
-        await asyncio.gather(*map(one, numbers))
+        await asyncio.gather(*(until_taken(number, deadline_s) for number in numbers))
     return seen
 
 
@@ -95,7 +97,9 @@ def test_nothing_is_lost_or_stored_twice_when_the_gateway_is_killed(tmp_path: Pa
         stream.create_topic("orders", 1)
     count = 600
     result: list[Counter[int]] = []
-    sending = threading.Thread(target=lambda: result.append(asyncio.run(send_until_taken(url, range(count)))))
+    sending = threading.Thread(
+        target=lambda: result.append(asyncio.run(send_until_taken(url, range(count), 4 * WAIT_S)))
+    )
     for enough in (50, 250, None):
         with gateway_process(tmp_path, url, f"{sink}#orders") as process:
             if enough == 50:

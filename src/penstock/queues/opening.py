@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from penstock.abc import Channel, Queue
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import name_in_url
 from penstock.streams.schemes import QUEUES, opener, scheme_of
 from penstock.streams.url import without_password
 
@@ -39,5 +39,4 @@ def as_queue(given: object) -> str | Queue | None:
 
 def queue_name(queue: str | Queue | Channel) -> str:
     """The name of a queue or channel, or the last part of its URL, in characters that the name of a topic may have."""
-    name = re.split(r"[/:]", without_password(queue).partition("?")[0])[-1] if isinstance(queue, str) else queue.name
-    return re.sub(r"[^a-zA-Z0-9._-]", "-", name) or "queue"
+    return name_in_url(queue if isinstance(queue, str) else queue.name) or "queue"

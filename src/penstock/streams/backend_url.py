@@ -9,6 +9,7 @@ option of `connect` or `open_queue`, which wins. Everything is checked when the 
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -83,6 +84,11 @@ def settings_of(url: BackendUrl, kind: type[S], options: Mapping[str, Any]) -> S
     for name, value in given.items():
         values[name] = _checked(name, value, hints[name], url.shown)
     return kind(**values)
+
+
+def name_in_url(url: str) -> str:
+    """The last part of a URL or path, in the characters that the name of a topic may have; "" if there is none."""
+    return re.sub(r"[^a-zA-Z0-9._-]", "-", re.split(r"[/:]", without_password(url).partition("?")[0])[-1])
 
 
 def _host(text: str, shown: str, default_port: int | None) -> Host:

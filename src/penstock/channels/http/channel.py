@@ -21,8 +21,7 @@ from penstock.channels.http.settings import HttpSettings
 from penstock.errors import ConfigError, ConnectionClosedError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.model.clock import SystemClock
-from penstock.queues.opening import queue_name
-from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
+from penstock.streams.backend_url import BackendUrl, name_in_url, parse_backend_url, settings_of
 
 FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
 _PORTS: Final = {"http": 80, "https": 443}
@@ -46,7 +45,7 @@ class HttpChannel:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._target = request_target(url, path, settings.query)
-        self._name = queue_name(path.rstrip("/") or url.host.name)
+        self._name = name_in_url(path.rstrip("/")) or name_in_url(url.host.name)
         self._thread = LoopThread(self._name)
         self._lock = threading.Lock()
         self._receiver: HttpReceiver | None = None

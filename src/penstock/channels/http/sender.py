@@ -96,7 +96,7 @@ class HttpSender:
         self._thread = thread
         self._shown = url.shown
         self._login = _login(url, settings)
-        self.endpoint = Endpoint(url.shown, target, settings, Secrets(settings), clock, self._login)
+        self.endpoint = HttpEndpoint(url.shown, target, settings, Secrets(settings), clock, self._login)
         self._chance = random.Random()
         self._slots: asyncio.Semaphore | None = None
 
@@ -181,7 +181,7 @@ class HttpSender:
         raise AssertionError("attempts is at least 1")
 
 
-class Endpoint:
+class HttpEndpoint:
     """One receiver: connections to it, its circuit breaker, and the time until which it wants no requests."""
 
     def __init__(

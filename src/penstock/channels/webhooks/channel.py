@@ -22,8 +22,7 @@ from penstock.channels.webhooks.settings import WebhooksSettings
 from penstock.errors import ConfigError, ConnectionClosedError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.model.clock import SystemClock
-from penstock.queues.opening import queue_name
-from penstock.streams.backend_url import parse_backend_url, settings_of
+from penstock.streams.backend_url import name_in_url, parse_backend_url, settings_of
 
 FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
 _EVENT_HEADERS: Final = ("ce-type", "x-event-type", "event-type")
@@ -45,7 +44,7 @@ class WebhooksChannel:
         import_aiohttp()
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._name = queue_name(path)
+        self._name = name_in_url(path)
         self._event = _event_reader(settings)
         self._lock = threading.Lock()
         self._closed = False

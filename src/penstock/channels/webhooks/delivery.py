@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.abc import Clock
 from penstock.channels.http import messages
-from penstock.channels.http.sender import Endpoint, Message
+from penstock.channels.http.sender import HttpEndpoint, Message
 from penstock.channels.webhooks.registry import RegisteredReceiver, Registry, StoredMessage
 from penstock.channels.webhooks.settings import WebhooksSettings
 from penstock.errors import DeliveryError, PenstockError, RecordTooLargeError
@@ -111,7 +111,7 @@ class ReceiverDelivery:
         self._registry = registry
         self._settings = settings
         self._clock = clock
-        self._endpoint = Endpoint(receiver.url, receiver.url, settings.http(), receiver.secrets, clock)
+        self._endpoint = HttpEndpoint(receiver.url, receiver.url, settings.http(), receiver.secrets, clock)
         self._retry = Retry(None, settings.first_delay_s, max_delay_s=settings.max_delay_s)
         self._chance = random.Random()
         self._slots = asyncio.Semaphore(settings.concurrency)
@@ -204,7 +204,7 @@ async def verify(url: str, secrets: Sequence[str], settings: WebhooksSettings, c
     challenge = messages.new_id()
     body = msgspec.json.encode({"type": "webhook.verification", "challenge": challenge})
     headers = [("content-type", "application/json"), ("webhook-id", challenge), ("idempotency-key", challenge)]
-    endpoint = Endpoint(url, url, settings.http(), secrets, clock)
+    endpoint = HttpEndpoint(url, url, settings.http(), secrets, clock)
     try:
         failure = await endpoint.post(Message(challenge, body, headers, expected=challenge.encode()))
     finally:

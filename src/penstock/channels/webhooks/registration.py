@@ -22,7 +22,7 @@ from penstock.channels.http.receiver import import_aiohttp
 from penstock.channels.http.settings import HttpSettings, server_tls
 from penstock.channels.http.signatures import check_secret, new_secret, token_of
 from penstock.channels.webhooks.delivery import verify
-from penstock.channels.webhooks.registry import RegisteredReceiver, Registry, check_events
+from penstock.channels.webhooks.registry import RegisteredReceiver, Registry, check_events, check_url
 from penstock.channels.webhooks.settings import WebhooksSettings
 from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError
 from penstock.model.addresses import check_exposure, host_and_port
@@ -137,7 +137,7 @@ class RegistrationServer:
             raise _Problem(400, f"the body is not a registration: {error}") from error
 
     async def _register(self, asked: RegistrationRequest) -> dict[str, Any]:
-        self._settings.check_url(asked.url)
+        check_url(asked.url, allow_http=self._settings.allow_http)
         check_events(asked.events)
         secret = asked.secret or new_secret()
         check_secret("standard", secret, "the registration")

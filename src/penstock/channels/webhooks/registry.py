@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import secrets
+import urllib.parse
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -122,6 +123,7 @@ class Registry:
         """Register a receiver of what is sent from now on. Without a secret, it gets a new one."""
         if secret is not None:
             check_secret("standard", secret, "the registration")
+        check_url(url, allow_http=True)
         check_events(events)
         receiver_id = f"wh_{secrets.token_hex(12)}"
         with self._database.transaction() as cursor:
@@ -242,6 +244,19 @@ class Registry:
 
     def _change(self, receiver_id: str, what: str, *values: Any) -> None:
         self._database.write(f"UPDATE penstock_webhook_receivers SET {what} WHERE id = ?", (*values, receiver_id))
+
+
+def check_url(url: str, *, allow_http: bool) -> None:
+    """Raise ConfigError unless a receiver may have this URL."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_usable = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_usable = False
+    if not is_usable or parts.username is not None or parts.scheme not in ("http", "https") or not url.isascii():
+        raise ConfigError("the url of a receiver must be https://HOST/PATH, without a login")
+    if parts.scheme == "http" and not allow_http:
+        raise ConfigError("the url of a receiver must begin with https: (unless http is allowed)")
 
 
 def check_events(events: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import urllib.parse
 from dataclasses import dataclass
 
 from penstock.channels.http.settings import HttpSettings
@@ -74,15 +73,3 @@ class WebhooksSettings:
             max_delay_s=self.max_delay_s,
             private_addresses=self.private_addresses,
         )
-
-    def check_url(self, url: str) -> None:
-        """Raise ConfigError unless a receiver may have this URL."""
-        try:
-            parts = urllib.parse.urlsplit(url)
-            is_usable = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-        except ValueError:
-            is_usable = False
-        if not is_usable or parts.username is not None or parts.scheme not in ("http", "https") or not url.isascii():
-            raise ConfigError("the url must be https://HOST/PATH, without a login")
-        if parts.scheme == "http" and not self.allow_http:
-            raise ConfigError("the url must begin with https:")
