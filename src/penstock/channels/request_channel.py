@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from penstock.abc import Feature, Features
 from penstock.channels.answers import Refusal
@@ -37,6 +37,9 @@ class SendingSide(Protocol):
 class RequestChannel(abc.ABC):
     """`abc.Channel` and `abc.Acknowledging`. Each side is opened when it is first used."""
 
+    FEATURES: ClassVar[Features] = frozenset({Feature.ANSWERS, Feature.KEYS, Feature.HEADERS})
+    """Of frames. Plain messages have neither keys nor headers."""
+
     def __init__(self, endpoint: Endpoint, *, is_plain: bool) -> None:
         self._endpoint = endpoint
         self._is_plain = is_plain
@@ -57,9 +60,7 @@ class RequestChannel(abc.ABC):
 
     @property
     def features(self) -> Features:
-        if self._is_plain:
-            return frozenset({Feature.ANSWERS})
-        return frozenset({Feature.ANSWERS, Feature.KEYS, Feature.HEADERS})
+        return frozenset({Feature.ANSWERS}) if self._is_plain else self.FEATURES
 
     def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
         with self._opening:

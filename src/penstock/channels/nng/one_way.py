@@ -8,7 +8,7 @@ import select
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from penstock.abc import Feature, Features
 from penstock.channels.endpoints import Endpoint
@@ -25,6 +25,9 @@ _LONGEST_WAIT_S: Final = 1_000.0
 
 class NngChannel:
     """`abc.Channel` on nng. It begins to listen and to send when first asked to."""
+
+    FEATURES: ClassVar[Features] = frozenset({Feature.KEYS, Feature.HEADERS})
+    """Of frames. Plain messages have none."""
 
     def __init__(self, endpoint: Endpoint, settings: NngSettings) -> None:
         self._pynng = import_pynng()
@@ -49,9 +52,7 @@ class NngChannel:
 
     @property
     def features(self) -> Features:
-        if self._settings.format == "plain":
-            return frozenset()
-        return frozenset({Feature.KEYS, Feature.HEADERS})
+        return frozenset() if self._settings.format == "plain" else self.FEATURES
 
     def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
         if limit < 1:
@@ -184,9 +185,7 @@ class NngChannel:
 class CountingNngChannel(NngChannel):
     """`abc.CountingLosses`, too: of what a publisher numbers, every subscriber should get every record."""
 
-    @property
-    def features(self) -> Features:
-        return super().features | {Feature.LOSS_COUNT}
+    FEATURES: ClassVar[Features] = NngChannel.FEATURES | {Feature.LOSS_COUNT}
 
     @property
     def lost(self) -> int:

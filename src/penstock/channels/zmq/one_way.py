@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from penstock.abc import Feature, Features
 from penstock.channels.endpoints import Endpoint
@@ -26,6 +26,9 @@ MIDDLE_PART: Final = "part"
 
 class ZmqChannel:
     """`abc.Channel` on ZeroMQ. It begins to listen and to send when first asked to."""
+
+    FEATURES: ClassVar[Features] = frozenset({Feature.KEYS, Feature.HEADERS})
+    """Of frames. Plain messages have none."""
 
     def __init__(self, endpoint: Endpoint, settings: ZmqSettings) -> None:
         self._endpoint = endpoint
@@ -51,9 +54,7 @@ class ZmqChannel:
 
     @property
     def features(self) -> Features:
-        if self._settings.format == "plain":
-            return frozenset()
-        return frozenset({Feature.KEYS, Feature.HEADERS})
+        return frozenset() if self._settings.format == "plain" else self.FEATURES
 
     def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
         if limit < 1:
@@ -178,9 +179,7 @@ class ZmqChannel:
 class CountingZmqChannel(ZmqChannel):
     """`abc.CountingLosses`, too: of what a publisher numbers, every subscriber should get every record."""
 
-    @property
-    def features(self) -> Features:
-        return super().features | {Feature.LOSS_COUNT}
+    FEATURES: ClassVar[Features] = ZmqChannel.FEATURES | {Feature.LOSS_COUNT}
 
     @property
     def lost(self) -> int:

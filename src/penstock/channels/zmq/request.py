@@ -121,8 +121,9 @@ class _Listener:
         """Put a request into the inbox, or hold it until there is room."""
         start = 2 if len(parts) > 2 and not parts[1] else 1  # an empty part follows the sender, if it is a REQ
         value, key, headers = plain_record(parts[start:])
-        has_room = self.inbox.put(value, functools.partial(self._answer, parts[:start]), key=key, headers=headers)
-        self._held = None if has_room else parts
+        self._held = parts  # before it is tried: `taken` must not miss it
+        if self.inbox.put(value, functools.partial(self._answer, parts[:start]), key=key, headers=headers):
+            self._held = None
 
     def _answer(self, sender: list[bytes], answer: bytes) -> None:
         """Any thread."""

@@ -15,6 +15,8 @@ from penstock.errors import BrokerUnavailableError, ConfigError, MissingExtraErr
 
 RECONNECT_MS: Final = (100, 5_000)
 """The first and the longest pause before a connection is tried again."""
+_DOMAIN: Final = "penstock"
+"""For which the authenticator of a context admits clients."""
 _HANDSHAKE_MS: Final = 10_000
 _PASSING: Final = (errno.EADDRINUSE, errno.EMFILE, errno.ENFILE)
 
@@ -44,6 +46,10 @@ class Sockets:
         made = self._context.socket(kind)
         try:
             made.set_hwm(settings.buffer)
+            if kind == zmq.ROUTER:
+                made.sndhwm = 0  # answers, as many as senders wait for; a ROUTER drops what is above its mark
+            if kind == zmq.DEALER:
+                made.rcvhwm = 0
             made.maxmsgsize = settings.max_message_bytes
             made.linger = int(settings.linger_s * 1000)
             made.sndtimeo = int(settings.send_timeout_s * 1000)
@@ -122,8 +128,8 @@ class Sockets:
             thread = importlib.import_module("zmq.auth.thread")
             self._authenticator = thread.ThreadAuthenticator(self._context)
             self._authenticator.start()
-        self._authenticator.configure_curve(domain="*", location=folder)
-        made.zap_domain = b"penstock"
+        self._authenticator.configure_curve(domain=_DOMAIN, location=folder)
+        made.zap_domain = _DOMAIN.encode()
 
     def _certificate(self, file: str) -> tuple[bytes, bytes | None]:
         auth = importlib.import_module("zmq.auth")
