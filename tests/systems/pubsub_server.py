@@ -9,6 +9,7 @@ from typing import Final, Self
 
 from tests import real_parts
 from tests.servers import ServerProcess, free_ports, wait_for_start
+from tools import parts
 
 MODULE: Final = re.compile(r"cloud\.google\.com/go/pubsub/v2 v([\d.]+)")
 
@@ -28,7 +29,7 @@ class PubsubServer:
 
     @property
     def version(self) -> str:
-        found = MODULE.search((real_parts.parts.PUBSUB_MODULE / "go.mod").read_text("utf-8"))
+        found = MODULE.search((parts.PUBSUB_MODULE / "go.mod").read_text("utf-8"))
         return found[1] if found else "unknown"
 
     def __enter__(self) -> Self:

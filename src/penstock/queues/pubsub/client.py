@@ -17,6 +17,7 @@ from penstock.errors import (
     MissingExtraError,
     NotAllowedError,
     PenstockError,
+    RecordTooLargeError,
     StreamError,
     UnknownTopicError,
 )
@@ -103,6 +104,8 @@ class PubsubClient:
     def explained(self, error: Any, what: str) -> PenstockError:
         """An error of gRPC in words that help."""
         code, text = error.code().name, error.details() or "no reason given"
+        if "larger than max" in text:
+            return RecordTooLargeError(f"a request about {what} is larger than {self.where} allows: {text}")
         if code in FOR_NOW:
             return BrokerUnavailableError(f"{self.where} cannot be reached: {text} ({code}). Is it running?")
         if code == "NOT_FOUND":
@@ -130,21 +133,23 @@ class PubsubClient:
         self._channel.close()
 
     def _secure_channel(self, transport: Any) -> Any:
+        file = self._settings.credentials_file
+        credentials = None
+        if file is not None:
+            service_account = importlib.import_module("google.oauth2.service_account")
+            try:
+                credentials = service_account.Credentials.from_service_account_file(file)
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"credentials_file={file!r} is not the key of a service account that can be read: {error}"
+                ) from error
         auth = importlib.import_module("google.auth.exceptions")
         try:
-            return transport.create_channel(
-                self._settings.endpoint, credentials_file=self._settings.credentials_file, options=CHANNEL_OPTIONS
-            )
+            return transport.create_channel(self._settings.endpoint, credentials, options=CHANNEL_OPTIONS)
         except auth.DefaultCredentialsError as error:
-            given = self._settings.credentials_file
             raise ConfigError(
-                f"there are no usable credentials for {self.where}: "
-                + (
-                    f"{given!r} cannot be read as such"
-                    if given
-                    else "run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS or "
-                    f"credentials_file, or set {EMULATOR} for an emulator"
-                )
+                f"there are no credentials for {self.where}: run `gcloud auth application-default login`, set "
+                f"GOOGLE_APPLICATION_CREDENTIALS or credentials_file, or set {EMULATOR} for an emulator"
             ) from error
 
     def _routing(self, request: Any) -> tuple[tuple[str, str], ...]:
@@ -167,7 +172,7 @@ class RefusedError(Exception):
 
     @property
     def is_for_now(self) -> bool:
-        return self.code in FOR_NOW
+        return bool(getattr(self.told, "retriable", False))
 
     def failed_ids(self) -> dict[str, bool] | None:
         """Of an exactly-once subscription: the ack ids that failed, and whether that is final. All others succeeded.
