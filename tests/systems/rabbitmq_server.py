@@ -38,8 +38,16 @@ class RabbitMq:
         self._major = version
         self._plugins = (*PLUGINS, *plugins)
         self._settings = settings
-        self._name = f"penstock-{uuid.uuid4().hex[:8]}@localhost"
+        self.name = f"penstock-{uuid.uuid4().hex[:8]}@localhost"
         self._process: ServerProcess | None = None
+
+    def join(self, other: RabbitMq, settings: str, secret: str) -> None:
+        """Find and trust the same nodes as another. Before `start`."""
+        self._epmd_port = other._epmd_port
+        self._settings += settings
+        cookie = self.folder / ".erlang.cookie"
+        cookie.write_text(secret)
+        cookie.chmod(0o400)
 
     @property
     def address(self) -> str:
@@ -68,7 +76,7 @@ class RabbitMq:
         inside = INSIDE if self._major == 4 else str(self.folder)
         return {
             "HOME": inside,
-            "RABBITMQ_NODENAME": self._name,
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_CONFIG_FILE": f"{inside}/rabbitmq.conf",
             "RABBITMQ_MNESIA_BASE": f"{inside}/data",
             "RABBITMQ_LOG_BASE": f"{inside}/logs",
@@ -92,7 +100,7 @@ class RabbitMq:
     def control(self, *arguments: str) -> str:
         """Run `rabbitmqctl` on the node, and return what it says."""
         done = subprocess.run(
-            [*self._command("rabbitmqctl"), "--node", self._name, *arguments],
+            [*self._command("rabbitmqctl"), "--node", self.name, *arguments],
             env={**os.environ, **self.environment()},
             capture_output=True,
             text=True,
@@ -145,6 +153,18 @@ class RabbitMq:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def cluster_of(folder: Path, count: int) -> list[RabbitMq]:
+    """Nodes of RabbitMQ 4 that form a cluster once all are started, at the same time."""
+    nodes = [RabbitMq(folder / str(number), 4) for number in range(count)]
+    settings = "cluster_formation.peer_discovery_backend = classic_config\n" + "".join(
+        f"cluster_formation.classic_config.nodes.{number} = {node.name}\n" for number, node in enumerate(nodes, 1)
+    )
+    secret = uuid.uuid4().hex
+    for node in nodes:
+        node.join(nodes[0], settings, secret)
+    return nodes
 
 
 def answers(port: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -43,7 +45,7 @@ from tests.consuming.eventually import wait_until
 from tests.secured_kafka import make_certificates
 from tests.seeds import seed_of
 from tests.servers import free_ports
-from tests.systems.rabbitmq_server import RabbitMq
+from tests.systems.rabbitmq_server import RabbitMq, cluster_of
 from tests.systems.stream_app import check_a_killed_app_loses_nothing
 
 pytestmark = [pytest.mark.system("RabbitMQ streams"), pytest.mark.xdist_group("rabbitmq-stream")]
@@ -118,6 +120,7 @@ def outage() -> Outage:
 class TestRabbitMqStreams(conformance.stream(open_rabbitmq, outage=outage)):  # type: ignore[misc]
     # Retention removes whole segments: it cannot keep 4 of 10 records. There is a test of our own below.
     test_records_that_expired_are_never_skipped_silently = None
+    test_a_partition_whose_records_expired_is_removed_and_the_others_go_on = None
 
     @pytest.fixture(autouse=True)
     def _server(self, server: RabbitMq, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -631,3 +634,52 @@ def test_closing_a_topic_leaves_no_consumers_behind(server: RabbitMq, url: str, 
         assert 1 < consumers() <= 5, "those of readers, and one that finds what was written"
         opened.close()
         wait_until(lambda: consumers() == 0)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RabbitMq]]:
+    nodes = cluster_of(tmp_path_factory.mktemp("rabbitmq-cluster"), 3)
+    with contextlib.ExitStack() as running, ThreadPoolExecutor() as pool:
+        for node in nodes:
+            running.callback(node.stop)
+        list(pool.map(RabbitMq.start, nodes))
+        yield nodes
+
+
+def test_a_cluster_is_used_through_the_addresses_of_the_url(cluster: list[RabbitMq], topic: str) -> None:
+    """As behind a load balancer. Each node has a topic of its own, as it is created through it without replicas."""
+    topics = [f"{topic}.{number}" for number in range(len(cluster))]
+    for name, node in zip(topics, cluster, strict=True):
+        with connect(f"rabbitmq-stream://127.0.0.1:{node.stream_port}", replicas=1) as stream:
+            stream.create_topic(name)
+    with contextlib.ExitStack() as running:
+        proxies = [running.enter_context(TcpProxy(node.stream_port)) for node in cluster]
+        url = "rabbitmq-stream://" + ",".join(proxy.address for proxy in proxies)
+        stream = running.enter_context(connect(url, load_balancer=True))
+        for name in topics:
+            assert stream.send(name, name.encode()).result(30).offset == 0
+            assert [record.value for record in stream.read(name)] == [name.encode()]
+        assert all(proxy.connections for proxy in proxies)
+
+
+def test_a_cluster_loses_nothing_when_the_leader_of_a_topic_is_killed(cluster: list[RabbitMq], topic: str) -> None:
+    url = "rabbitmq-stream://" + ",".join(f"127.0.0.1:{node.stream_port}" for node in cluster)
+    with connect(url, replicas=3, timeout_s=3.0) as stream:
+        stream.create_topic(topic, 2)
+        before = [stream.send(topic, b"%d" % number, key=b"%d" % number) for number in range(100)]
+        stream.flush(30)
+        leader = leader_of(cluster, f"{topic}-0")
+        leader.kill()
+        after = [stream.send(topic, b"%d" % number, key=b"%d" % number) for number in range(100, 200)]
+        stream.flush(60)
+        places = [receipt.result(0) for receipt in (*before, *after)]
+        found = {(record.partition, record.offset): record.value for record in stream.read(topic)}
+    assert [found[place.partition, place.offset] for place in places] == [b"%d" % number for number in range(200)]
+    assert len(found) == 200, "a record is stored twice"
+
+
+def leader_of(cluster: list[RabbitMq], stream: str) -> RabbitMq:
+    """The node that leads a stream."""
+    listed = cluster[0].control("list_queues", "name", "leader")
+    [line] = [line for line in listed.splitlines() if line.split()[:1] == [stream]]
+    return next(node for node in cluster if node.name in line)

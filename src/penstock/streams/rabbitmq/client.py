@@ -27,7 +27,7 @@ from penstock.errors import (
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.forks import FORKS
 from penstock.streams.rabbitmq.connection import Login, StreamConnection
-from penstock.streams.rabbitmq.protocol import Answer, Code, Command, RefusedError
+from penstock.streams.rabbitmq.protocol import Code, Command, Reply, RequestRefusedError
 from penstock.streams.rabbitmq.settings import RabbitMqSettings
 from penstock.streams.url import Host
 
@@ -85,11 +85,11 @@ class StreamClient:
             name, port = random.choice(wanted)
             return self._connect([Host(name, int(port))])
 
-    def request(self, command: Command, what: str, *parts: bytes) -> Answer:
-        """An answer of any node. RefusedError if it refuses."""
+    def request(self, command: Command, what: str, *parts: bytes) -> Reply:
+        """An answer of any node. RequestRefusedError if it refuses."""
         return self.connection().request(command, what, *parts)
 
-    def refusal(self, error: RefusedError) -> PenstockError:
+    def refusal(self, error: RequestRefusedError) -> PenstockError:
         """What a refusal means to a caller who can do nothing else about it."""
         if error.code == Code.ACCESS_REFUSED:
             return NotAllowedError(f"{error}. Change the permissions of this user")

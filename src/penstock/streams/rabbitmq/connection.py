@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import select
+import selectors
 import socket
 import ssl
 import struct
@@ -24,13 +24,13 @@ from typing import Final
 from penstock.errors import BrokerUnavailableError, PenstockError, StreamError, UnknownTopicError
 from penstock.streams.rabbitmq.protocol import (
     ANSWER,
-    Answer,
-    Chunk,
     Code,
     Command,
     FrameError,
     OffsetSpec,
-    RefusedError,
+    Reply,
+    RequestRefusedError,
+    StoredChunk,
     frame,
     meaning,
     properties,
@@ -52,6 +52,8 @@ _HEARTBEATS: Final = 2
 """A server that is silent for so many heartbeats is lost."""
 _REFUSAL_S: Final = 4.0
 """How much later RabbitMQ answers when it refuses a login: it waits for 3 s."""
+_NOT_READY: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What sockets raise that would have to wait."""
 _CLIENT: Final = {"product": "penstock", "platform": "Python"}
 
 
@@ -75,11 +77,11 @@ class Mailbox:
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self._changed = threading.Condition()
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[StoredChunk] = deque()
         self._refused: list[tuple[int, int]] = []
         self._problem: PenstockError | None = None
 
-    def put(self, chunk: Chunk) -> None:
+    def put(self, chunk: StoredChunk) -> None:
         with self._changed:
             self._chunks.append(chunk)
             self._changed.notify_all()
@@ -104,7 +106,7 @@ class Mailbox:
         """How many chunks wait."""
         return len(self._chunks)
 
-    def take(self, timeout_s: float) -> Chunk | None:
+    def take(self, timeout_s: float) -> StoredChunk | None:
         """The next chunk; None if none comes in time, or if there are refusals. Raises what ended the subscription."""
         with self._changed:
             if not self._chunks:
@@ -176,15 +178,15 @@ class StreamConnection:
         """Whether there is an id for one more subscription and publisher."""
         return len(self._subscriptions) < IDS and len(self._publishers) < IDS
 
-    def request(self, command: Command, what: str, *parts: bytes) -> Answer:
-        """The answer to a request, behind its code. RefusedError if the code is not OK."""
+    def request(self, command: Command, what: str, *parts: bytes) -> Reply:
+        """The answer to a request, behind its code. RequestRefusedError if the code is not OK."""
         answer = self.ask(command, *parts)
         code = answer.number("H")
         if code != Code.OK:
-            raise RefusedError(self.where, what, code)
+            raise RequestRefusedError(self.where, what, code)
         return answer
 
-    def ask(self, command: Command, *parts: bytes) -> Answer:
+    def ask(self, command: Command, *parts: bytes) -> Reply:
         """The answer to a request. BrokerUnavailableError if there is none in time; the connection is then lost."""
         waiting = _Waiting()
         number = next(self._ids)
@@ -202,7 +204,7 @@ class StreamConnection:
         if waiting.payload is None:
             self._check_usable()
             raise BrokerUnavailableError(f"{self.where} did not answer")
-        return Answer(waiting.payload)
+        return Reply(waiting.payload)
 
     def subscribe(self, stream: str, start: OffsetSpec, credit: int, mailbox: Mailbox) -> int:
         """Have the chunks of a stream delivered to a mailbox, as many as there is credit for. Returns its id."""
@@ -225,11 +227,9 @@ class StreamConnection:
         """Let the server deliver so many chunks more."""
         self.send(frame(Command.CREDIT, struct.pack(">BH", id, chunks)))
 
-    def unsubscribe(self, id: int) -> None:
-        if id in self._subscriptions and self.is_usable:
-            with contextlib.suppress(StreamError):  # the server ended it: its stream was deleted
-                self.request(Command.UNSUBSCRIBE, "to end a subscription", struct.pack(">B", id))
-        self._subscriptions.pop(id, None)
+    def unsubscribe(self, id: int, mailbox: Mailbox) -> None:
+        """End a subscription, unless the server has ended it: then its id may be another's."""
+        self._end(self._subscriptions, id, mailbox, Command.UNSUBSCRIBE)
 
     def declare_publisher(self, stream: str, reference: str, mailbox: Mailbox) -> int:
         """Be able to publish to a stream. The server drops messages whose publishing id the reference has used."""
@@ -250,11 +250,8 @@ class StreamConnection:
     def publish(self, publisher: int, messages: Sequence[tuple[int, bytes]]) -> None:
         self.send(publish_frame(publisher, messages))
 
-    def delete_publisher(self, id: int) -> None:
-        if id in self._publishers and self.is_usable:
-            with contextlib.suppress(StreamError):
-                self.request(Command.DELETE_PUBLISHER, "to end a publisher", struct.pack(">B", id))
-        self._publishers.pop(id, None)
+    def delete_publisher(self, id: int, mailbox: Mailbox) -> None:
+        self._end(self._publishers, id, mailbox, Command.DELETE_PUBLISHER)
 
     def leader(self, stream: str) -> tuple[tuple[str, str], list[tuple[str, str]]]:
         """The addresses of the leader of a stream and of its replicas. Raises UnknownTopicError."""
@@ -283,8 +280,8 @@ class StreamConnection:
                     try:
                         with self._socket_use:
                             view = view[self._socket.send(view) :]
-                    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                        if not select.select([], [self._socket], [], self._login.timeout_s)[1]:
+                    except _NOT_READY:
+                        if not _is_writable(self._socket, self._login.timeout_s):
                             self.lose(f"it took no data for {self._login.timeout_s:g} s")
                             self._check_usable()
             except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
@@ -292,12 +289,12 @@ class StreamConnection:
             self._sent_s = time.monotonic()
             self._check_usable()
 
-    def lose(self, why: str, *, retriable: bool = True) -> None:
+    def lose(self, why: str) -> None:
         """End the connection, and tell everybody who waits."""
         with self._lock:
             if self.problem is not None:
                 return
-            self.problem = BrokerUnavailableError(f"{self.where} is unavailable: {why}", retriable=retriable)
+            self.problem = BrokerUnavailableError(f"{self.where} is unavailable: {why}")
             waiting = list(self._waiting.values())
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -316,7 +313,15 @@ class StreamConnection:
 
     def _check_usable(self) -> None:
         if self.problem is not None:
-            raise self.problem
+            raise BrokerUnavailableError(str(self.problem))
+
+    def _end(self, taken: dict[int, Mailbox], id: int, mailbox: Mailbox, command: Command) -> None:
+        if taken.get(id) is mailbox and self.is_usable:
+            with contextlib.suppress(StreamError):  # the server ends it, too, when its stream is deleted
+                self.request(command, "to end it", struct.pack(">B", id))
+            with self._lock:
+                if taken.get(id) is mailbox:
+                    del taken[id]
 
     def _take_id(self, taken: dict[int, Mailbox], mailbox: Mailbox) -> int:
         with self._lock:
@@ -370,22 +375,24 @@ class StreamConnection:
             if tuned.payload is None:
                 self.lose("it did not say how large frames may be")
                 self._check_usable()
-            tune = Answer(tuned.payload or b"")
+            tune = Reply(tuned.payload or b"")
             self.frame_max, heartbeat_s = tune.number("I"), tune.number("I")
             self._heartbeat_s = min(heartbeat_s, login.heartbeat_s) if heartbeat_s else login.heartbeat_s
             self.send(frame(Command.TUNE, struct.pack(">II", self.frame_max, self._heartbeat_s)))
             opened = self.request(Command.OPEN, f"the virtual host {login.vhost!r}", text(login.vhost))
             self.server |= opened.properties()
             self._answer_s = login.timeout_s
-        except RefusedError as error:
+        except RequestRefusedError as error:
             raise BrokerUnavailableError(f"{error}. {_remedy(error.code)}", retriable=False) from error
 
     def _run(self) -> None:
         """Read frames until the connection is lost."""
         buffer = bytearray()
+        readable = selectors.DefaultSelector()
         try:
+            readable.register(self._socket, selectors.EVENT_READ)
             while self.problem is None:
-                received = self._receive()
+                received = self._receive(readable)
                 if received:
                     buffer += received
                     self._received_s = time.monotonic()
@@ -398,10 +405,11 @@ class StreamConnection:
             logger.exception("%s: an unexpected frame", self.where)
             self.lose(repr(error))
         finally:
+            readable.close()
             with contextlib.suppress(OSError):
                 self._socket.close()
 
-    def _receive(self) -> bytes:
+    def _receive(self, readable: selectors.BaseSelector) -> bytes:
         """Some bytes; none when it is time to look at the clock."""
         try:
             with self._socket_use:
@@ -409,16 +417,21 @@ class StreamConnection:
             if not received:
                 self.lose("it closed the connection")
             return received
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        except _NOT_READY:
             pass
         now_s = time.monotonic()
         if now_s - self._received_s > _HEARTBEATS * self._heartbeat_s + 1:
             self.lose(f"it was silent for {now_s - self._received_s:.0f} s")
             return b""
         if self.frame_max and now_s - self._sent_s > self._heartbeat_s / 2:
-            self.send(frame(Command.HEARTBEAT))
-        select.select([self._socket], [], [], self._heartbeat_s / 4)
+            self._send_soon(frame(Command.HEARTBEAT))
+        readable.select(self._heartbeat_s / 4)
         return b""
+
+    def _send_soon(self, data: bytes) -> None:
+        """Send a short frame, unless that would keep the reading thread waiting. If others are sending, they do."""
+        if not self._sending.locked() and _is_writable(self._socket, 0.0):
+            self.send(data)
 
     def _read_frames(self, buffer: bytearray) -> None:
         at = 0
@@ -444,12 +457,12 @@ class StreamConnection:
         elif key == Command.PUBLISH_ERROR:
             self._take_refusals(payload)
         elif key == Command.METADATA_UPDATE:
-            self._take_update(Answer(payload[4:]))
+            self._take_update(Reply(payload[4:]))
         elif key == Command.CLOSE:
-            answer = Answer(payload[4:])
+            answer = Reply(payload[4:])
             number, code, reason = answer.number("I"), answer.number("H"), answer.text()
             with contextlib.suppress(PenstockError):
-                self.send(frame_of_answer(Command.CLOSE, number))
+                self._send_soon(frame_of_answer(Command.CLOSE, number))
             self.lose(f"it closed the connection: {reason} ({meaning(code)})")
         elif key == Command.TUNE:
             self._settle(Command.TUNE, 0, payload[4:])
@@ -469,7 +482,7 @@ class StreamConnection:
         if mailbox is not None:
             mailbox.refuse(refused)
 
-    def _take_update(self, answer: Answer) -> None:
+    def _take_update(self, answer: Reply) -> None:
         """A stream was deleted or has moved: its subscriptions and publishers are gone."""
         code, stream = answer.number("H"), answer.text()
         problem = BrokerUnavailableError(f"{self.where}: stream {stream!r} was deleted or has moved: {meaning(code)}")
@@ -478,6 +491,12 @@ class StreamConnection:
                 if mailbox.stream == stream:
                     known.pop(id, None)
                     mailbox.fail(problem)
+
+
+def _is_writable(connected: socket.socket, timeout_s: float) -> bool:
+    with selectors.DefaultSelector() as writable:
+        writable.register(connected, selectors.EVENT_WRITE)
+        return bool(writable.select(timeout_s))
 
 
 def frame_of_answer(command: Command, number: int) -> bytes:

@@ -89,7 +89,7 @@ _MEANINGS: Final = {
 }
 
 
-class RefusedError(StreamError):
+class RequestRefusedError(StreamError):
     """RabbitMQ refused a request."""
 
     def __init__(self, where: str, what: str, code: int) -> None:
@@ -163,7 +163,7 @@ PUBLISH_OVERHEAD: Final = 13
 """What a frame takes that publishes messages, beside them."""
 
 
-class Answer:
+class Reply:
     """Reads an answer from its start to its end."""
 
     def __init__(self, payload: bytes) -> None:
@@ -196,7 +196,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StoredChunk:
     """Some consecutive messages of a stream, which the server stored together."""
 
     first: int
@@ -253,7 +253,7 @@ _USER_CHUNK: Final = 0
 _CODECS: Final[Mapping[int, Any]] = {1: cramjam.gzip, 2: cramjam.snappy, 3: cramjam.lz4, 4: cramjam.zstd}
 
 
-def read_chunk(payload: bytes, at: int) -> Chunk | None:
+def read_chunk(payload: bytes, at: int) -> StoredChunk | None:
     """The chunk in the payload of a `DELIVER` frame; None if it holds no messages but RabbitMQ's own notes."""
     try:
         magic, kind, entries, count, time_ms, _, first, crc, length, _, _ = _CHUNK_HEAD.unpack_from(payload, at)
@@ -267,7 +267,7 @@ def read_chunk(payload: bytes, at: int) -> Chunk | None:
     data = payload[start : start + length]
     if len(data) != length or zlib.crc32(data) != crc & 0xFFFFFFFF:
         raise FrameError(f"the chunk at offset {first} was damaged on its way: its checksum is wrong")
-    return Chunk(first, count, time_ms, entries, data)
+    return StoredChunk(first, count, time_ms, entries, data)
 
 
 def _split(data: bytes, count: int) -> Iterable[bytes]:

@@ -22,7 +22,7 @@ _BATCH_BYTES: Final = 32 << 20
 """About how much one read returns at most."""
 
 
-class StreamReader:
+class PartitionReader:
     """A place in a partition. One thread uses it at a time."""
 
     def __init__(
@@ -77,7 +77,7 @@ class StreamReader:
                 return records
 
     def close(self) -> None:
-        self._connection.unsubscribe(self._id)
+        self._connection.unsubscribe(self._id, self._mailbox)
 
     @property
     def _left(self) -> bool:

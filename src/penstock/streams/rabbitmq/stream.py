@@ -11,7 +11,7 @@ from penstock.model import check_topic_name
 from penstock.model.record import is_topic_name
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 from penstock.streams.rabbitmq.client import TLS_SCHEME, StreamClient
-from penstock.streams.rabbitmq.protocol import Command, RefusedError, text
+from penstock.streams.rabbitmq.protocol import Command, RequestRefusedError, text
 from penstock.streams.rabbitmq.settings import RabbitMqSettings
 from penstock.streams.rabbitmq.topic_stream import FEATURES, RabbitMqTopicStream, import_mmh3
 from penstock.streams.rabbitmq.topics import StreamTopic
@@ -76,7 +76,7 @@ class RabbitMqBackend:
             return self._client.request(
                 Command.PARTITIONS, f"the partitions of {super_stream!r}", text(super_stream)
             ).texts()
-        except RefusedError:
+        except RequestRefusedError:
             return []  # it was deleted since
 
 

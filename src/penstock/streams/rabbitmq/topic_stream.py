@@ -25,7 +25,7 @@ from penstock.streams.append_queue import Appended, AppendQueue, Attempt
 from penstock.streams.rabbitmq.client import StreamClient, new_name
 from penstock.streams.rabbitmq.messages import message_of
 from penstock.streams.rabbitmq.protocol import MESSAGE_OVERHEAD, PUBLISH_OVERHEAD
-from penstock.streams.rabbitmq.reader import StreamReader
+from penstock.streams.rabbitmq.reader import PartitionReader
 from penstock.streams.rabbitmq.settings import RabbitMqSettings
 from penstock.streams.rabbitmq.topics import StreamTopic
 from penstock.streams.rabbitmq.writer import Outgoing, PartitionWriter
@@ -61,7 +61,7 @@ class RabbitMqTopicStream:
         """Of the partitions; empty if they are not known."""
         self._closed = False
         self._lock = threading.Lock()
-        self._readers: defaultdict[int, list[StreamReader]] = defaultdict(list)
+        self._readers: defaultdict[int, list[PartitionReader]] = defaultdict(list)
         """Those that no thread uses now, by partition."""
         self._queue = AppendQueue(topic, self._plan, timeout_s=settings.delivery_timeout_s)
         self._producer = new_name()
@@ -110,8 +110,8 @@ class RabbitMqTopicStream:
         except BaseException:
             self._drop(reader)
             raise
-        self._check_open()
         self._keep(partition, reader)
+        self._check_open()
         return Batch(self._topic, partition, start, reader.next if records else start, records)
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
@@ -138,14 +138,14 @@ class RabbitMqTopicStream:
             raise self._place.unknown(partition)
         return self._streams[partition]
 
-    def _new_reader(self, partition: int, stream: str, start: Pointer) -> StreamReader:
+    def _new_reader(self, partition: int, stream: str, start: Pointer) -> PartitionReader:
         try:
-            return StreamReader(self._place, self._client, partition, stream, start, self._settings.timeout_s)
+            return PartitionReader(self._place, self._client, partition, stream, start, self._settings.timeout_s)
         except UnknownTopicError:
             self._streams = ()  # it was deleted, and may have been created again with other partitions
             raise
 
-    def _kept_reader(self, partition: int, start: Pointer) -> StreamReader | None:
+    def _kept_reader(self, partition: int, start: Pointer) -> PartitionReader | None:
         """A reader that goes on at this place."""
         with self._lock:
             kept = self._readers[partition]
@@ -159,7 +159,7 @@ class RabbitMqTopicStream:
             self._drop(reader)
         return found
 
-    def _keep(self, partition: int, reader: StreamReader) -> None:
+    def _keep(self, partition: int, reader: PartitionReader) -> None:
         """Keep a reader for the next read, and close the oldest one that was kept."""
         with self._lock:
             kept = self._readers[partition]
@@ -168,7 +168,7 @@ class RabbitMqTopicStream:
         if oldest is not None:
             self._drop(oldest)
 
-    def _drop(self, part: StreamReader | PartitionWriter) -> None:
+    def _drop(self, part: PartitionReader | PartitionWriter) -> None:
         with contextlib.suppress(ConnectionClosedError, BrokerUnavailableError):  # it ended with the connection
             part.close()
 

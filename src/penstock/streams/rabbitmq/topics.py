@@ -22,12 +22,12 @@ from penstock.model import Pointer
 from penstock.streams.rabbitmq.client import StreamClient
 from penstock.streams.rabbitmq.connection import Mailbox, StreamConnection
 from penstock.streams.rabbitmq.protocol import (
-    Chunk,
     Code,
     Command,
     OffsetKind,
     OffsetSpec,
-    RefusedError,
+    RequestRefusedError,
+    StoredChunk,
     properties,
     text,
     texts,
@@ -39,13 +39,13 @@ _SUPER_STREAMS: Final = (3, 13)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamState:
+class StreamSpan:
     """What a partition holds now."""
 
     first: Pointer
     """What is before it was removed."""
     end: Pointer
-    last: Chunk | None
+    last: StoredChunk | None
     """The last chunk with messages, if there is one."""
 
 
@@ -62,7 +62,7 @@ class StreamTopic:
         connection = self._client.connection()
         try:
             streams = connection.request(Command.PARTITIONS, f"to find topic {self.topic!r}", text(self.topic)).texts()
-        except RefusedError as error:
+        except RequestRefusedError as error:
             if error.code != Code.STREAM_DOES_NOT_EXIST:
                 raise self._client.refusal(error) from error
             streams = []
@@ -113,7 +113,7 @@ class StreamTopic:
                 texts(numbers),
                 properties(self._arguments()),
             )
-        except RefusedError as error:
+        except RequestRefusedError as error:
             if error.code == Code.STREAM_ALREADY_EXISTS or self.layout() is not None:
                 raise self._exists() from error
             if error.code == Code.PRECONDITION_FAILED:
@@ -127,22 +127,22 @@ class StreamTopic:
         command = Command.DELETE if streams == (self.topic,) else Command.DELETE_SUPER_STREAM
         try:
             self._client.request(command, f"to delete topic {self.topic!r}", text(self.topic))
-        except RefusedError as error:
+        except RequestRefusedError as error:
             if error.code == Code.STREAM_DOES_NOT_EXIST:
                 raise self.unknown() from error
             raise self._client.refusal(error) from error
 
-    def state(self, stream: str) -> StreamState:
+    def state(self, stream: str) -> StreamSpan:
         """What a partition holds."""
         with self.translating():
             connection = self._client.connection_for(stream, to_write=False)
             first, last = self._chunk_ids(connection, stream)
             if first < 0:
-                return StreamState(0, 0, None)
+                return StreamSpan(0, 0, None)
             chunk = self.first_chunk(connection, stream, OffsetSpec(OffsetKind.LAST))
             if chunk is None:  # there are none but RabbitMQ's own notes
-                return StreamState(first, last + 1, None)
-            return StreamState(first, max(chunk.end, first), chunk)
+                return StreamSpan(first, last + 1, None)
+            return StreamSpan(first, max(chunk.end, first), chunk)
 
     def first(self, stream: str) -> Pointer:
         """The first pointer that was not removed."""
@@ -162,7 +162,7 @@ class StreamTopic:
 
     def first_chunk(
         self, connection: StreamConnection, stream: str, start: OffsetSpec, from_ms: int = 0
-    ) -> Chunk | None:
+    ) -> StoredChunk | None:
         """The first chunk from here on that was stored at `from_ms` or later; None if none comes in time."""
         mailbox = Mailbox(stream)
         id = connection.subscribe(stream, start, 1, mailbox)
@@ -171,7 +171,7 @@ class StreamTopic:
                 connection.give_credit(id, 1)
             return chunk
         finally:
-            connection.unsubscribe(id)
+            connection.unsubscribe(id, mailbox)
 
     def unknown(self, partition: int | None = None) -> UnknownTopicError:
         if partition is not None:
@@ -186,7 +186,7 @@ class StreamTopic:
         """Refusals about a stream of this topic, in our words."""
         try:
             yield
-        except RefusedError as error:
+        except RequestRefusedError as error:
             if error.code == Code.STREAM_DOES_NOT_EXIST:
                 raise self.unknown() from error
             raise self._client.refusal(error) from error

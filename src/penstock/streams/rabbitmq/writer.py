@@ -108,23 +108,26 @@ class PartitionWriter:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.unsubscribe(self._subscription)
-            connection.delete_publisher(self._publisher)
+            connection.unsubscribe(self._subscription, self._mailbox)
+            connection.delete_publisher(self._publisher, self._mailbox)
 
     def _opened(self) -> StreamConnection:
         """The connection, with a subscription that goes on where the last one ended."""
         if self._connection is not None and not self._mailbox.is_broken:
             return self._connection
         self.close()
-        with self._place.translating():
-            if self._seen is None:
-                self._seen = self._place.state(self._stream).end
-            connection = self._client.connection_for(self._stream, to_write=True)
-            self._mailbox = Mailbox(self._stream)
-            start = OffsetSpec(OffsetKind.OFFSET, self._seen)
-            self._subscription = connection.subscribe(self._stream, start, CREDIT, self._mailbox)
-            self._publisher = connection.declare_publisher(self._stream, self._reference, self._mailbox)
-            self._connection = connection
+        if self._seen is None:
+            self._seen = self._place.state(self._stream).end
+        connection = self._connection = self._client.connection_for(self._stream, to_write=True)
+        self._mailbox = Mailbox(self._stream)
+        try:
+            with self._place.translating():
+                start = OffsetSpec(OffsetKind.OFFSET, self._seen)
+                self._subscription = connection.subscribe(self._stream, start, CREDIT, self._mailbox)
+                self._publisher = connection.declare_publisher(self._stream, self._reference, self._mailbox)
+        except BaseException:
+            self.close()
+            raise
         return connection
 
     def _settle(self, offset: Pointer, messages: Sequence[bytes]) -> None:
