@@ -17,6 +17,7 @@ from penstock.streams.file.stream import features_of
 from penstock.streams.kafka.stream import FEATURES as KAFKA
 from penstock.streams.kinesis.topic import FEATURES as KINESIS
 from penstock.streams.nats.topic_stream import FEATURES as NATS
+from penstock.streams.pulsar.topic_stream import FEATURES as PULSAR
 from penstock.streams.rabbitmq.topic_stream import FEATURES as RABBITMQ
 from penstock.streams.redis.topic_stream import FEATURES as REDIS
 from penstock.streams.sql.topic_tables import FEATURES as TABLES
@@ -26,6 +27,7 @@ STREAMS: Final[dict[str, Features]] = {
     "redis:": REDIS,
     "nats:": NATS,
     "rabbitmq-stream:": RABBITMQ,
+    "pulsar:": PULSAR | {Feature.IDEMPOTENCE},  # with deduplicate=true
     "kinesis:": KINESIS,
     "postgresql: sqlite:": TABLES,
     "file:": features_of(FileSettings()),
@@ -37,7 +39,7 @@ QUEUES: Final[dict[str, Features]] = {
     "sqs:": SQS | {Feature.DEAD_LETTERS},  # of queues with a redrive policy
 }
 CHANNELS: Final[dict[str, Features]] = {
-    "http: https:": HTTP,
+    "http: https: webhooks:": HTTP,
     "memory-channel:": MemoryChannel.FEATURES,
     "memory-channel:?answers=true": AnsweringMemoryChannel.FEATURES,
 }
