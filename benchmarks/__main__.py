@@ -29,7 +29,9 @@ from benchmarks import (
     systems_http,
     systems_kinesis,
     systems_nats,
+    systems_pulsar,
     systems_rabbitmq_stream,
+    systems_pubsub,
     systems_redis,
     systems_sql,
     systems_sqs,
@@ -69,10 +71,12 @@ def main() -> None:
         "systems-amqp1": lambda: systems_amqp1.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-stomp": lambda: systems_stomp.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-http": lambda: systems_http.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-pubsub": lambda: systems_pubsub.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-nats": lambda: systems_nats.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-rabbitmq-stream": lambda: systems_rabbitmq_stream.run(
             report, say, rounds=options.rounds, scale=options.scale
         ),
+        "systems-pulsar": lambda: systems_pulsar.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-redis": lambda: systems_redis.run(report, say, rounds=options.rounds, scale=options.scale),
         "kills": lambda: broken.extend(kills.run(report, say, scale=options.scale)),
         "systems-sql": lambda: systems_sql.run(report, say, rounds=options.rounds, scale=options.scale),

@@ -10,6 +10,7 @@ from penstock.channels.memory import AnsweringMemoryChannel, MemoryChannel
 from penstock.queues import amqp
 from penstock.queues.amqp1.queue import FEATURES as AMQP1
 from penstock.queues.amqp1.queue import RETRIES
+from penstock.queues.pubsub.queue import FEATURES as PUBSUB
 from penstock.queues.sqs.queue import FEATURES as SQS
 from penstock.queues.stomp.queue import FEATURES as STOMP
 from penstock.streams.file.settings import FileSettings
@@ -36,6 +37,7 @@ QUEUES: Final[dict[str, Features]] = {
     "amqp:": amqp.FEATURES,
     "amqp1:": AMQP1 | RETRIES | {Feature.DEAD_LETTERS},  # of Artemis, with retries=broker
     "stomp:": STOMP | {Feature.DEAD_LETTERS},  # of ActiveMQ Classic, or with the setting dead_letters
+    "pubsub:": PUBSUB | {Feature.DEAD_LETTERS},  # of subscriptions with a dead letter policy
     "sqs:": SQS | {Feature.DEAD_LETTERS},  # of queues with a redrive policy
 }
 CHANNELS: Final[dict[str, Features]] = {
