@@ -63,7 +63,10 @@ def open_little_room(folder: Path) -> Channel:
 
 
 def open_multicast(folder: Path) -> Channel:
-    return open_channel(f"udp://{GROUP}:{port_to_bind(folder)}?interface={LOOPBACK}&{QUICK}", secret=SECRET)
+    (folder / "secret").write_text(SECRET)
+    return open_channel(
+        f"udp://{GROUP}:{port_to_bind(folder)}?interface={LOOPBACK}&{QUICK}&secret_file={folder}/secret"
+    )
 
 
 def open_raw(folder: Path) -> Channel:

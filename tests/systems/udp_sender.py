@@ -17,7 +17,7 @@ from penstock.model import NewRecord, Record
 LOOPBACK: Final = "127.0.0.1"
 GROUP: Final = "239.255.77.1"
 QUICK: Final = "linger_s=0.1"
-SECRET: Final = "a secret of the tests"
+SECRET: Final = "a-secret-of-the-tests"
 WAIT_S: Final = 30.0
 
 
@@ -76,11 +76,11 @@ def send_all(channel: Channel, count: int, at_once: int = 500) -> None:
 class HandMadeSender:
     """Makes packets one by one, and answers only what a test wants it to."""
 
-    def __init__(self, port: int, secret: str | None = None, session: int = 7) -> None:
+    def __init__(self, port: int, session: int = 7) -> None:
         self.socket = socket.socket(type=socket.SOCK_DGRAM)
         self.socket.bind((LOOPBACK, 0))
         self.socket.settimeout(WAIT_S)
-        self.codec = PacketCodec(None if secret is None else secret.encode())
+        self.codec = PacketCodec()
         self.session = session
         self.target = (LOOPBACK, port)
 

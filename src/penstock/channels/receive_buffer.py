@@ -53,6 +53,17 @@ class ReceiveBuffer:
             self._changed.notify_all()
             return True
 
+    def put_all(self, arrived: Sequence[Arrived]) -> None:
+        """Add records that arrived together. Those without room count as lost."""
+        with self._changed:
+            room = 0 if self._closed else max(0, self._capacity - len(self._records))
+            self._records.extend(
+                Record(self._topic, 0, next(self._offsets), key, value, headers, stamp_ms)
+                for value, key, headers, stamp_ms in arrived[:room]
+            )
+            self._lost += max(0, len(arrived) - room)
+            self._changed.notify_all()
+
     def put_request(
         self, arrived: Sequence[Arrived], before: Callable[[Sequence[Record]], None], wait_s: float = 0.0
     ) -> bool:

@@ -63,12 +63,18 @@ class StatsdChannel:
     def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
         receiver = self._receiver
         if receiver is None or not receiver.is_running:
-            with self._lock:
-                self._buffer.check_open()
-                if self._receiver is None:
-                    self._receiver = StatsdReceiver(resolve(self._host), self._settings, self._buffer)
-                self._receiver.start()
-        return self._buffer.take(limit, wait_s)
+            receiver = self._start_receiver()
+        records = self._buffer.take(limit, wait_s)
+        receiver.tell_room()
+        return records
+
+    def _start_receiver(self) -> StatsdReceiver:
+        with self._lock:
+            self._buffer.check_open()
+            if self._receiver is None:
+                self._receiver = StatsdReceiver(resolve(self._host), self._settings, self._buffer)
+            self._receiver.start()
+            return self._receiver
 
     def send(self, records: Sequence[NewRecord]) -> None:
         self._buffer.check_open()

@@ -100,6 +100,11 @@ class StatsdReceiver:
         self._flush_s = time.monotonic() + self._settings.flush_s
         self._thread.start()
 
+    def tell_room(self) -> None:
+        """The buffer may have room again."""
+        if self._waiting and self._thread is not None:
+            self._thread.wake()
+
     def close(self) -> None:
         self._closing.set()
         if self._thread is not None:
@@ -135,8 +140,8 @@ class StatsdReceiver:
         now_s = time.monotonic()
         if now_s >= self._flush_s:
             now_ms = time.time_ns() // 1_000_000
-            for name, value in aggregates.flush(self._settings.flush_s):
-                self._buffer.put(value, name.encode(), timestamp_ms=now_ms)
+            flushed = aggregates.flush(self._settings.flush_s)
+            self._buffer.put_all([(value, name.encode(), (), now_ms) for name, value in flushed])
             late_s = (now_s - self._flush_s) % self._settings.flush_s
             self._flush_s = now_s - late_s + self._settings.flush_s
         return min(_LONGEST_WAIT_S, max(0.0, self._flush_s - now_s))
@@ -144,15 +149,17 @@ class StatsdReceiver:
     def _read_datagrams(self) -> None:
         assert self._listener is not None
         now_ms = time.time_ns() // 1_000_000
+        arrived: list[Arrived] = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
                 data = self._listener.recv(_CHUNK_BYTES)
             except BlockingIOError:
-                return
+                break
             for line in data.split(b"\n"):
                 if line:
-                    for value, key, headers, stamp_ms in self._arrived(line, now_ms):
-                        self._buffer.put(value, key, headers, stamp_ms)
+                    arrived += self._arrived(line, now_ms)
+        if arrived:
+            self._buffer.put_all(arrived)
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -208,8 +215,7 @@ class StatsdReceiver:
                 if not self._buffer.wait_for_room(0.0) and not self._closing.is_set():
                     connection.rest = data[start:]
                     return False
-                for value, key, headers, stamp_ms in self._arrived(line, now_ms):
-                    self._buffer.put(value, key, headers, stamp_ms)
+                self._buffer.put_all(self._arrived(line, now_ms))
             start = end + 1
         connection.rest = data[start:]
         if len(connection.rest) > LONGEST_LINE_BYTES:

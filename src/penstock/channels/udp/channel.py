@@ -40,6 +40,8 @@ class _Receiver(Protocol):
 
     def start(self) -> None: ...
 
+    def tell_room(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -76,12 +78,18 @@ class _Ends(Generic[R, S]):
     def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
         receiver = self.receiver
         if receiver is None or not receiver.is_running:
-            with self._lock:
-                self.buffer.check_open()
-                if self.receiver is None:
-                    self.receiver = self._new_receiver(resolve(self._host), self._settings, self.buffer)
-                self.receiver.start()
-        return self.buffer.take(limit, wait_s)
+            receiver = self._start_receiver()
+        records = self.buffer.take(limit, wait_s)
+        receiver.tell_room()
+        return records
+
+    def _start_receiver(self) -> R:
+        with self._lock:
+            self.buffer.check_open()
+            if self.receiver is None:
+                self.receiver = self._new_receiver(resolve(self._host), self._settings, self.buffer)
+            self.receiver.start()
+            return self.receiver
 
     def send(self, records: Sequence[NewRecord]) -> None:
         self.buffer.check_open()
@@ -187,7 +195,7 @@ class RawUdpChannel:
 
 def _check(host: Host, settings: UdpSettings) -> None:
     """What can be known before the address is used."""
-    settings.key  # noqa: B018  # raises ConfigError
+    settings.secrets()
     if settings.source is not None:
         _source_host(settings.source)
     try:

@@ -88,10 +88,11 @@ class ForeignPacketError(Exception):
 class PacketCodec:
     """Packets to bytes and back."""
 
-    def __init__(self, secret: bytes | None = None) -> None:
-        self._secret = secret
-        self._flag = 0 if secret is None else SIGNED
-        self.overhead_bytes = _HEADER.size + (0 if secret is None else _TAG_BYTES)
+    def __init__(self, secrets: Sequence[bytes] = ()) -> None:
+        """Packets are signed with the first secret, and accepted with any of them."""
+        self._secrets = tuple(secrets)
+        self._flag = SIGNED if secrets else 0
+        self.overhead_bytes = _HEADER.size + (_TAG_BYTES if secrets else 0)
 
     def encode(
         self,
@@ -111,7 +112,7 @@ class PacketCodec:
         head = _HEADER.pack(_MAGIC, VERSION, kind, count, session, number, record, sent_ms, age_ms, 0)
         head = head[:_BEFORE_CHECKSUM]
         packet = b"".join((head, _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head))), payload))
-        return packet if self._secret is None else packet + self._tag(packet)
+        return packet + _tag(self._secrets[0], packet) if self._secrets else packet
 
     def decode(self, data: bytes) -> Packet:
         """Raises ForeignPacketError."""
@@ -127,17 +128,18 @@ class PacketCodec:
                 else "it is signed, and this channel has no secret"
             )
         payload = data[_HEADER.size :]
-        if self._secret is not None:
-            if not hmac.compare_digest(self._tag(data[:-_TAG_BYTES]), data[-_TAG_BYTES:]):
+        if self._secrets:
+            signed, tag = data[:-_TAG_BYTES], data[-_TAG_BYTES:]
+            if not any(hmac.compare_digest(_tag(secret, signed), tag) for secret in self._secrets):
                 raise ForeignPacketError("its signature is wrong: it was made with another secret")
             payload = payload[:-_TAG_BYTES]
         if zlib.crc32(payload, zlib.crc32(data[:_BEFORE_CHECKSUM])) != checksum:
             raise ForeignPacketError("its checksum is wrong")
         return Packet(kind & _KIND, bool(kind & BEGIN), count, session, number, record, sent_ms, age_ms, payload)
 
-    def _tag(self, data: bytes) -> bytes:
-        assert self._secret is not None
-        return hmac.digest(self._secret, data, "sha256")[:_TAG_BYTES]
+
+def _tag(secret: bytes, data: bytes) -> bytes:
+    return hmac.digest(secret, data, "sha256")[:_TAG_BYTES]
 
 
 def encode_records(records: Sequence[NewRecord]) -> bytes:

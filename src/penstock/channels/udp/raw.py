@@ -16,7 +16,7 @@ from penstock.channels.datagram_socket import (
     open_sending,
     unavailable,
 )
-from penstock.channels.receive_buffer import ReceiveBuffer
+from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
 from penstock.channels.socket_thread import SocketThread
 from penstock.channels.udp.settings import UdpSettings
 from penstock.errors import RecordTooLargeError
@@ -58,6 +58,9 @@ class RawReceiver:
         self._buffer.report(None)
         self._thread.start()
 
+    def tell_room(self) -> None:
+        """What had no room is lost."""
+
     def close(self) -> None:
         self._closing.set()
         if self._thread is not None:
@@ -73,12 +76,14 @@ class RawReceiver:
     def _read(self) -> None:
         assert self._socket is not None
         now_ms = time.time_ns() // 1_000_000
+        arrived: list[Arrived] = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
-                data = self._socket.recv(65536)
+                arrived.append((self._socket.recv(65536), None, (), now_ms))
             except BlockingIOError:
-                return
-            self._buffer.put(data, timestamp_ms=now_ms)
+                break
+        if arrived:
+            self._buffer.put_all(arrived)
 
     def _failed(self, error: OSError) -> None:
         self._remember_dropped()

@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.channels.datagram_socket import Address, Endpoint, open_asking, open_listening, unavailable
 from penstock.channels.rare_warnings import RareWarnings
-from penstock.channels.receive_buffer import ReceiveBuffer
+from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
 from penstock.channels.socket_thread import SocketThread
 from penstock.channels.udp.ordering import Payload, SenderOrder, UdpCounts
 from penstock.channels.udp.packets import (
@@ -36,10 +36,11 @@ logger = logging.getLogger(__name__)
 
 _DATAGRAMS_AT_ONCE: Final = 128
 _RECORDS_AT_ONCE: Final = 1_000
+_PACKETS_AT_ONCE: Final = 256
 _SHORTEST_WAIT_S: Final = 0.001
 _LONGEST_WAIT_S: Final = 1.0
 _ROOM_WAIT_S: Final = 0.01
-"""How soon to look again whether a full buffer has room."""
+"""How soon to look again whether a full buffer has room, if nobody tells."""
 _SILENT_S: Final = 60.0
 """A sender that was silent for longer gives up its place to a new one when there are too many."""
 _STOP_S: Final = 10.0
@@ -63,14 +64,15 @@ class UdpReceiver:
         self.counts = UdpCounts()
         self._endpoint = endpoint
         self._settings = settings
-        self._codec = PacketCodec(settings.key)
+        self._codec = PacketCodec(settings.secrets())
         self._buffer = buffer
         self._senders: collections.OrderedDict[int, _Sender] = collections.OrderedDict()
         """By session, the one heard last at the end."""
         self._behind: dict[int, _Sender] = {}
         """Those with packets that are missing or wait for room."""
-        self._ready: collections.deque[Payload] = collections.deque()
-        """What did not fit into the buffer."""
+        self._ready: collections.deque[list[Arrived]] = collections.deque()
+        """Records of packets in order, which wait for room in the buffer."""
+        self._at_once = min(_RECORDS_AT_ONCE, settings.buffer // 4)
         self._since_s = 0.0
         self._closing = threading.Event()
         self._asking: socket.socket | None = None
@@ -95,6 +97,11 @@ class UdpReceiver:
             self._since_s = time.monotonic()
         self._buffer.report(None)
         self._thread.start()
+
+    def tell_room(self) -> None:
+        """The buffer may have room again."""
+        if self._ready and self._thread is not None:
+            self._thread.wake()
 
     def close(self) -> None:
         self._closing.set()
@@ -185,33 +192,40 @@ class UdpReceiver:
         """Move what is in order to the buffer, until that is full."""
         now_s = time.monotonic()
         for session, sender in list(self._behind.items()):
-            while self._flush():
+            while len(self._ready) < _PACKETS_AT_ONCE or self._flush():
                 payloads = sender.order.take(_RECORDS_AT_ONCE, now_s)
                 if not payloads:
                     break
-                self._ready.extend(payloads)
+                self._ready.extend(filter(None, map(self._decoded, payloads)))
             if not sender.order.is_behind:
                 del self._behind[session]
+        self._flush()
+
+    def _decoded(self, payload: Payload) -> list[Arrived]:
+        data, count, sent_ms = payload
+        try:
+            return [
+                (value, key, headers, sent_ms if stamp_ms is None else stamp_ms)
+                for value, key, stamp_ms, headers in decode_records(data)
+            ]
+        except ForeignPacketError as error:  # somebody has made a packet with a correct checksum
+            self.counts.lost += count
+            self._warnings.warn("records", "%d records are lost, as %s", count, error)
+            return []
 
     def _flush(self) -> bool:
         """Whether everything that is ready has found room."""
         ready = self._ready
         while ready:
-            data, count, sent_ms = ready[0]
-            try:
-                fields = decode_records(data)
-            except ForeignPacketError as error:  # somebody has made a packet with a correct checksum
-                self.counts.lost += count
-                self._warnings.warn("records", "%d records are lost, as %s", count, error)
-                ready.popleft()
-                continue
-            arrived = [
-                (value, key, headers, sent_ms if stamp_ms is None else stamp_ms)
-                for value, key, stamp_ms, headers in fields
-            ]
-            if not self._buffer.put_request(arrived, _nothing):
+            together = list(ready[0])
+            packets = 1
+            while packets < len(ready) and len(together) + len(ready[packets]) <= self._at_once:
+                together += ready[packets]
+                packets += 1
+            if not self._buffer.put_request(together, _nothing):
                 return False
-            ready.popleft()
+            for _ in range(packets):
+                ready.popleft()
         return True
 
     def _ask(self) -> None:

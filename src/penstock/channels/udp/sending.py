@@ -89,7 +89,7 @@ class UdpSender:
     def __init__(self, target: Endpoint, source: Endpoint | None, settings: UdpSettings) -> None:
         self._target = target
         self._settings = settings
-        self._codec = PacketCodec(settings.key)
+        self._codec = PacketCodec(settings.secrets())
         multicast = target.is_multicast
         self._socket = open_sending(target, settings.interface, settings.ttl if multicast else None, source)
         self.session = secrets.randbits(64)

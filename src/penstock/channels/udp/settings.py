@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from penstock.channels.datagram_socket import LARGEST_DATAGRAM_BYTES
 from penstock.channels.udp.ordering import LARGEST_RECORD_BYTES
 from penstock.errors import ConfigError
 
-SECRET_VARIABLE: Final = "PENSTOCK_UDP_SECRET"
 _SHORTEST_DATAGRAM_BYTES: Final = 256
 _SHORTEST_SECRET: Final = 16
 
@@ -53,9 +53,11 @@ class UdpSettings:
     """The receive buffer that is asked of the system; it may give less (on Linux, see net.core.rmem_max)."""
     max_senders: int = 1_024
     """Sessions of senders that a receiver remembers. More are ignored while the others are active."""
-    secret: str | None = field(default=None, repr=False)
-    """Packets are signed with it (HMAC-SHA-256), and others are ignored. At least 16 characters. None: the environment
-    variable PENSTOCK_UDP_SECRET; empty: no signatures."""
+    secret_env: str | None = None
+    """The environment variable with the secret that packets are signed with (HMAC-SHA-256); others are ignored.
+    Several, separated by spaces or lines: each is accepted, so that a secret can be replaced, and the first one signs."""
+    secret_file: str | None = None
+    """A file with the secrets, instead of `secret_env`."""
     raw: bool = False
     """Each datagram is the value of a record: for other programs. Nothing is recovered, and losses are not known."""
 
@@ -82,17 +84,24 @@ class UdpSettings:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")
-        if self.secret and len(self.secret) < _SHORTEST_SECRET:
-            raise ConfigError(f"secret must have at least {_SHORTEST_SECRET} characters")
-        if self.secret and self.raw:
-            raise ConfigError("secret needs packets of this protocol: it cannot be used with raw=true")
+        if self.secret_env is not None and self.secret_file is not None:
+            raise ConfigError("secret_env and secret_file exclude each other: choose one")
+        if self.raw and (self.secret_env is not None or self.secret_file is not None):
+            raise ConfigError("a secret needs packets of this protocol: it cannot be used with raw=true")
 
-    @property
-    def key(self) -> bytes | None:
-        """The secret of the URL, or of the environment."""
-        if self.raw:
-            return None
-        found = os.environ.get(SECRET_VARIABLE, "") if self.secret is None else self.secret
-        if found and len(found) < _SHORTEST_SECRET:
-            raise ConfigError(f"{SECRET_VARIABLE} must have at least {_SHORTEST_SECRET} characters")
-        return found.encode() or None
+    def secrets(self) -> tuple[bytes, ...]:
+        """Those of the environment or of the file; none if packets are not signed. Raises ConfigError."""
+        if self.secret_file is not None:
+            whose = self.secret_file
+            try:
+                text = Path(self.secret_file).expanduser().read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"secret_file={self.secret_file} cannot be read: {error}") from error
+        elif self.secret_env is not None:
+            whose, text = f"${self.secret_env}", os.environ.get(self.secret_env, "")
+        else:
+            return ()
+        found = tuple(each.encode() for each in text.split())
+        if not found or min(map(len, found)) < _SHORTEST_SECRET:
+            raise ConfigError(f"{whose} must hold a secret of at least {_SHORTEST_SECRET} characters")
+        return found
