@@ -55,7 +55,7 @@ class UdpSettings:
     """Sessions of senders that a receiver remembers. More are ignored while the others are active."""
     secret_env: str | None = None
     """The environment variable with the secret that packets are signed with (HMAC-SHA-256); others are ignored.
-    Several, separated by spaces or lines: each is accepted, so that a secret can be replaced, and the first one signs."""
+    Several, separated by spaces or lines: each is accepted, so that one can be replaced, and the first one signs."""
     secret_file: str | None = None
     """A file with the secrets, instead of `secret_env`."""
     raw: bool = False
