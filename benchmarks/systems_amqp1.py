@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import tempfile
 import time
@@ -40,8 +41,8 @@ def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: f
             report.rows.append(row)
         report.notes.append(
             f"Artemis {server.version}, one node, python-qpid-proton {parts.proton()}: durable messages are accepted "
-            f"by the broker on both sides, {AT_ONCE} under way at a time; {PREFETCH} credits, and deliveries are settled "
-            f"{AT_ONCE} at a time."
+            f"by the broker on both sides, {AT_ONCE} under way at a time; {PREFETCH} credits, and deliveries are "
+            f"settled {AT_ONCE} at a time."
         )
 
 
@@ -72,10 +73,10 @@ def _round(server: Artemis, count: int, turn: int) -> dict[str, float]:
 
 def _proton_send(server: Artemis, queue: str, count: int, value: bytes) -> float:
     """The same with proton alone, by the event loop that its documentation uses."""
-    from proton import Message
-    from proton.handlers import MessagingHandler
+    proton = importlib.import_module("proton")
+    base: Any = importlib.import_module("proton.handlers").MessagingHandler
 
-    class Sending(MessagingHandler):  # type: ignore[misc]
+    class Sending(base):  # type: ignore[misc]
         sent = accepted = 0
         began_s = seconds = 0.0
 
@@ -85,7 +86,7 @@ def _proton_send(server: Artemis, queue: str, count: int, value: bytes) -> float
         def on_sendable(self, event: Any) -> None:
             self.began_s = self.began_s or time.perf_counter()
             while event.link.credit and self.sent < count and self.sent - self.accepted < AT_ONCE:
-                event.link.send(Message(value, id=f"message-{self.sent}", durable=True, inferred=True))
+                event.link.send(proton.Message(value, id=f"message-{self.sent}", durable=True, inferred=True))
                 self.sent += 1
 
         def on_accepted(self, event: Any) -> None:
@@ -100,9 +101,9 @@ def _proton_send(server: Artemis, queue: str, count: int, value: bytes) -> float
 
 
 def _proton_receive(server: Artemis, queue: str, count: int, value: bytes) -> float:
-    from proton.handlers import MessagingHandler
+    base: Any = importlib.import_module("proton.handlers").MessagingHandler
 
-    class Receiving(MessagingHandler):  # type: ignore[misc]
+    class Receiving(base):  # type: ignore[misc]
         seconds = 0.0
 
         def __init__(self) -> None:
@@ -141,9 +142,7 @@ def _connect(container: Any, server: Artemis) -> Any:
 
 
 def _run(handler: Any) -> float:
-    from proton.reactor import Container
-
-    Container(handler).run()
+    importlib.import_module("proton.reactor").Container(handler).run()
     seconds: float = handler.seconds
     assert seconds, "proton did not finish"
     return seconds

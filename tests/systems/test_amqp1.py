@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pika
 import pytest
 
 import penstock as ps
@@ -44,11 +45,12 @@ from tests.systems.java_keystore import make_keystore
 from tests.systems.qpid_server import LARGEST_MESSAGE_BYTES, Qpid
 from tests.systems.rabbitmq_server import RabbitMq
 
-pytestmark = [pytest.mark.system("AMQP 1.0"), pytest.mark.xdist_group("amqp1")]
+pytestmark = [pytest.mark.system("AMQP 1.0, Artemis"), pytest.mark.xdist_group("amqp1")]
 
 ARTEMIS = "PENSTOCK_TEST_ARTEMIS"
 QPID = "PENSTOCK_TEST_QPID"
 RABBITMQ = "PENSTOCK_TEST_RABBITMQ_AMQP1"
+RABBITMQ4 = "PENSTOCK_TEST_RABBITMQ4_AMQP1"
 ACTIVEMQ = "PENSTOCK_TEST_ACTIVEMQ_AMQP1"
 USER = f"{artemis_server.USER}:{quote(artemis_server.PASSWORD, safe='')}"
 WAIT_S = 30.0
@@ -75,9 +77,7 @@ def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artemis]:
     with Artemis(tmp_path_factory.mktemp("artemis"), keystore) as server, TcpProxy(server.port) as proxy:
         os.environ[ARTEMIS] = f"amqp1://{USER}@{proxy.address}"
         _running.append(Outage(server, proxy))
-        queue = open_amqp1(artemis_url("first", "retries=broker"))
-        system_table.met("AMQP 1.0", f"{queue.product}, and other brokers", queue.features)
-        queue.close()
+        meet("AMQP 1.0, Artemis", artemis_url("first", "retries=broker"))
         yield server
         _running.pop()
         del os.environ[ARTEMIS]
@@ -88,27 +88,47 @@ def qpid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Qpid]:
     real_parts.proton()
     with Qpid(tmp_path_factory.mktemp("qpid")) as server:
         os.environ[QPID] = f"amqp1://{qpid_server.USER}:{qpid_server.PASSWORD}@127.0.0.1:{server.port}"
+        meet("AMQP 1.0, Qpid", f"{os.environ[QPID]}/delaying?retries=broker")
         yield server
         del os.environ[QPID]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
     real_parts.proton()
     with RabbitMq(tmp_path_factory.mktemp("rabbitmq")) as server:
         os.environ[RABBITMQ] = f"amqp1://guest:guest@{server.address}"
+        meet("AMQP 1.0, RabbitMQ 3", f"{os.environ[RABBITMQ]}/first")
         yield server
         del os.environ[RABBITMQ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
+def rabbitmq4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
+    real_parts.proton()
+    with RabbitMq(tmp_path_factory.mktemp("rabbitmq4"), 4) as server:
+        os.environ[RABBITMQ4] = f"amqp1://guest:guest@{server.address}"
+        with closing(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port))) as connection:
+            connection.channel().queue_declare("a queue", durable=True, arguments={"x-queue-type": "quorum"})
+        meet("AMQP 1.0, RabbitMQ 4", f"{os.environ[RABBITMQ4]}/a%20queue")
+        yield server
+        del os.environ[RABBITMQ4]
+
+
+@pytest.fixture(scope="class")
 def activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMq]:
     real_parts.proton()
     with ActiveMq(tmp_path_factory.mktemp("activemq")) as server:
         user = f"{activemq_server.USER}:{quote(activemq_server.PASSWORD, safe='')}"
         os.environ[ACTIVEMQ] = f"amqp1://{user}@127.0.0.1:{server.amqp_port}"
+        meet("AMQP 1.0, ActiveMQ", f"{os.environ[ACTIVEMQ]}/first?retries=broker")
         yield server
         del os.environ[ACTIVEMQ]
+
+
+def meet(system: str, url: str) -> None:
+    with closing(open_amqp1(url)) as queue:
+        system_table.met(system, queue.product, queue.features)
 
 
 def open_amqp1(url: str) -> Amqp1Queue:
@@ -138,8 +158,12 @@ def open_on_rabbitmq(folder: Path) -> Amqp1Queue:
     return open_amqp1(f"{os.environ[RABBITMQ]}/{folder.name}")
 
 
+def open_on_rabbitmq4(_: Path) -> Amqp1Queue:
+    return open_amqp1(f"{os.environ[RABBITMQ4]}/a%20queue?prefetch=20")
+
+
 def open_on_activemq(folder: Path) -> Amqp1Queue:
-    return open_amqp1(f"{os.environ[ACTIVEMQ]}/{folder.name}?prefetch=20")
+    return open_amqp1(f"{os.environ[ACTIVEMQ]}/{folder.name}?prefetch=20&retries=broker")
 
 
 @pytest.mark.usefixtures("artemis")
@@ -148,16 +172,29 @@ class TestArtemis(conformance.queue(open_on_artemis, outage=outage)):  # type: i
 
 
 @pytest.mark.usefixtures("qpid")
+@pytest.mark.system("AMQP 1.0, Qpid")
 class TestQpid(conformance.queue(open_on_qpid)):  # type: ignore[misc]
     pass
 
 
 @pytest.mark.usefixtures("rabbitmq")
-class TestRabbitMq(conformance.queue(open_on_rabbitmq)):  # type: ignore[misc]
-    pass
+@pytest.mark.system("AMQP 1.0, RabbitMQ 3")
+class TestRabbitMq3(conformance.queue(open_on_rabbitmq)):  # type: ignore[misc]
+    def test_retries_by_the_broker_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"delayed delivery, which RabbitMQ 3\..* does not offer: use retries="):
+            open_queue(f"{os.environ[RABBITMQ]}/q?retries=broker")
+
+
+@pytest.mark.usefixtures("rabbitmq4")
+@pytest.mark.system("AMQP 1.0, RabbitMQ 4")
+class TestRabbitMq4(conformance.queue(open_on_rabbitmq4)):  # type: ignore[misc]
+    def test_a_missing_queue_is_told(self) -> None:
+        with pytest.raises(BrokerUnavailableError, match=r"there is no queue 'missing' at .*create it"):
+            open_queue(f"{os.environ[RABBITMQ4]}/missing")
 
 
 @pytest.mark.usefixtures("activemq")
+@pytest.mark.system("AMQP 1.0, ActiveMQ")
 class TestActiveMq(conformance.queue(open_on_activemq)):  # type: ignore[misc]
     pass
 
@@ -386,10 +423,14 @@ def test_who_may_only_read_can_read() -> None:
 def test_a_broker_that_cannot_store_a_message_is_told() -> None:
     queue = new_queue(prefix="full.")
     with pytest.raises(StreamError, match=r"could not store a message in full\..*, it was rejected"):
-        for _ in range(5):
-            queue.send([NewRecord("queue", b"1")])
+        _send_some(queue, 5)
     assert len(_receive(queue, 2)) == 2
     queue.close()
+
+
+def _send_some(queue: Amqp1Queue, count: int) -> None:
+    for _ in range(count):
+        queue.send([NewRecord("queue", b"1")])
 
 
 @pytest.mark.usefixtures("qpid")
@@ -416,7 +457,7 @@ def test_rejected_records_of_qpid_go_where_its_queue_sends_them() -> None:
     queue.close()
 
 
-@pytest.mark.usefixtures("artemis", "qpid", "rabbitmq")
+@pytest.mark.usefixtures("artemis", "qpid")
 def test_what_cannot_work_is_refused_with_the_reason() -> None:
     proxy = _running[-1].proxy.address
     with pytest.raises(BrokerUnavailableError, match=r"amqp1://me@[\d.:]+/q refused the user or the password") as wrong:
@@ -432,10 +473,6 @@ def test_what_cannot_work_is_refused_with_the_reason() -> None:
             refused.send([NewRecord("queue", b"1")])
         with pytest.raises(BrokerUnavailableError, match=r"refused access to 'refused\.q'"):
             refused.receive(1, WAIT_S)
-    with pytest.raises(
-        ConfigError, match=r"retries=broker needs delayed delivery, which RabbitMQ 3\..* does not offer"
-    ):
-        open_queue(f"{os.environ[RABBITMQ]}/q?retries=broker")
     with pytest.raises(BrokerUnavailableError, match=r"refused: Unknown hostname"):
         open_queue(f"{os.environ[QPID]}/plain?virtual_host=elsewhere")
     with pytest.raises(UrlError, match="is not amqp1://HOST:PORT/QUEUE"):
@@ -444,7 +481,7 @@ def test_what_cannot_work_is_refused_with_the_reason() -> None:
         open_queue(f"amqp1://{proxy}/q?prefech=1")
     with pytest.raises(ConfigError, match="prefetch=0 must be an integer from 1 to 65535"):
         open_queue(f"amqp1://{proxy}/q?prefetch=0")
-    with pytest.raises(ConfigError, match="heartbeat_s=0.0 must be positive"):
+    with pytest.raises(ConfigError, match=r"heartbeat_s=0\.0 must be positive"):
         open_queue(f"amqp1://{proxy}/q?heartbeat_s=0")
     queue = new_queue()
     queue.send([NewRecord("queue", b"1")])
@@ -472,7 +509,7 @@ def test_a_server_that_is_away_or_of_another_kind_is_told_in_time() -> None:
         with pytest.raises(BrokerUnavailableError, match="no answer within 1 s"):
             open_queue(f"amqp1://127.0.0.1:{port}/q?connect_timeout_s=1")  # it accepts, and says nothing
         threading.Thread(target=_answer_as_web_server, args=(server,), daemon=True).start()
-        with pytest.raises(BrokerUnavailableError, match="does not answer as an AMQP 1.0 broker does"):
+        with pytest.raises(BrokerUnavailableError, match=r"does not answer as an AMQP 1\.0 broker does"):
             open_queue(f"amqp1://127.0.0.1:{port}/q?connect_timeout_s=10")
 
 

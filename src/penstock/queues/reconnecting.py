@@ -71,7 +71,8 @@ class ReconnectingLink(Generic[D]):
     def take(self, limit: int, wait_s: float) -> list[D]:
         until_s = time.monotonic() + wait_s
         with self._changed:
-            if not self._is_consuming and not self._is_closing:
+            self._check_open()
+            if not self._is_consuming:
                 self._is_consuming = True
                 self._consume()
             while not self._arrived:

@@ -100,7 +100,7 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         self._handlers: dict[Any, Callable[[Any], None]] = {
             events.CONNECTION_REMOTE_OPEN: self._on_open,
             events.CONNECTION_REMOTE_CLOSE: self._on_closed,
-            events.SESSION_REMOTE_CLOSE: self._on_closed,
+            events.SESSION_REMOTE_CLOSE: self._on_session_closed,
             events.LINK_REMOTE_OPEN: self._on_attached,
             events.LINK_REMOTE_CLOSE: self._on_detached,
             events.LINK_REMOTE_DETACH: self._on_detached,
@@ -277,10 +277,12 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             return
         raise _Ended(self._refused(condition, is_link=True))
 
-    def _on_closed(self, endpoint: Any) -> None:
-        if self._is_closing:
-            raise _Ended(self._unreachable("it is closed"))
-        raise _Ended(self._refused(endpoint.remote_condition))
+    def _on_closed(self, connection: Any) -> None:
+        raise _Ended(self._refused(connection.remote_condition))
+
+    def _on_session_closed(self, session: Any) -> None:
+        """RabbitMQ ends the session where others end a link."""
+        raise _Ended(self._refused(session.remote_condition, is_link=True))
 
     def _on_transport_error(self, transport: Any) -> None:
         condition = transport.condition
@@ -331,10 +333,16 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             delivery.settle()
             self._receiver.flow(1)
         elif delivery.updated and delivery.settled:
-            waiter: Pending | None = getattr(delivery, "waiter", None)
-            if waiter is not None:
-                self._finish(waiter, self._failure(delivery) if delivery.link.is_sender else None)
-            delivery.settle()
+            self._on_settled(delivery)
+
+    def _on_settled(self, delivery: Any) -> None:
+        """The broker is done with a message that we have sent, or with a delivery that we have settled."""
+        waiter: Pending | None = getattr(delivery, "waiter", None)
+        if waiter is not None:
+            self._finish(waiter, self._failure(delivery) if delivery.link.is_sender else None)
+        else:  # it took a delivery back
+            self._unsettled = {tag: each for tag, each in self._unsettled.items() if each != delivery}
+        delivery.settle()
 
     def _failure(self, delivery: Any) -> PenstockError | None:
         """Why the broker has not stored a message; None if it has."""

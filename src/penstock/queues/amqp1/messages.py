@@ -43,7 +43,7 @@ DUPLICATE_ID: Final = "_AMQ_DUPL_ID"
 _HEADER, _DELIVERY_ANNOTATIONS, _ANNOTATIONS, _PROPERTIES, _APPLICATION, _DATA, _SEQUENCE, _VALUE = range(0x70, 0x78)
 _MESSAGE_ID, _CREATION_TIME, _GROUP_ID = 0, 9, 10
 """Places in the list of properties."""
-_PRIORITY, _TTL, _DELIVERY_COUNT = 1, 2, 4
+_PRIORITY, _TTL, _FIRST_ACQUIRER, _DELIVERY_COUNT = range(1, 5)
 """Places in the list of the header."""
 _KINDS: Final = {
     _HEADER: list,
@@ -140,6 +140,9 @@ def decoded_message(queue: str, data: bytes) -> Message:
         elif code == _VALUE:
             value = as_bytes(content)
     counts = (_at(header, _DELIVERY_COUNT), annotations.get(ATTEMPTS))
+    earlier = sum(count for count in counts if isinstance(count, int))
+    if not earlier and _at(header, _FIRST_ACQUIRER) is False:
+        earlier = 1  # RabbitMQ 3 says that it was delivered before, and not how often
     key = given.get(KEY)
     key = _at(properties, _GROUP_ID) if key is None else key
     stamp_ms = given.get(TIMESTAMP, _at(properties, _CREATION_TIME))
@@ -152,7 +155,7 @@ def decoded_message(queue: str, data: bytes) -> Message:
         _headers(given),
         stamp_ms if isinstance(stamp_ms, int) else None,
     )
-    return Message(record, sum(count for count in counts if isinstance(count, int)))
+    return Message(record, earlier)
 
 
 def _headers(given: dict[Any, Any]) -> tuple[tuple[str, bytes | None], ...]:

@@ -82,7 +82,7 @@ def login_of(url: BackendUrl, settings: Amqp1Settings, container: str) -> Login:
         raise ConfigError(f"ca_file, cert_file and key_file are for TLS: use amqps1:// instead of {url.shown}")
     return Login(
         container=container,
-        hostname=settings.virtual_host or url.host.name,
+        hostname=settings.virtual_host,
         user=user,
         password=password,
         tls=context,

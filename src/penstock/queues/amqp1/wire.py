@@ -35,8 +35,8 @@ class Login:
 
     container: str
     """The name of this program in the broker's tools."""
-    hostname: str
-    """What the broker is told to be called."""
+    hostname: str | None
+    """What the broker is told to be called. None: the name by which it is reached."""
     user: str | None
     password: str | None
     tls: ssl.SSLContext | None
@@ -83,7 +83,7 @@ class Wire:
         self._collector = proton.Collector()
         self.connection.collect(self._collector)
         self.connection.container = login.container
-        self.connection.hostname = login.hostname
+        self.connection.hostname = login.hostname or host
         if login.user is not None:
             self.connection.user = login.user
             self.connection.password = login.password or ""
