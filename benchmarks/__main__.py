@@ -29,13 +29,14 @@ from benchmarks import (
     systems_http,
     systems_kinesis,
     systems_nats,
+    systems_pubsub,
     systems_pulsar,
     systems_rabbitmq_stream,
-    systems_pubsub,
     systems_redis,
     systems_sql,
     systems_sqs,
     systems_stomp,
+    systems_udp,
 )
 from benchmarks.report import Report
 
@@ -70,6 +71,7 @@ def main() -> None:
         "systems-amqp": lambda: systems_amqp.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-amqp1": lambda: systems_amqp1.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-stomp": lambda: systems_stomp.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-udp": lambda: systems_udp.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-http": lambda: systems_http.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-pubsub": lambda: systems_pubsub.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-nats": lambda: systems_nats.run(report, say, rounds=options.rounds, scale=options.scale),

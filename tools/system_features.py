@@ -7,6 +7,9 @@ from typing import Final
 from penstock.abc import Feature, Features
 from penstock.channels.http.channel import FEATURES as HTTP
 from penstock.channels.memory import AnsweringMemoryChannel, MemoryChannel
+from penstock.channels.statsd.channel import FEATURES as STATSD
+from penstock.channels.udp.channel import FEATURES as UDP
+from penstock.channels.udp.channel import RAW_FEATURES as RAW_UDP
 from penstock.queues import amqp
 from penstock.queues.amqp1.queue import FEATURES as AMQP1
 from penstock.queues.amqp1.queue import RETRIES
@@ -42,6 +45,9 @@ QUEUES: Final[dict[str, Features]] = {
 }
 CHANNELS: Final[dict[str, Features]] = {
     "http: https: webhooks:": HTTP,
+    "udp:": UDP,
+    "udp:?raw=true": RAW_UDP,
+    "statsd:": STATSD,
     "memory-channel:": MemoryChannel.FEATURES,
     "memory-channel:?answers=true": AnsweringMemoryChannel.FEATURES,
 }
