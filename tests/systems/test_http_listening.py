@@ -7,7 +7,6 @@ import base64
 import gzip
 import hashlib
 import hmac
-import logging
 import socket
 import ssl
 import subprocess
@@ -66,7 +65,9 @@ def test_a_request_is_a_record() -> None:
 
 def test_the_key_may_come_from_the_body() -> None:
     with listening("key=json:/customer/ids/0") as hooks:
-        for body in (b'{"customer": {"ids": [7, 8]}}', b'{"customer": {"ids": ["\xc3\xbc"]}}', b"not json", b"[]"):
+        for body in (
+            b'{"customer": {"ids": [7, 8]}}', b'{"customer": {"ids": ["\xc3\xbc"]}}', b"not json", b"[" * 100_000,
+        ):  # fmt: skip
             assert post(hooks, body).status_code == 200
         assert [record.key for record in hooks.records] == [b"7", "ü".encode(), None, None]
 
@@ -223,10 +224,11 @@ def test_many_senders_at_once_each_get_their_answer() -> None:
 def test_a_malformed_request_is_refused_and_others_are_served(
     request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with listening() as hooks, caplog.at_level(logging.CRITICAL, "aiohttp.server"):
+    with listening() as hooks:
         assert raw(hooks.url, request_bytes).split(b" ")[1:2] == [b"400"]
         assert post(hooks, b"good").status_code == 200
         assert hooks.values == [b"good"]
+    assert "Traceback" not in caplog.text
 
 
 def test_a_body_that_is_cut_off_is_not_stored() -> None:
@@ -499,6 +501,7 @@ def test_an_address_that_others_can_reach_needs_tls_and_a_login(
         ("http://a/hooks?key_file=x", "key_file needs cert_file"),
         ("http://a/hooks?health_path=up", "must begin with a slash"),
         ("http://a/hooks?retry_after_s=-1", "must not be negative"),
+        ("http://a/hooks?max_body_bytes=99999999", "must not be larger than"),
     ],
 )
 def test_a_wrong_url_is_refused_when_it_is_opened(url: str, problem: str) -> None:

@@ -33,7 +33,7 @@ from tests.consuming.eventually import wait_until
 from tests.observe.alerts.certificates import make_certificate
 from tests.systems.http_peers import Request, free_port, listening, receiving
 
-pytestmark = [pytest.mark.system("HTTP"), pytest.mark.xdist_group("http")]
+pytestmark = [pytest.mark.system("HTTP"), pytest.mark.xdist_group("http-sending")]
 
 Answer = tuple[int, dict[str, str]] | None
 FAST = "first_delay_s=0.01"

@@ -32,7 +32,8 @@ _WAIT_S: Final = 0.2
 _STORED_S: Final = 30.0
 _DRAIN_S: Final = 5.0
 _STOP_S: Final = 10.0
-_FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
+_SETTINGS: Final = {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": "104857600"}
+"""Of the topic: nothing expires, and whatever a channel receives fits."""
 _AGAIN: Final = Retry(first_delay_s=0.1, max_delay_s=5.0)
 
 
@@ -66,7 +67,7 @@ class Inbox:
         self._delivered: collections.deque[tuple[float, dict[int, Pointer]]] = collections.deque()
         """What was delivered, and when it was said, until it is deleted."""
         try:
-            self._connection.admin().provide(self.topic, 1, _FOR_EVER)
+            self._connection.admin().provide(self.topic, 1, _SETTINGS)
         except BaseException:
             self._connection.close()
             raise

@@ -60,16 +60,12 @@ def send_to(destination: Destination, records: Sequence[NewRecord]) -> None:
             return
         for receipt in destination.append(records):
             receipt.result(_STORED_S)
-    except RecordTooLargeError as error:
-        raise _refused(destination, error) from error
-    except (BrokerUnavailableError, StreamError, TimeoutError, DeliveryError) as error:
-        if isinstance(error, DeliveryError) and not error.retriable:
-            raise _refused(destination, error) from error
+    except (BrokerUnavailableError, StreamError, TimeoutError, DeliveryError, RecordTooLargeError) as error:
+        if isinstance(error, RecordTooLargeError) or (isinstance(error, DeliveryError) and not error.retriable):
+            if isinstance(destination, Channel):
+                raise Reject(f"{destination_name(destination)}: {error}") from error
+            raise
         raise DestinationUnavailableError(f"{destination_name(destination)} cannot be written to: {error}") from error
-
-
-def _refused(destination: Destination, error: PenstockError) -> PenstockError:
-    return Reject(f"{destination_name(destination)}: {error}") if isinstance(destination, Channel) else error
 
 
 def _is_channel(url: str) -> bool:

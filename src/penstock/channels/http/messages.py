@@ -189,7 +189,7 @@ def _at(steps: list[str], body: bytes) -> bytes | None:
     """The value at a JSON pointer (RFC 6901): text as it is, anything else as JSON. None if there is none."""
     try:
         found: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     for step in steps:
         if isinstance(found, dict):

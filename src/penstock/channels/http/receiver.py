@@ -109,7 +109,7 @@ class HttpReceiver:
     def remember(self, records: Sequence[Record]) -> None:
         """Records that were stored before: what brings them again is a repeat."""
         found = [(self._reader.record_id(each), digest_of(each.value)) for each in records]
-        keys = [(key, digest) for key, digest in found if key is not None]
+        keys = [(digest_of(key), digest) for key, digest in found if key is not None]
         self._thread.loop.call_soon_threadsafe(self._remember, keys)
 
     async def close(self) -> None:
@@ -125,9 +125,11 @@ class HttpReceiver:
 
     async def _start(self) -> None:
         settings, host = self._settings, self._url.host
-        self._http = _limited_server(self._web, settings.max_connections, settings.retry_after_s)(
+        server = _limited_server(self._web, settings.max_connections, settings.retry_after_s, settings.idle_timeout_s)
+        self._http = server(
             self._handle,
             access_log=None,
+            logger=_quiet_logger(),
             auto_decompress=False,
             keepalive_timeout=settings.idle_timeout_s,
             lingering_time=_DRAIN_S,
@@ -146,12 +148,16 @@ class HttpReceiver:
             raise ConfigError(f"cannot listen at {self._url.shown}: {error.strerror or error}") from error
 
     async def _handle(self, request: Any) -> Any:
+        self._http.began(request.protocol)
         try:
             if request.path == self._settings.health_path and self._settings.health_path:
                 return self._health(request)
             return await self._record(request)
         except _Answer as answer:
             return self._response(answer.status, str(answer), answer.headers)
+        except Exception:
+            logger.exception("a request to %s failed", self._url.shown)
+            return self._response(500, "the receiver failed: send it again later")
 
     def _health(self, request: Any) -> Any:
         if request.method not in ("GET", "HEAD"):
@@ -253,7 +259,8 @@ class HttpReceiver:
     async def _stored(self, given: Any, body: bytes) -> Any:
         value = None if given.get(messages.NULL) == "true" and not body else body
         headers = self._reader.headers(given)
-        repeat_key = self._reader.request_id(given, body) if self._settings.idempotency_keys else None
+        sent_id = self._reader.request_id(given, body) if self._settings.idempotency_keys else None
+        repeat_key = None if sent_id is None else digest_of(sent_id)  # which are short, however long the ids are
         digest = b""
         if repeat_key is not None:
             digest = digest_of(value)
@@ -343,6 +350,13 @@ class HttpReceiver:
         )
 
 
+def _quiet_logger() -> logging.Logger:
+    """For aiohttp, which logs a traceback for each malformed request, of which strangers may send any number."""
+    quiet = logging.getLogger(f"{__name__}.malformed")
+    quiet.setLevel(logging.CRITICAL)
+    return quiet
+
+
 def import_aiohttp() -> Any:
     try:
         importlib.import_module("aiohttp.web")
@@ -351,18 +365,38 @@ def import_aiohttp() -> Any:
         raise MissingExtraError("a channel on http: or https:", "http") from error
 
 
-def _limited_server(web: Any, most: int, retry_after_s: int) -> Any:
-    """aiohttp's server, with a limit to its connections."""
+def _limited_server(web: Any, most: int, retry_after_s: int, head_timeout_s: float) -> Any:
+    """aiohttp's server, with a limit to its connections, and to the time until the first request of each.
+
+    aiohttp itself ends connections that are idle after a request, but not in all versions those that never send one.
+    """
     answer = (
         f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {retry_after_s}\r\nContent-Length: 0\r\n"
         "Connection: close\r\n\r\n"
-    )
+    ).encode()
 
     class LimitedServer(web.Server):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._timers: dict[Any, asyncio.TimerHandle] = {}
+
         def connection_made(self, handler: Any, transport: Any) -> None:
             super().connection_made(handler, transport)
-            if len(self._connections) > most:
-                transport.write(answer.encode())
+            if len(self.connections) > most:
+                transport.write(answer)
                 transport.close()
+            else:
+                timer = asyncio.get_running_loop().call_later(head_timeout_s, transport.close)
+                self._timers[handler] = timer
+
+        def connection_lost(self, handler: Any, error: BaseException | None = None) -> None:
+            self.began(handler)
+            super().connection_lost(handler, error)
+
+        def began(self, handler: Any) -> None:
+            """A request arrived on this connection."""
+            timer = self._timers.pop(handler, None)
+            if timer is not None:
+                timer.cancel()
 
     return LimitedServer

@@ -14,6 +14,7 @@ import asyncio
 import base64
 import email.utils
 import hashlib
+import importlib
 import io
 import ipaddress
 import random
@@ -79,10 +80,6 @@ class PrivateAddressError(OSError):
     """A URL leads to an address that is not public."""
 
 
-def import_client() -> Any:
-    return import_aiohttp()
-
-
 def request_target(url: BackendUrl, path: str, query: str) -> str:
     """The URL of requests, without login and settings. `path` is as it stands in the URL."""
     return f"{url.scheme}://{url.host}{path or '/'}" + (f"?{query}" if query else "")
@@ -126,7 +123,7 @@ class HttpSender:
         for record in records:
             try:
                 msgspec.json.decode(record.value or b"null")
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise DeliveryError(
                     f"a record for {self._shown} is not JSON ({error}), and batch={self._settings.batch} sends JSON "
                     "arrays: send JSON, or omit batch"
@@ -193,15 +190,15 @@ class HttpEndpoint:
         clock: Clock,
         login: str = "",
     ) -> None:
-        self._aiohttp = import_client()
-        self._yarl: Any = self._aiohttp.client.URL
+        self._aiohttp = import_aiohttp()
+        self._url_type: Any = importlib.import_module("yarl").URL
         self._shown = shown
         self._settings = settings
         self._secrets = secrets
         self._clock = clock
         self._login = login
         try:
-            self._target = self._yarl(target, encoded=True)
+            self._target = self._url_type(target, encoded=True)
         except ValueError as error:
             raise ConfigError(f"{shown} is not a URL that requests can be sent to: {error}") from error
         self._tls = client_tls(settings, shown)
@@ -294,7 +291,7 @@ class HttpEndpoint:
         return headers
 
     def _redirected(self, target: Any, place: str) -> Any:
-        found = target.join(self._yarl(place))
+        found = target.join(self._url_type(place))
         if found.scheme not in ("http", "https") or (target.scheme == "https" and found.scheme == "http"):
             raise ValueError(f"it redirects to {shown_name(place)}, which is not safe")
         return found

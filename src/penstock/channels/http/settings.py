@@ -10,6 +10,8 @@ from penstock.errors import ConfigError
 
 SignatureStyle = Literal["standard", "github", "stripe"]
 
+MOST_BODY_BYTES: Final = 50_000_000
+"""What is larger does not fit into an inbox."""
 DEFAULT_HEADERS: Final = (
     "content-type,idempotency-key,webhook-id,webhook-timestamp,x-github-*,x-gitlab-event*,x-event-*,x-shopify-*,ce-*,"
     "traceparent,tracestate"
@@ -123,6 +125,8 @@ class HttpSettings:
             raise ConfigError("secret_env and secret_file exclude each other: choose one")
         if self.key_file is not None and self.cert_file is None:
             raise ConfigError("key_file needs cert_file")
+        if self.max_body_bytes > MOST_BODY_BYTES:
+            raise ConfigError(f"max_body_bytes={self.max_body_bytes} must not be larger than {MOST_BODY_BYTES}")
         for name in ("key", "idempotency_key"):
             value = getattr(self, name)
             if value is not None and not value.startswith(("header:", "json:/")):
