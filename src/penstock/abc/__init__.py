@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from penstock.abc.administration import Admin as Admin
+from penstock.abc.administration import CountingSurvey as CountingSurvey
 from penstock.abc.administration import GroupAdmin as GroupAdmin
 from penstock.abc.administration import HasAdmin as HasAdmin
 from penstock.abc.administration import RecordTimes as RecordTimes
@@ -42,6 +43,7 @@ from penstock.model import Pointer as Pointer
 from penstock.model import Position as Position
 from penstock.model import Receipt as Receipt
 from penstock.model import Record as Record
+from penstock.model.administration import RecordCounts as RecordCounts
 
 
 @runtime_checkable
@@ -92,9 +94,9 @@ class Stream(Protocol):
     """A connected system that keeps records in topics: what opening a URL returns.
 
     A backend must have these members. It may also have `delete_topic(topic)`, the protocols `HasAdmin`, `HasSender`,
-    `HasReader`, `HasCheckpoints`, `Transactional`, `Reachable` and `NamesPointers`, and its topics `Feeding`,
-    `Browsing`, `Grouping` and `Resharding`. For what it lacks, `penstock.Connection` uses `open_topic`, or says which
-    feature is missing.
+    `HasReader`, `HasCheckpoints`, `Transactional`, `Reachable`, `NamesPointers` and `HasRetention`, and its topics
+    `Feeding`, `Browsing`, `Grouping`, `Resharding` and `CountsRecords`. For what it lacks, `penstock.Connection` uses
+    `open_topic`, or says which feature is missing.
     """
 
     @property
@@ -125,6 +127,22 @@ class NamesPointers(Protocol):
 
     def parse_pointer(self, text: str) -> Pointer:
         """The pointer of such a text. Raises ConfigError, which shows the form, for any other text."""
+
+
+@runtime_checkable
+class HasRetention(Protocol):
+    """A stream without `HasAdmin` that removes records by their age."""
+
+    def retention_s(self, topic: str) -> float | None:
+        """After how many seconds the system may remove a record of the topic; None: never, or unknown."""
+
+
+@runtime_checkable
+class CountsRecords(Protocol):
+    """A topic without `Feature.OFFSETS` that knows how many records it has, without reading them."""
+
+    def record_counts(self, partition: int) -> RecordCounts:
+        """Must be cheap: it is called every few seconds. Raises UnknownTopicError."""
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from penstock.model.administration import (
     GroupSummary,
     Offsets,
     PartitionId,
+    RecordCounts,
     RecordTime,
     Span,
     TopicSummary,
@@ -113,6 +114,14 @@ class Survey(Protocol):
     def members(self, groups: Iterable[str]) -> Mapping[str, GroupMembers]: ...
 
     def committed(self, groups: Iterable[str]) -> Mapping[str, Mapping[PartitionId, int]]: ...
+
+
+@runtime_checkable
+class CountingSurvey(Protocol):
+    """A `Survey` of a stream that counts records though its pointers do not."""
+
+    def record_counts(self, places: Iterable[PartitionId]) -> Mapping[PartitionId, RecordCounts]:
+        """Partitions whose records are not counted are left out."""
 
 
 class RecordTimes(Protocol):

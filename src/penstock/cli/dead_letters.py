@@ -21,19 +21,20 @@ from penstock.errors import ConfigError
 from penstock.model import DeadLetter, DeadLetterFilter, LetterState, PositionKind
 from penstock.model.text import count_text
 from penstock.streams import Connection
+from penstock.streams.pointer_forms import PointerText, place_text, pointer_text_at
 
 COLUMNS: Final = ("id", "state", "group", "record", "given up", "attempts", "redrives", "error")
 NUMBERS: Final = ("attempts", "redrives")
 _ERROR_LENGTH: Final = 100
 
 
-def as_row(letter: DeadLetter) -> tuple[object, ...]:
+def as_row(letter: DeadLetter, pointer_text: PointerText) -> tuple[object, ...]:
     record = letter.record
     return (
         letter.id,
         letter.state,
         letter.group,
-        f"{record.topic}-{record.partition}:{record.offset}",
+        f"{record.topic}-{record.partition}:{pointer_text(record.offset)}",
         time_text(letter.last_ms),
         letter.attempts,
         letter.redrives,
@@ -41,7 +42,7 @@ def as_row(letter: DeadLetter) -> tuple[object, ...]:
     )
 
 
-def as_text(letter: DeadLetter) -> str:
+def as_text(letter: DeadLetter, pointer_text: PointerText) -> str:
     """Everything about a letter, for people, with control characters escaped."""
     record = letter.record
     lines = [
@@ -51,7 +52,7 @@ def as_text(letter: DeadLetter) -> str:
         f"handler    {_plain(letter.handler)} {_plain(letter.handler_version)}".rstrip(),
         f"attempts   {letter.attempts}, from {time_text(letter.first_ms)} to {time_text(letter.last_ms)}",
         "",
-        f"record     {record.place}",
+        f"record     {place_text(record, pointer_text)}",
         f"timestamp  {time_text(record.timestamp_ms)}",
         f"key        {_content(record.key)}",
         f"value      {_content(record.value)}",
@@ -63,7 +64,7 @@ def as_text(letter: DeadLetter) -> str:
     return "\n".join(lines)
 
 
-def as_object(letter: DeadLetter, *, with_traceback: bool) -> dict[str, Any]:
+def as_object(letter: DeadLetter, pointer_text: PointerText, *, with_traceback: bool) -> dict[str, Any]:
     """A letter as JSON: the record as in `penstock consume --format json`, and the facts about its failure."""
     told: dict[str, Any] = {
         "id": letter.id,
@@ -77,7 +78,7 @@ def as_object(letter: DeadLetter, *, with_traceback: bool) -> dict[str, Any]:
         "last_ms": letter.last_ms,
         "handler": letter.handler,
         "handler_version": letter.handler_version,
-        "record": msgspec.json.decode(as_json(letter.record)),
+        "record": msgspec.json.decode(as_json(letter.record, pointer_text)),
     }
     if with_traceback:
         told["traceback"] = letter.traceback
@@ -169,15 +170,16 @@ class Choice:
 
 
 @contextmanager
-def open_letters(letters: str, url: str) -> Iterator[DeadLetters]:
-    """The dead letters, while the block lasts. The stream is used only when they are in one of its topics."""
+def open_letters(letters: str, url: str) -> Iterator[tuple[DeadLetters, PointerText]]:
+    """The dead letters, while the block lasts, and how the pointers of their records are written. The stream is used
+    only when they are in one of its topics."""
     if names_a_topic(letters):
         with open_connection(url) as stream, letters_of(letters, stream) as opened:
-            yield opened
+            yield opened, stream.pointer_text
     else:
         silence_log()
         with letters_of(letters, None) as opened:
-            yield opened
+            yield opened, pointer_text_at(url)
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import msgspec
 from penstock.cli.output import plain_json, time_text
 from penstock.model import Record
 from penstock.model.text import printable
+from penstock.streams.pointer_forms import PointerText, pointer_value
 
-PointerText = Callable[[int], str]
 Format = Callable[[Record, PointerText], bytes]
 """The second argument gives a pointer as people know it."""
 
@@ -32,11 +32,8 @@ def as_text(record: Record, pointer_text: PointerText = str) -> bytes:
 def as_json(record: Record, pointer_text: PointerText = str) -> bytes:
     """One object per line, as `penstock produce --json` reads it. What is not text is in base64."""
     fields: dict[str, object] = {"topic": record.topic, "partition": record.partition}
-    text = pointer_text(record.offset)
-    if text == str(record.offset) and record.offset <= _LARGEST_OFFSET:
-        fields["offset"] = record.offset
-    else:  # more than JSON's numbers hold
-        fields["pointer"] = text
+    pointer = pointer_value(record.offset, pointer_text)
+    fields["offset" if isinstance(pointer, int) else "pointer"] = pointer
     if record.timestamp_ms is not None:
         fields["timestamp"] = record.timestamp_ms
     for name, content in (("key", record.key), ("value", record.value)):
@@ -55,7 +52,6 @@ def as_raw(record: Record, pointer_text: PointerText = str) -> bytes:
     return (record.value or b"") + b"\n"
 
 
-_LARGEST_OFFSET: Final = 2**63 - 1
 FORMATS: Final[dict[str, Format]] = {"text": as_text, "json": as_json, "raw": as_raw}
 
 

@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, DeliveryError
 from penstock.model import Position
 from penstock.streams import Connection
 from penstock.streams.connecting import connect_for
+from penstock.streams.pointer_forms import is_named_pointer, parse_position
 
 INTERRUPTED_FLUSH_S: Final = 3.0
 
@@ -50,6 +51,17 @@ def open_connection(url: str, **options: Any) -> Iterator[Connection]:
         raise
     finally:
         stream.close()
+
+
+def check_position(text: str, option: str) -> None:
+    """Raise BadParameter for a text that no stream reads as a position."""
+    if not is_named_pointer(text.strip()):
+        position(text, option)
+
+
+def position_in(stream: Connection, text: str) -> Position:
+    """A position, or `offset:` and a pointer in the stream's own form. Raises ConfigError."""
+    return parse_position(text, datetime.datetime.now(datetime.UTC), stream.parse_pointer)
 
 
 def position(text: str, option: str) -> Position:

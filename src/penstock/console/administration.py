@@ -6,7 +6,7 @@ import datetime
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.abc import CheckpointStore
+from penstock.abc import CheckpointStore, Feature
 from penstock.console.link import Link
 from penstock.console.views import GroupDetail, TopicDetail
 from penstock.errors import (
@@ -43,8 +43,9 @@ class Topics:
             if snapshot.problem is not None:
                 raise BrokerUnavailableError(snapshot.problem)
             raise UnknownTopicError(f"there is no topic {name!r}")
-        problem = snapshot.problem
+        problem, has_settings = snapshot.problem, True
         try:
+            has_settings = Feature.ADMIN in self._link.connection().features
             config = tuple(self._link.topics().config(name))
             with self._lock:
                 self._configs[name] = config
@@ -55,7 +56,7 @@ class Topics:
             with self._lock:
                 config = self._configs.get(name, ())
         readers = [each for each in snapshot.groups.values() if any(reader.topic == name for reader in each.readers)]
-        return TopicDetail(facts, config, tuple(readers), problem)
+        return TopicDetail(facts, config, tuple(readers), problem, has_settings)
 
     def create(self, name: str, partitions: int | None, config: Mapping[str, str]) -> None:
         if partitions is not None and partitions < 1:
@@ -133,9 +134,10 @@ class Groups:
     def _plan(
         self, group: str, to: str, topics: Sequence[str], partitions: Sequence[int]
     ) -> tuple[GroupProgress, list[Move]]:
-        target = Target.parse(to, self._now())
+        is_counted = self._link.is_counted
+        target = Target.parse(to, self._now(), self._link.connection().parse_pointer, is_counted=is_counted)
         progress = group_moves.find_progress(self._link.groups(), self._stores(), group, may_be_new=bool(topics))
-        moves = group_moves.plan_reset(self._link.topics(), progress, target, topics, partitions)
+        moves = group_moves.plan_reset(self._link.topics(), progress, target, topics, partitions, is_counted=is_counted)
         group_moves.check_stopped(progress)
         return progress, moves
 

@@ -14,6 +14,7 @@ from penstock.console.messages.showing import UNDECODABLE
 from penstock.console.views import Difference
 from penstock.console.visible import utf8_beginning
 from penstock.model import DeadLetter
+from penstock.streams.pointer_forms import PointerText
 
 MOST: Final = 500
 _DEEPEST: Final = 20
@@ -23,9 +24,9 @@ _BEFORE: Final = 60
 _DUMPED_BYTES: Final = 64
 
 
-def differences(left: DeadLetter, right: DeadLetter) -> list[Difference]:
+def differences(left: DeadLetter, right: DeadLetter, pointer_text: PointerText = str) -> list[Difference]:
     """Where the two differ, in the order in which people look. At most `MOST` are returned."""
-    ours, theirs = _fields(left), _fields(right)
+    ours, theirs = _fields(left, pointer_text), _fields(right, pointer_text)
     paths = [*ours, *(path for path in theirs if path not in ours)]
     differing = [path for path in paths if path not in ours or path not in theirs or ours[path] != theirs[path]]
     return [_difference(path, ours.get(path), theirs.get(path)) for path in differing[:MOST]]
@@ -84,7 +85,7 @@ def _as_bytes(content: str | bytes) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
-def _fields(letter: DeadLetter) -> dict[str, str | bytes]:
+def _fields(letter: DeadLetter, pointer_text: PointerText) -> dict[str, str | bytes]:
     record = letter.record
     fields: dict[str, str | bytes] = {
         "error": letter.error,
@@ -93,7 +94,7 @@ def _fields(letter: DeadLetter) -> dict[str, str | bytes]:
         "group": letter.group,
         "topic": record.topic,
         "partition": str(record.partition),
-        "pointer": record.pointer,
+        "pointer": pointer_text(record.offset),
         "timestamp": "" if record.timestamp is None else record.timestamp.isoformat(),
         "handler": letter.handler,
         "handler version": letter.handler_version,

@@ -12,7 +12,7 @@ from penstock.console.views import ConsumerDetail, ConsumerFacts, ConsumerPartit
 from penstock.errors import BrokerUnavailableError, GroupError
 from penstock.model import Checkpoint, CheckpointKey, HistoryEntry, Pointer
 from penstock.model.administration import PartitionId
-from penstock.observe.facts import Snapshot
+from penstock.observe.facts import Snapshot, total
 from penstock.observe.library_groups import KAFKA_STORE, checkpoints_of, newest, open_found, stores_of
 from penstock.streams import Connection
 from penstock.streams.url import without_password
@@ -39,27 +39,30 @@ class Consumers:
     def all(self) -> list[ConsumerFacts]:
         """All groups, by name. Raises StoreUnavailableError when a store cannot be asked."""
         found: dict[str, dict[str, Mapping[PartitionId, Checkpoint]]] = {}
-        for name, store in self._opened(self._snapshot().topics).items():
+        snapshot = self._snapshot()
+        for name, store in self._opened(snapshot.topics).items():
             for group in store.groups():
                 found.setdefault(group, {})[name] = checkpoints_of(store, group)
-        return [_facts(group, found[group]) for group in sorted(found)]
+        return [_facts(group, found[group], is_counted=snapshot.is_counted) for group in sorted(found)]
 
     def detail(self, group: str) -> ConsumerDetail:
         stores = self._stores_of(group)
         found = {name: checkpoints_of(store, group) for name, store in stores.items()}
         leases = {lease.name: lease for store in stores.values() for lease in store.leases(group)}
+        is_counted = self._snapshot().is_counted
         partitions = tuple(
             ConsumerPartition(
                 *place,
                 checkpoint,
                 leases.pop(CheckpointKey(group, *place).lease_name, None),
-                _in_flight(checkpoint),
-                _finished(checkpoint),
+                _in_flight(checkpoint, is_counted=is_counted),
+                _finished(checkpoint, is_counted=is_counted),
             )
             for place, checkpoint in sorted(newest(found).items())
         )
         has_history = any(Feature.HISTORY in store.features for store in stores.values())
-        return ConsumerDetail(_facts(group, found), partitions, tuple(leases.values()), has_history)
+        facts = _facts(group, found, is_counted=is_counted)
+        return ConsumerDetail(facts, partitions, tuple(leases.values()), has_history)
 
     def history(
         self, group: str, topic: str, partition: int, pointer: Pointer | None, limit: int
@@ -102,7 +105,7 @@ class Consumers:
         return {name: store for name, store in opened.items() if group in store.groups()}
 
     def _opened(self, topics: Collection[str]) -> dict[str, CheckpointStore]:
-        urls = stores_of(self._given, self._link.url, topics)
+        urls = stores_of(self._given, self._link.url, topics, self._link.connection)
         with self._lock:
             return {without_password(url): self._open(url) for url in urls}
 
@@ -116,7 +119,7 @@ class Consumers:
         return known[0]
 
 
-def _facts(group: str, kept: Mapping[str, Mapping[PartitionId, Checkpoint]]) -> ConsumerFacts:
+def _facts(group: str, kept: Mapping[str, Mapping[PartitionId, Checkpoint]], *, is_counted: bool) -> ConsumerFacts:
     checkpoints = newest(kept)
     found = checkpoints.values()
     return ConsumerFacts(
@@ -124,7 +127,7 @@ def _facts(group: str, kept: Mapping[str, Mapping[PartitionId, Checkpoint]]) -> 
         store=", ".join(kept),
         topics=tuple(sorted({topic for topic, _ in checkpoints})),
         partitions=len(checkpoints),
-        in_flight=sum(map(_in_flight, found)),
+        in_flight=total(_in_flight(each, is_counted=is_counted) for each in found),
         failing=sum(len(each.failing) for each in found),
         processed=sum(each.processed for each in found),
         delivered=sum(each.delivered for each in found),
@@ -133,10 +136,15 @@ def _facts(group: str, kept: Mapping[str, Mapping[PartitionId, Checkpoint]]) -> 
     )
 
 
-def _finished(checkpoint: Checkpoint) -> int:
+def _finished(checkpoint: Checkpoint, *, is_counted: bool) -> int | None:
+    """None where it is unknown, as pointers do not count records."""
+    if not is_counted and checkpoint.finished:
+        return None
     return sum(end - first for first, end in checkpoint.finished)
 
 
-def _in_flight(checkpoint: Checkpoint) -> int:
-    """Records that were read and are not finished, counting offsets without a record."""
-    return max(0, checkpoint.next - checkpoint.start - _finished(checkpoint))
+def _in_flight(checkpoint: Checkpoint, *, is_counted: bool) -> int | None:
+    """Records that were read and are not finished, counting offsets without a record. None: unknown."""
+    if not is_counted and checkpoint.next > checkpoint.start:
+        return None
+    return max(0, checkpoint.next - checkpoint.start - (_finished(checkpoint, is_counted=is_counted) or 0))

@@ -27,8 +27,10 @@ from penstock.dead_letters.opening import names_a_topic, open_dead_letters, path
 from penstock.dead_letters.redriving import RedriveReport, redrive
 from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError, StoreUnavailableError
 from penstock.model import DeadLetter, DeadLetterFilter, HistoryEntry, LetterState
+from penstock.model.letter import is_of_query
 from penstock.observe.facts import LetterFacts, Snapshot
 from penstock.streams import Connection
+from penstock.streams.pointer_forms import PointerText
 
 MOST_ROWS: Final = 1_000
 MOST_DISCARDED: Final = 10_000
@@ -71,14 +73,14 @@ class Letters:
         if not 1 <= limit <= MOST_ROWS:
             raise ConfigError(f"a page has 1 to {MOST_ROWS:,} letters, not {limit:,}")
         found = self._opened(spec).browse(which, limit + 1, after)
-        rows = tuple(_row(letter, Showing()) for letter in found[:limit])
+        rows = tuple(_row(letter, Showing(), self._link.pointer_text) for letter in found[:limit])
         return LetterPage(rows, rows[-1].id if len(found) > limit else None)
 
     def detail(self, spec: str, id: str, history: Callable[[DeadLetter], Sequence[HistoryEntry]]) -> LetterDetail:
         letter = self.letter(spec, id)
         showing = Showing(characters=WHOLE_CHARACTERS, is_pretty=True, topic=letter.record.topic)
         return LetterDetail(
-            _row(letter, showing),
+            _row(letter, showing, self._link.pointer_text),
             tuple((name, showing.show(content)) for name, content in letter.record.headers),
             letter.traceback,
             letter.handler_version,
@@ -110,7 +112,7 @@ class Letters:
         return opened.count(redrivable) if redrivable.states else 0
 
     def compare(self, spec: str, left: str, right: str) -> list[Difference]:
-        return differences(self.letter(spec, left), self.letter(spec, right))
+        return differences(self.letter(spec, left), self.letter(spec, right), self._link.pointer_text)
 
     def redriving(self, job: Job, which: DeadLetterFilter) -> Work:
         """The work of a job that redrives these, and holds their store, so that no other redrive runs there.
@@ -269,7 +271,7 @@ def _redrivable(which: DeadLetterFilter) -> DeadLetterFilter:
     return replace(which, states=which.states & _OPEN if which.states else _OPEN)
 
 
-def _row(letter: DeadLetter, showing: Showing) -> LetterRow:
+def _row(letter: DeadLetter, showing: Showing, pointer_text: PointerText) -> LetterRow:
     record = letter.record
     return LetterRow(
         letter.id,
@@ -288,4 +290,5 @@ def _row(letter: DeadLetter, showing: Showing) -> LetterRow:
         letter.state,
         letter.redrives,
         letter.handler,
+        str(record.offset) if is_of_query(record.topic) else pointer_text(record.offset),
     )

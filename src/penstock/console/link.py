@@ -11,11 +11,12 @@ import threading
 import time
 from typing import Any, Final
 
-from penstock.abc import Admin, GroupAdmin, Reachable
+from penstock.abc import Admin, Feature, GroupAdmin, Reachable
 from penstock.errors import BrokerUnavailableError, ConfigError, DeliveryError, PenstockError
 from penstock.streams import Connection
 from penstock.streams.capability import capability
 from penstock.streams.connecting import check_url, open_backend
+from penstock.streams.pointer_forms import PointerText, pointer_text_at
 from penstock.streams.schemes import scheme_of
 from penstock.streams.url import KAFKA_SCHEMES, is_memory, without_password
 
@@ -53,6 +54,8 @@ class Link:
         self._seen_s = float("-inf")
         self._failure: BrokerUnavailableError | None = None
         self._is_closed = False
+        self.pointer_text: PointerText = pointer_text_at(url)
+        """How the stream's pointers are written, also while it is away."""
 
     def connection(self) -> Connection:
         """The connection, with a broker at its other end. Raises BrokerUnavailableError soon when there is none."""
@@ -73,6 +76,11 @@ class Link:
             finally:
                 self._seen_s = time.monotonic()
             return self._connection
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether pointers count records. Raises BrokerUnavailableError."""
+        return Feature.OFFSETS in self.connection().features
 
     def topics(self) -> Admin:
         """Topic requests, with shorter timeouts than a program's."""

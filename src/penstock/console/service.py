@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from penstock.abc import Clock, Isolation
 from penstock.console.administration import Groups, Topics
@@ -183,6 +183,14 @@ class Service:
     def series(self, kind: str, name: str, metric: str, since_ms: int, points: int = 300) -> list[tuple[int, float]]:
         return self._history.series(kind, name, metric, since_ms, points)
 
+    def pointer_text(self, pointer: Pointer) -> str:
+        """A pointer as people know it."""
+        return self._link.pointer_text(pointer)
+
+    def parse_pointer(self, text: str) -> Pointer:
+        """The pointer that people write like this. Raises ConfigError and BrokerUnavailableError."""
+        return self._link.connection().parse_pointer(text)
+
     def topic(self, name: str) -> TopicDetail:
         return self._topics.detail(name)
 
@@ -200,6 +208,10 @@ class Service:
     ) -> MessageDetail:
         """One message, whole, as far as a page can show it."""
         return self._messages.detail(topic, partition, pointer, decode, isolation)
+
+    def next_to(self, topic: str, partition: int, pointer: Pointer, way: Literal["newer", "older"]) -> Pointer | None:
+        """The pointer of the message after this one, or before it; None when there is none."""
+        return self._messages.next_to(topic, partition, pointer, way)
 
     def record(self, topic: str, partition: int, pointer: Pointer, isolation: Isolation = "committed") -> Record:
         """One message as it is, for saving it to a file, or producing a similar one."""

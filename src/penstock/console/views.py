@@ -50,7 +50,8 @@ class MessageQuery:
     topic: str
     position: str = "latest-100"
     """latest-N: the newest N of all partitions; or what `Position.parse` takes: earliest, latest, an offset (42), a
-    time (2026-11-15T08:00), an age (-15m), milliseconds since 1970."""
+    time (2026-11-15T08:00), an age (-15m), milliseconds since 1970; or `offset:` and a pointer in the stream's own
+    form."""
     partition: int | None = None
     limit: int = 100
     search: str = ""
@@ -113,6 +114,8 @@ class TopicDetail:
     """Those that read it."""
     problem: str | None = None
     """Why the broker could not be asked: the facts are then the last known ones."""
+    has_settings: bool = True
+    """Whether the stream administers topics: if not, nothing is known of its settings, and none can be changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +135,8 @@ class ConsumerFacts:
     """The URL of its checkpoint store, without passwords."""
     topics: tuple[str, ...]
     partitions: int
-    in_flight: int
-    """Records that were read and are not finished."""
+    in_flight: int | None
+    """Records that were read and are not finished. None: unknown, as pointers do not count records."""
     failing: int
     """Of these, records that have failed and will be retried."""
     processed: int
@@ -148,8 +151,8 @@ class ConsumerPartition:
     partition: int
     checkpoint: Checkpoint
     lease: Lease | None
-    in_flight: int
-    finished_ahead: int
+    in_flight: int | None
+    finished_ahead: int | None
     """Finished records beyond the first unfinished one."""
 
 
@@ -181,6 +184,8 @@ class LetterRow:
     state: LetterState
     redrives: int
     handler: str
+    pointer_text: str
+    """The pointer as people know it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from penstock.errors import ConfigError, OffsetOutOfRangeError
 from penstock.model import CheckpointKey, Guarantee, HistoryEntry, Ordering, Pointer
 from penstock.serde import Topic
 from penstock.streams.aliases import current_topic
+from penstock.streams.pointer_forms import pointer_text_of
 
 
 class HandlerConsumer(LoopConsumer):
@@ -120,7 +121,14 @@ class HandlerConsumer(LoopConsumer):
     def health(self) -> Health:
         """Whether the consumer makes progress, and the problems if it does not."""
         stream = self.topic_stream
-        return health_of(self._loop, stream.topic, self.group, self._clock, lambda partition: stream.span(partition)[1])
+        return health_of(
+            self._loop,
+            stream.topic,
+            self.group,
+            self._clock,
+            lambda partition: stream.span(partition)[1],
+            is_counted=Feature.OFFSETS in stream.features,
+        )
 
     def history(self, partition: int, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[HistoryEntry]:
         """The history of a record, or of a partition, oldest first."""
@@ -161,7 +169,16 @@ class HandlerConsumer(LoopConsumer):
             self._join_group,
             lanes,
             functools.partial(self._workers, lanes),
-            FailureHandler(handler, self.group, options, self.dead_letters, lanes, clock, self.counts),
+            FailureHandler(
+                handler,
+                self.group,
+                options,
+                self.dead_letters,
+                lanes,
+                clock,
+                self.counts,
+                pointer_text_of(self._stream),
+            ),
             saver,
             ownership,
             dedup,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.abc import Clock
 from penstock.errors import PenstockError
+from penstock.model.text import count_text
 
 if TYPE_CHECKING:
     from penstock.consuming.loop.loop import Loop
@@ -29,10 +30,21 @@ class PartitionHealth:
     failing: int
     idle_s: float
     """How long ago a record was last finished."""
+    is_counted: bool = True
+    """Whether pointers count records, as `Feature.OFFSETS` says."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are records that it has not finished, as far as is known."""
+        return self.end is not None and self.end > self.start
 
     @property
     def lag(self) -> int | None:
-        return None if self.end is None else max(0, self.end - self.start)
+        """Records that are not finished. None when it is unknown: the stream cannot be reached, it is a queue, or
+        records are not counted and it `is_behind`."""
+        if self.end is None or (self.is_behind and not self.is_counted):
+            return None
+        return max(0, self.end - self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +70,17 @@ class Health:
         return None if any(lag is None for lag in lags) else sum(lag for lag in lags if lag is not None)
 
 
-def health_of(loop: Loop | None, topic: str, group: str, clock: Clock, end_of: Callable[[int], int | None]) -> Health:
-    """The health of a consumer. `end_of` returns the end of a partition; None where there is none, as in a queue."""
+def health_of(
+    loop: Loop | None,
+    topic: str,
+    group: str,
+    clock: Clock,
+    end_of: Callable[[int], int | None],
+    *,
+    is_counted: bool = True,
+) -> Health:
+    """The health of a consumer. `end_of` returns the end of a partition; None where there is none, as in a queue.
+    `is_counted`: the stream has `Feature.OFFSETS`."""
     if loop is None:
         return Health(topic, group, False, (), ("not running: it was not started, or waits for its topic",), 0, 0)
     now_s = clock.monotonic_s()
@@ -81,13 +102,13 @@ def health_of(loop: Loop | None, topic: str, group: str, clock: Clock, end_of: C
             assigned.in_flight,
             tracker.failing_count,
             now_s - assigned.progressed_s,
+            is_counted,
         )
         processed += tracker.processed
         delivered += tracker.delivered
         partitions.append(each)
         only_delayed = assigned.delayed > 0 and assigned.in_flight == assigned.delayed
-        if each.lag and each.idle_s >= STALLED_S and not only_delayed:
-            problems.append(
-                f"partition {each.partition}: nothing finished for {each.idle_s:.0f} s, and {each.lag} records wait"
-            )
+        if each.is_behind and each.idle_s >= STALLED_S and not only_delayed:
+            waiting = "records wait" if each.lag is None else f"{count_text(each.lag, 'record')} wait"
+            problems.append(f"partition {each.partition}: nothing finished for {each.idle_s:.0f} s, and {waiting}")
     return Health(topic, group, not loop.is_stopping, tuple(partitions), tuple(problems), processed, delivered)

@@ -105,6 +105,18 @@ class GroupMembers:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordCounts:
+    """What a system counts in a partition."""
+
+    stored: int
+    """The records that can be read."""
+    appended: int | None = None
+    """The records that were ever appended; None if it does not count them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordTime:
     pointer: int
     timestamp_ms: int
+    is_after_loss: bool = False
+    """Records between the requested pointer and this one have expired."""

@@ -6,11 +6,17 @@ that all of them agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.model import Pointer
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum; None (unknown) if one of them is."""
+    found = list(counts)
+    return None if None in found else sum(each for each in found if each is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +29,15 @@ class PartitionFacts:
     end: Pointer
     size_bytes: int | None = None
     """None where the stream does not report it."""
+    is_counted: bool = True
+    """Whether two pointers tell how many records lie between them, as `Feature.OFFSETS` says."""
+    stored: int | None = None
+    """How many records it has, by the stream's own count, where pointers do not tell. None: unknown."""
 
     @property
-    def records(self) -> int:
-        return max(0, self.end - self.start)
+    def records(self) -> int | None:
+        """None where it is unknown: the pointers of the stream do not count records."""
+        return max(0, self.end - self.start) if self.is_counted or self.end <= self.start else self.stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +51,18 @@ class TopicFacts:
     retention_bytes: int | None = None
     """For each partition. None: no limit by size."""
     is_compacted: bool = False
+    is_retention_known: bool = True
+    """Whether the stream told its retention; if not, the three above say nothing."""
     rate_per_s: float | None = None
-    """Recent append rate, in records a second; None until there were two looks."""
+    """Recent append rate, in records a second; None until there were two looks, and where nothing counts records."""
 
     @property
-    def records(self) -> int:
-        return sum(each.records for each in self.partitions)
+    def records(self) -> int | None:
+        return total(each.records for each in self.partitions)
 
     @property
     def size_bytes(self) -> int | None:
-        sizes = [each.size_bytes for each in self.partitions]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return total(each.size_bytes for each in self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +83,39 @@ class ReaderFacts:
     time_to_loss_s: float | None = None
     """When retention will overtake it at the recent rates; None: never."""
     lost: int = 0
-    """Records that expired before it read them: `start` is that far beyond `committed`."""
+    """Records that expired before it read them: `start` is that far beyond `committed`. Where records are not counted,
+    1 stands for at least one."""
+    is_counted: bool = True
+    """As `PartitionFacts.is_counted`."""
+    stored: int | None = None
+    """As `PartitionFacts.stored`."""
+    is_drained: bool = False
+    """A read found no record between `committed` and `end`, in a stream whose pointers do not count records."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are records after what it has committed."""
+        return self.committed is not None and not self.is_drained and self.end > max(self.committed, self.start)
 
     @property
     def lag(self) -> int | None:
-        """Records after what it has committed; None when it has committed nothing: see `unread`."""
-        return None if self.committed is None else max(0, self.end - max(self.committed, self.start))
+        """Records after what it has committed. None when it has committed nothing (see `unread`), and when it
+        `is_behind` in a stream that does not count records."""
+        if self.committed is None:
+            return None
+        if self.is_counted:
+            return max(0, self.end - max(self.committed, self.start))
+        if not self.is_behind:
+            return 0
+        return self.stored if self.committed <= self.start else None
 
     @property
-    def unread(self) -> int:
-        """Records of a partition in which it has committed nothing. How many of them it will read depends on where it
-        starts, which only its own program knows."""
-        return max(0, self.end - self.start) if self.committed is None else 0
+    def unread(self) -> int | None:
+        """Records of a partition in which it has committed nothing; None where it is unknown. How many of them it will
+        read depends on where it starts, which only its own program knows."""
+        if self.committed is not None or self.end <= self.start:
+            return 0
+        return self.end - self.start if self.is_counted else self.stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +137,23 @@ class GroupFacts:
     """Whether its lag grows: more is appended than it reads."""
 
     @property
-    def lag(self) -> int:
-        return sum(each.lag or 0 for each in self.readers)
+    def is_behind(self) -> bool:
+        return any(each.is_behind for each in self.readers)
 
     @property
-    def unread(self) -> int:
-        """Records in partitions in which it has committed nothing. They are not part of `lag`."""
-        return sum(each.unread for each in self.readers)
+    def is_counted(self) -> bool:
+        """Whether the stream counts records. If not, its `lag` is known only when it is 0."""
+        return all(each.is_counted for each in self.readers)
+
+    @property
+    def lag(self) -> int | None:
+        """None where it is unknown: see `ReaderFacts.lag`."""
+        return total(each.lag for each in self.readers if each.committed is not None)
+
+    @property
+    def unread(self) -> int | None:
+        """Records in partitions in which it has committed nothing. They are not part of `lag`. None: unknown."""
+        return total(each.unread for each in self.readers)
 
     @property
     def lag_s(self) -> float | None:
@@ -184,8 +227,7 @@ class PipelineFacts:
 
     @property
     def lag(self) -> int | None:
-        lags = [each.lag for each in self.queries]
-        return None if not lags or None in lags else sum(lag for lag in lags if lag is not None)
+        return total(each.lag for each in self.queries) if self.queries else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +240,9 @@ class Snapshot:
     problem: str | None = None
     """Why the stream could not be asked: the facts are then the last known ones, or none."""
     took_s: float = 0.0
+    is_counted: bool = True
+    """Whether the stream's pointers count records, as `Feature.OFFSETS` says."""
+    has_groups: bool = True
+    """Whether the stream keeps groups itself, as `Feature.GROUPS` says."""
+    has_store: bool = True
+    """Whether it is known where apps keep their checkpoints: the store was named, or the stream has a default."""

@@ -67,15 +67,27 @@ def trend_per_s(samples: Sequence[Sample]) -> float | None:
     return None if newer_ms <= older_ms else (newer - older) / (newer_ms - older_ms) * 1000
 
 
-def is_growing(lag: int, lag_trend_per_s: float | None, append_rate_per_s: float | None) -> bool:
-    """Whether a lag grows by more than noise: with 100 records a second appended, by more than 5 a second."""
+def is_growing(lag: float, lag_trend_per_s: float | None, append_rate_per_s: float | None) -> bool:
+    """Whether a lag grows by more than noise: with 100 records a second appended, by more than 5 a second.
+
+    A lag in seconds works as well: time is appended at 1 second a second while records are.
+    """
     if not lag or lag_trend_per_s is None:
         return False
     return lag_trend_per_s > GROWTH_THAT_COUNTS * (append_rate_per_s or 0.0)
 
 
-def time_to_drain_s(lag: int, lag_trend_per_s: float | None) -> float | None:
-    """When the lag will be gone: 18,000 records, 10 fewer each second, are gone in 18,000 / 10 = 1,800 s.
+def time_appended_per_s(ends: Sequence[Sample]) -> float:
+    """The append rate for a lag in seconds: 1 while records are appended.
+
+    Infinite while none are: the oldest record waits ever longer then, but the lag does not grow.
+    """
+    return 1.0 if rate_per_s(ends) else float("inf")
+
+
+def time_to_drain_s(lag: float, lag_trend_per_s: float | None) -> float | None:
+    """When the lag will be gone: 18,000 records, 10 fewer each second, are gone in 18,000 / 10 = 1,800 s; and so are
+    180 seconds that get fewer by 0.1 each second.
 
     0 when there is none; None when it does not shrink, or when that is unknown.
     """

@@ -18,10 +18,11 @@ from typing import Final
 
 from penstock.abc import Admin, CheckpointStore, Clock, GroupAdmin
 from penstock.errors import ConfigError, FencedError, GroupError, UnknownTopicError
-from penstock.model import Change, Checkpoint, CheckpointKey, Lease, Position
+from penstock.model import Change, Checkpoint, CheckpointKey, Lease, Pointer, Position
 from penstock.model.administration import GroupDescription, PartitionId
 from penstock.model.clock import SystemClock
 from penstock.observe.library_groups import ALIVE_S, MEMBER, checkpoints_of, newest
+from penstock.streams.pointer_forms import is_named_pointer, parse_position
 
 _SHIFT: Final = re.compile(r"[+-]\d{1,18}", re.ASCII)
 
@@ -34,10 +35,28 @@ class Target:
     shift: int = 0
 
     @classmethod
-    def parse(cls, text: str, now: datetime.datetime) -> Target:
-        """Parse a position, or +100 or -100 records. Raises ConfigError, which says what can be written."""
+    def parse(
+        cls,
+        text: str,
+        now: datetime.datetime,
+        parse_pointer: Callable[[str], Pointer] = int,
+        *,
+        is_counted: bool = True,
+    ) -> Target:
+        """Parse a position, or +100 or -100 records. Raises ConfigError, which says what can be written.
+
+        `parse_pointer` reads pointers in the stream's own form, after `offset:`. `is_counted`: the stream has
+        `Feature.OFFSETS`; if not, it cannot move by a number of records.
+        """
         if _SHIFT.fullmatch(text.strip()):
+            if not is_counted:
+                raise ConfigError(
+                    f"{text.strip()} is a number of records, which this stream does not count: use an age (-1h), a "
+                    "time, earliest, latest, or offset: and a pointer"
+                )
             return cls(None, int(text))
+        if is_named_pointer(text.strip()):
+            return cls(parse_position(text, now, parse_pointer))
         try:
             return cls(Position.parse(text, now))
         except ConfigError as error:
@@ -51,7 +70,7 @@ class Move:
     committed: int | None
     to: int
     by: int | None
-    """How many offsets forward; negative: back."""
+    """How many offsets forward; negative: back. None: it has committed nothing, or pointers do not count records."""
     note: str
     again: bool = False
     """Whether records that were finished beyond `to` are handled again. The library knows them, Kafka does not."""
@@ -68,6 +87,8 @@ def moves_from(
     target: Target,
     places: Sequence[PartitionId],
     chosen_partitions: Sequence[int],
+    *,
+    is_counted: bool = True,
 ) -> list[Move]:
     """The moves, in order, of a group that continues at `committed`, in the chosen partitions if there are any. Raises
     UnknownTopicError when one of those does not exist."""
@@ -88,7 +109,8 @@ def moves_from(
         span = spans[place]
         to = min(max(wanted, span.start), span.end)
         note = "" if to == wanted else "the earliest record" if to == span.start else "the current end"
-        moves.append(Move(topic, partition, before, to, None if before is None else to - before, note))
+        by = to - before if before is not None and is_counted else None
+        moves.append(Move(topic, partition, before, to, by, note))
     return moves
 
 
@@ -214,6 +236,8 @@ def plan_reset(
     target: Target,
     chosen_topics: Sequence[str] = (),
     chosen_partitions: Sequence[int] = (),
+    *,
+    is_counted: bool = True,
 ) -> list[Move]:
     """What a reset would do to each partition: of the chosen topics, or of all that the group reads."""
     _check_known(progress)
@@ -225,7 +249,7 @@ def plan_reset(
     places = [(topic, number) for topic in names for number in there.get(topic, ())]
     if target.position is None and not chosen_topics:
         places = [place for place in places if place in starts]  # a relative move needs a start
-    moves = moves_from(topics, progress.group, starts, target, places, chosen_partitions)
+    moves = moves_from(topics, progress.group, starts, target, places, chosen_partitions, is_counted=is_counted)
     return [_noted(progress, move) for move in moves]
 
 

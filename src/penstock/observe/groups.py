@@ -22,18 +22,23 @@ _MOST_STEPS: Final = 8
 @dataclass(slots=True)
 class _Reader:
     committed: Samples = field(default_factory=Samples)
+    finished: Samples = field(default_factory=Samples)
+    """How many records it has finished: by its pointers, or by its checkpoints where those do not count records."""
     lag: Samples = field(default_factory=Samples)
     lag_s: Samples = field(default_factory=Samples)
     end: int = -1
 
     def clear(self) -> None:
-        for samples in (self.committed, self.lag, self.lag_s):
+        for samples in (self.committed, self.finished, self.lag, self.lag_s):
             samples.clear()
 
 
 @dataclass(slots=True)
 class _Group:
     lag: Samples = field(default_factory=Samples)
+    """In records, or in seconds where those are not counted."""
+    ends: Samples = field(default_factory=Samples)
+    """The sum of the ends of its partitions, which grows while records are appended."""
     readers: dict[PartitionId, _Reader] = field(default_factory=dict)
 
 
@@ -47,6 +52,8 @@ class _Standing:
     owners: Mapping[PartitionId, str]
     is_library: bool
     stores: tuple[str, ...] = ()
+    finished: Mapping[PartitionId, int] = field(default_factory=dict)
+    """How many records were finished, by the checkpoints of the library's groups."""
 
     @property
     def is_idle(self) -> bool:
@@ -115,7 +122,8 @@ class GroupObserver:
             if not offsets and not owners and not members and own is None and state == "dead":
                 continue
             stores = own.stores if own is not None else ()
-            found[name] = _Standing(state, members, offsets, owners, own is not None, stores)
+            finished = own.delivered if own is not None else {}
+            found[name] = _Standing(state, members, offsets, owners, own is not None, stores, finished)
         return found
 
     def _note(
@@ -136,12 +144,18 @@ class GroupObserver:
             lag = _lag(committed, partition)
             stands_still = before == committed and reader.end == partition.end
             reader.committed.add(at_ms, committed)
+            finished = committed if partition.is_counted else standing.finished.get(place)
+            if finished is not None:
+                reader.finished.add(at_ms, finished)
             reader.lag.add(at_ms, lag)
             reader.end = partition.end
             total += lag
             if lag:
-                questions.append(Question(place, max(committed, partition.start), partition.end, stands_still))
-        group.lag.add(at_ms, total)
+                pointer = _next_pointer(committed, partition)
+                questions.append(Question(place, pointer, partition.end, stands_still, partition.start))
+        if all(partitions[place].is_counted for place in group.readers):
+            group.lag.add(at_ms, total)
+        group.ends.add(at_ms, sum(each.end for each in group.readers.values()))
         return questions
 
     def _facts(
@@ -161,10 +175,21 @@ class GroupObserver:
             partition, member = partitions[place], standing.owners.get(place)
             reader = group.readers.get(place)
             if reader is None:
-                readers.append(ReaderFacts(name, *place, None, partition.start, partition.end, member))
+                readers.append(
+                    ReaderFacts(
+                        name,
+                        *place,
+                        None,
+                        partition.start,
+                        partition.end,
+                        member,
+                        is_counted=partition.is_counted,
+                        stored=partition.stored,
+                    )
+                )
                 continue
             committed = standing.committed[place]
-            wait = waits.get((place, max(committed, partition.start)), NOTHING_WAITS)
+            wait = waits.get((place, _next_pointer(committed, partition)), NOTHING_WAITS)
             reader.lag_s.add(at_ms, wait.lag_s)
             readers.append(
                 ReaderFacts(
@@ -176,14 +201,21 @@ class GroupObserver:
                     member,
                     lag_s=wait.lag_s,
                     time_to_loss_s=self._loss_s(standing, reader, partition, committed, wait, observer, at_ms),
-                    lost=max(0, partition.start - committed),
+                    lost=max(0, partition.start - committed) if partition.is_counted else int(wait.is_after_loss),
+                    is_counted=partition.is_counted,
+                    stored=partition.stored,
+                    is_drained=wait.is_nothing and not partition.is_counted,
                 )
             )
-        lag = sum(each.lag or 0 for each in readers)
-        trend = forecast.trend_per_s(group.lag.all())
-        read_rates = [forecast.rate_per_s(each.committed.all()) for each in group.readers.values()]
-        known_rates = [each for each in read_rates if each is not None]
+        lag: float = sum(each.lag or 0 for each in readers)
         append_rate = sum(topics[topic].rate_per_s or 0.0 for topic in {topic for topic, _ in group.readers})
+        if not all(each.is_counted for each in readers):
+            lag = max((each.lag_s for each in readers if each.lag_s is not None), default=0.0)
+            group.lag.add(at_ms, lag)
+            append_rate = forecast.time_appended_per_s(group.ends.all())
+        trend = forecast.trend_per_s(group.lag.all())
+        read_rates = [forecast.rate_per_s(each.finished.all()) for each in group.readers.values()]
+        known_rates = [each for each in read_rates if each is not None]
         return GroupFacts(
             name,
             standing.state,
@@ -209,13 +241,14 @@ class GroupObserver:
         lag = _lag(committed, partition)
         if not lag or wait.is_nothing:
             return None
-        if committed < partition.start:
+        if wait.is_after_loss or (partition.is_counted and committed < partition.start):
             return 0.0  # it is losing records now
         retention, place = observer.retention(partition.topic), (partition.topic, partition.partition)
         record_bytes = observer.record_bytes(place)
         lag_trend = forecast.trend_per_s(reader.lag.all())
         by_pace = None
-        if retention is None or (retention.retention_bytes is not None and record_bytes is None):
+        is_size_unknown = retention is not None and retention.retention_bytes is not None and record_bytes is None
+        if retention is None or is_size_unknown or not partition.is_counted:
             distance = committed - partition.start
             by_pace = forecast.loss_by_pace_s(
                 distance, self._pace(place, at_ms), forecast.rate_per_s(reader.committed.all())
@@ -257,4 +290,10 @@ class GroupObserver:
 
 
 def _lag(committed: int, partition: PartitionFacts) -> int:
+    """How many pointers it is behind."""
     return max(0, partition.end - max(committed, partition.start))
+
+
+def _next_pointer(committed: int, partition: PartitionFacts) -> int:
+    """Where its next record is looked for. A start after it is a loss only where pointers count records."""
+    return max(committed, partition.start) if partition.is_counted else committed

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.observe import forecast
-from penstock.observe.facts import GroupFacts, ReaderFacts, Snapshot, TopicFacts
+from penstock.observe.facts import GroupFacts, ReaderFacts, Snapshot, TopicFacts, total
 from penstock.observe.history.history import History
 from penstock.observe.place import HISTORY_FILE, state_folder
 from penstock.streams.url import log_folder
@@ -21,18 +21,22 @@ class LagRow:
     topic: str
     state: str
     members: int
-    lag: int
+    lag: int | None
+    """None where it is unknown: it is behind, and the stream does not count records."""
     lag_s: float | None
     rate_per_s: float | None
-    """Records read a second; None without two looks."""
+    """Records read a second; None without two looks, and where it is unknown."""
     time_to_drain_s: float | None
     """None: it does not catch up, or it is unknown yet."""
     is_growing: bool
     time_to_loss_s: float | None
     """None: never, at the recent rates."""
     lost: int
-    unread: int = 0
-    """Records in partitions in which it has committed nothing. They are not part of `lag`."""
+    """Where records are not counted, 1 stands for at least one."""
+    unread: int | None = 0
+    """Records in partitions in which it has committed nothing. They are not part of `lag`. None: unknown."""
+    is_counted: bool = True
+    """Whether the stream counts records."""
 
 
 def lag_rows(snapshots: Sequence[Snapshot], groups: Collection[str] = (), topics: Collection[str] = ()) -> list[LagRow]:
@@ -48,6 +52,7 @@ def lag_rows(snapshots: Sequence[Snapshot], groups: Collection[str] = (), topics
 
 def _row(snapshots: Sequence[Snapshot], group: GroupFacts, topic: str) -> LagRow:
     readers = _readers(group, topic)
+    is_counted = all(each.is_counted for each in readers)
     committed: list[forecast.Sample] = []
     lags: list[forecast.Sample] = []
     ends: list[forecast.Sample] = []
@@ -56,33 +61,42 @@ def _row(snapshots: Sequence[Snapshot], group: GroupFacts, topic: str) -> LagRow
         known = [each for each in _readers(before, topic) if each.committed is not None] if before is not None else []
         if len(known) == sum(each.committed is not None for each in readers):
             committed.append((snapshot.at_ms, sum(each.committed or 0 for each in known)))
-            lags.append((snapshot.at_ms, sum(each.lag or 0 for each in known)))
+            lags.append((snapshot.at_ms, _behind(known, is_counted=is_counted)))
             ends.append((snapshot.at_ms, sum(each.end for each in known)))
     if group.members == 0 and any(value != committed[0][1] for _, value in committed):
         committed, lags = committed[-1:], lags[-1:]  # it was reset
-    lag = sum(each.lag or 0 for each in readers)
-    rate = forecast.rate_per_s(committed)
+    lag = _behind(readers, is_counted=is_counted)
+    rate = forecast.rate_per_s(committed) if is_counted else None
     trend = forecast.trend_per_s(lags[len(lags) - len(forecast.steady(committed)) :])
-    drain_s, is_growing = (
-        forecast.time_to_drain_s(lag, trend),
-        forecast.is_growing(lag, trend, forecast.rate_per_s(ends)),
-    )
-    if len(snapshots) == 1 and len(group.readers) == len(readers):  # then the group's rates are those of this topic
+    append_rate = forecast.rate_per_s(ends) if is_counted else forecast.time_appended_per_s(ends)
+    drain_s, is_growing = forecast.time_to_drain_s(lag, trend), forecast.is_growing(lag, trend, append_rate)
+    is_only_topic = len(group.readers) == len(readers)  # then the group's rates are those of this topic
+    if is_only_topic and len(snapshots) == 1:
         rate, drain_s, is_growing = group.rate_per_s, group.time_to_drain_s, group.is_growing
+    elif is_only_topic and not is_counted:
+        rate = group.rate_per_s
     return LagRow(
         group.name,
         topic,
         group.state,
         group.members,
-        lag,
+        total(each.lag for each in readers if each.committed is not None),
         max((each.lag_s for each in readers if each.lag_s is not None), default=None),
         rate,
         drain_s,
         is_growing,
         forecast.soonest_s(each.time_to_loss_s for each in readers),
         sum(each.lost for each in readers),
-        sum(each.unread for each in readers),
+        total(each.unread for each in readers),
+        is_counted,
     )
+
+
+def _behind(readers: Sequence[ReaderFacts], *, is_counted: bool) -> float:
+    """How far they are behind: in records, or in seconds where those are not counted."""
+    if is_counted:
+        return sum(each.lag or 0 for each in readers)
+    return max((each.lag_s for each in readers if each.lag_s is not None), default=0.0)
 
 
 def _readers(group: GroupFacts, topic: str) -> list[ReaderFacts]:
@@ -116,7 +130,7 @@ def recalled(snapshot: Snapshot, history: History) -> Snapshot | None:
 
 def _recent_group(group: GroupFacts, snapshot: Snapshot, history: History) -> GroupFacts | None:
     topics = {each.topic for each in group.readers}
-    if len(topics) > 1:
+    if len(topics) > 1 or group.lag is None:
         return None
     lag = _recent(history, "group", group.name, "lag", snapshot)
     lag_s = _recent(history, "group", group.name, "lag_s", snapshot)

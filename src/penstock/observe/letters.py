@@ -56,13 +56,14 @@ class LetterCounting:
             if facts is None:
                 found[topic] = LetterFacts(topic, 0)
                 continue
-            if facts.records > min(COUNTED_UP_TO, budget):
+            records = facts.records or 0  # unknown where the stream does not count them: then they are read
+            if records > min(COUNTED_UP_TO, budget):
                 self._let_go(topic)
-                found[topic] = LetterFacts(topic, facts.records, is_exact=False)
+                found[topic] = LetterFacts(topic, records, is_exact=False)
                 continue
-            budget -= facts.records
+            budget -= records
             mark = tuple((each.partition, each.start, each.end) for each in facts.partitions)
-            found[topic] = self._count(topic, mark, LetterFacts(topic, facts.records, is_exact=False))
+            found[topic] = self._count(topic, mark, LetterFacts(topic, records, is_exact=False))
         found |= self.look_elsewhere()
         return found
 

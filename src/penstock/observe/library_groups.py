@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from penstock.abc import CheckpointStore, Clock
+from penstock.abc import CheckpointStore, Clock, Feature, HasCheckpoints
 from penstock.checkpoints.kafka.store import KafkaCheckpoints
 from penstock.checkpoints.opening import open_store
+from penstock.checkpoints.presence import is_absent
 from penstock.errors import ConfigError, CorruptCheckpointError, PenstockError, StoreUnavailableError
 from penstock.model import Checkpoint, Lease
 from penstock.model.administration import PartitionId
 from penstock.streams import Connection
-from penstock.streams.url import LOG_CHECKPOINTS, log_folder, without_password
+from penstock.streams.capability import capability
+from penstock.streams.schemes import scheme_of
+from penstock.streams.url import KAFKA_SCHEMES, LOG_CHECKPOINTS, log_folder, without_password
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +41,45 @@ _BUSY_S: Final = 2.0
 _ANSWER_S: Final = 5.0
 
 
-def stores_of(given: str | None, stream_url: str, topics: Collection[str]) -> list[str]:
+def stores_of(
+    given: str | None, stream_url: str, topics: Collection[str], connection: Callable[[], Connection]
+) -> list[str]:
     """The URLs of the stores that exist: the given one, or those that consumers use by default.
 
-    `topics` are those of the stream, which show whether there is a store in it.
+    `topics` are those of the stream, which show whether there is a store in it. `connection` is called for other
+    streams than Kafka and logs: they tell where their default store is. Raises StoreUnavailableError if it is away.
     """
     if given is not None and given.rstrip("/") != KAFKA_STORE:
-        return [] if _is_absent(given) else [given]
+        return [] if is_absent(given) else [given]
     found = []
     folder = log_folder(stream_url)
     if given is None and folder is not None and (folder / LOG_CHECKPOINTS).exists():
         found.append(f"sqlite:{folder / LOG_CHECKPOINTS}")
     if set(topics).issuperset(KAFKA_TOPICS):
         found.append(KAFKA_STORE)
+    if given is None and scheme_of(stream_url) not in KAFKA_SCHEMES:
+        default = default_store(connection())
+        if default is not None and not is_absent(default):
+            found.append(default)
     return found
+
+
+def default_store(connection: Connection) -> str | None:
+    """The URL of the store that consumers of this stream use by default; None: it has none, so apps name theirs."""
+    beside = capability(connection, HasCheckpoints)
+    return None if beside is None else beside.checkpoint_url(in_stream=False)
+
+
+def no_groups_text(connection: Connection, given: str | None) -> str:
+    """What to say to people when there are no groups."""
+    if given is None and default_store(connection) is None:
+        return (
+            f"{connection.url} has no groups of its own, and no place for checkpoints: name the store that the app "
+            "uses, such as --checkpoints sqlite:./checkpoints.db"
+        )
+    if Feature.GROUPS not in connection.features:
+        return "There are no groups yet. An app that reads with group=NAME creates one."
+    return "There are no groups yet. Reading creates one: penstock consume TOPIC --group NAME"
 
 
 def open_found(
@@ -69,7 +97,7 @@ def open_found(
 
 def check_given(connection: Connection, given: str | None) -> list[str]:
     """The stores of a stream's groups, by their URLs. Raises ConfigError when a given one does not exist."""
-    urls = stores_of(given, connection.url, [each.name for each in connection.admin().all()])
+    urls = stores_of(given, connection.url, [each.name for each in connection.admin().all()], lambda: connection)
     if given is not None and not urls:
         raise ConfigError(f"there are no checkpoints in {without_password(given)}: name the store that the app uses")
     return urls
@@ -116,6 +144,8 @@ class LibraryGroup:
     """Live members of a lease group; Kafka counts those of the groups that it manages."""
     stores: tuple[str, ...] = ()
     """The URLs of the stores that have the group, without passwords."""
+    delivered: Mapping[PartitionId, int] = field(default_factory=dict)
+    """For each partition with a checkpoint: how often its handler has returned, in all."""
 
 
 class LibraryGroups:
@@ -127,10 +157,12 @@ class LibraryGroups:
         self._clock = clock
         self._connection: Connection | None = None
         self._sources: dict[str, _Source] = {}
+        self._urls: list[str] = []
+        """The one store that there can be, once it was found: it stays."""
 
     def use(self, connection: Connection) -> None:
         self.close()
-        self._connection = connection
+        self._connection, self._urls = connection, []
 
     def look(self, ends: Mapping[PartitionId, int]) -> dict[str, LibraryGroup]:
         """The groups by name. `ends` are those of all partitions of the stream, which show what exists and has
@@ -156,7 +188,14 @@ class LibraryGroups:
             return {type(given).__name__: lambda: given}
         if connection is None:
             return {}
-        urls = stores_of(given, connection.url, {topic for topic, _ in ends})
+        urls = self._urls
+        if not urls:
+            try:
+                urls = stores_of(given, connection.url, {topic for topic, _ in ends}, lambda: connection)
+            except StoreUnavailableError:
+                urls = [] if given is None else [given]  # opening it fails, and tells why
+            if given is not None or scheme_of(connection.url) not in KAFKA_SCHEMES:
+                self._urls = urls
         return {url: functools.partial(open_found, url, lambda: connection) for url in urls}
 
 
@@ -175,6 +214,7 @@ def _merged(found: Mapping[str, _Found]) -> LibraryGroup:
         {place: owner for each in found.values() for place, owner in each.owners.items()},
         sum(each.members for each in found.values()),
         tuple(map(without_password, found)),
+        {place: checkpoint.delivered for place, checkpoint in starts.items()},
     )
 
 
@@ -254,12 +294,6 @@ def _place(lease_name: str) -> PartitionId | None:
     kind, _, rest = lease_name.partition(":")
     topic, _, partition = rest.rpartition(":")
     return (topic, int(partition)) if kind == "partition" and topic and partition.isdecimal() else None
-
-
-def _is_absent(store: str) -> bool:
-    """Whether it is a file or folder that does not exist, which opening would create."""
-    scheme, _, rest = store.partition(":")
-    return scheme in ("sqlite", "file") and not Path(rest.partition("?")[0]).exists()
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.abc import CheckpointStore, Clock, RecordTimes
+from penstock.abc import CheckpointStore, Clock, Feature, RecordTimes
 from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError, StreamError
 from penstock.model.administration import PartitionId, RecordTime
 from penstock.model.clock import SystemClock
 from penstock.observe.facts import GroupFacts, LetterFacts, PipelineFacts, Snapshot, TopicFacts
 from penstock.observe.groups import GroupObserver
 from penstock.observe.letters import LetterCounting
-from penstock.observe.library_groups import LibraryGroups
+from penstock.observe.library_groups import LibraryGroups, default_store
 from penstock.observe.pipelines import find_pipelines, pipelines_folder
 from penstock.observe.topics import TopicObserver
 from penstock.streams import Connection
@@ -64,6 +64,8 @@ class Looker:
         self._letters = LetterCounting(dead_letters, self._clock)
         self._times: RecordTimes | None = None
         self._connection: Connection | None = None
+        self._is_counted = self._has_groups = self._has_store = True
+        self._is_store_given = checkpoints is not None
         self._last = Snapshot(self._clock.wall_ms(), problem="there was no look yet")
         if connection is not None:
             self.use(connection)
@@ -77,7 +79,10 @@ class Looker:
         survey = connection.survey(self._timeout_s)
         self._connection = connection
         self._times = connection.record_times()
-        self._topics.use(survey, self._sizes)
+        self._is_counted = Feature.OFFSETS in connection.features
+        self._has_groups = Feature.GROUPS in connection.features
+        self._has_store = self._is_store_given or default_store(connection) is not None
+        self._topics.use(survey, self._sizes, is_counted=self._is_counted)
         self._groups.use(survey)
         self._library.use(connection)
         self._letters.use(connection)
@@ -103,6 +108,9 @@ class Looker:
             self._look_at_pipelines(),
             problem,
             took_s=self._clock.monotonic_s() - begun_s,
+            is_counted=self._is_counted,
+            has_groups=self._has_groups,
+            has_store=self._has_store,
         )
         return self._last
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.abc import Clock, Survey
-from penstock.model.administration import PartitionId, TopicSummary
+from penstock.abc import Clock, CountingSurvey, Survey
+from penstock.model.administration import PartitionId, RecordCounts, TopicSummary
 from penstock.observe.facts import PartitionFacts, TopicFacts
 from penstock.observe.forecast import Samples, rate_per_s
 from penstock.observe.waiting import Timeline
@@ -44,6 +44,10 @@ class TopicObserver:
         self._clock = clock
         self._survey: Survey | None = None
         self._ask_sizes: AskSizes = _no_sizes
+        self.is_counted = True
+        """Whether pointers count records."""
+        self._counts: Mapping[PartitionId, RecordCounts] = {}
+        """What the stream counts, where pointers do not."""
         self._starts: dict[PartitionId, int] = {}
         self._sizes: dict[PartitionId, int] | None = None
         self._record_bytes: dict[PartitionId, float] = {}
@@ -54,8 +58,9 @@ class TopicObserver:
         self.ends: Mapping[PartitionId, int] = {}
         self.timelines: dict[PartitionId, Timeline] = {}
 
-    def use(self, survey: Survey, ask_sizes: AskSizes) -> None:
-        self._survey, self._ask_sizes = survey, ask_sizes
+    def use(self, survey: Survey, ask_sizes: AskSizes, *, is_counted: bool = True) -> None:
+        """`is_counted`: the stream has `Feature.OFFSETS`."""
+        self._survey, self._ask_sizes, self.is_counted = survey, ask_sizes, is_counted
 
     def look(self, at_ms: int, read: Collection[PartitionId] = ()) -> dict[str, TopicFacts]:
         """All topics now. `read` are those that groups read, whose starts matter. Raises BrokerUnavailableError."""
@@ -64,6 +69,8 @@ class TopicObserver:
         summaries = sorted(survey.topics(), key=lambda each: each.name)
         places = [(each.name, partition) for each in summaries for partition in each.partitions]
         ends = survey.ends(places)
+        if not self.is_counted and isinstance(survey, CountingSurvey):
+            self._counts = survey.record_counts(ends)
         self._look_at_starts(survey, ends, read, now_s)
         self._look_at_sizes(ends, now_s)
         self._look_at_settings(survey, [each.name for each in summaries], now_s)
@@ -97,7 +104,7 @@ class TopicObserver:
         self._record_bytes = {
             place: size_bytes / records
             for place, size_bytes in (self._sizes or {}).items()
-            if (records := ends.get(place, 0) - self._starts.get(place, 0)) > 0
+            if self.is_counted and (records := ends.get(place, 0) - self._starts.get(place, 0)) > 0
         }
         self._sizes_due_s = now_s + (UNKNOWN_SIZES_S if self._sizes is None else SELDOM_S)
 
@@ -113,7 +120,9 @@ class TopicObserver:
     def _remember(self, ends: Mapping[PartitionId, int], at_ms: int) -> None:
         totals: dict[str, int] = {}
         for place, end in ends.items():
-            totals[place[0]] = totals.get(place[0], 0) + end
+            appended = self._appended_in(place, end)
+            if appended is not None:
+                totals[place[0]] = totals.get(place[0], 0) + appended
             if place in self.ends and end < self.ends[place] and place[0] in self._appended:
                 self._appended[place[0]].clear()  # the topic was recreated
             timeline = self.timelines.get(place)
@@ -126,8 +135,16 @@ class TopicObserver:
         self.timelines = {place: each for place, each in self.timelines.items() if place in ends}
         self.ends = ends
 
+    def _appended_in(self, place: PartitionId, end: int) -> int | None:
+        """How many records a partition has ever got, more or less; None where nothing counts them."""
+        if self.is_counted:
+            return end
+        counts = self._counts.get(place)
+        return None if counts is None else counts.appended
+
     def _facts(self, summary: TopicSummary, at_ms: int) -> TopicFacts:
-        retention = self.retention(summary.name) or TopicRetention()
+        known = self.retention(summary.name)
+        retention = known or TopicRetention()
         partitions = []
         for partition in summary.partitions:
             place = (summary.name, partition)
@@ -136,7 +153,13 @@ class TopicObserver:
                 continue
             start = min(self._starts.get(place, 0), end)
             size_bytes = None if self._sizes is None else self._sizes.get(place)
-            partitions.append(PartitionFacts(summary.name, partition, start, end, size_bytes))
+            counts = self._counts.get(place)
+            stored = None if counts is None else counts.stored
+            partitions.append(
+                PartitionFacts(
+                    summary.name, partition, start, end, size_bytes, is_counted=self.is_counted, stored=stored
+                )
+            )
         appended = self._appended.get(summary.name)
         return TopicFacts(
             summary.name,
@@ -145,6 +168,7 @@ class TopicObserver:
             retention_ms=retention.retention_ms,
             retention_bytes=retention.retention_bytes,
             is_compacted=retention.is_compacted,
+            is_retention_known=known is not None,
             rate_per_s=rate_per_s(appended.all()) if appended is not None else None,
         )
 

@@ -112,6 +112,8 @@ class Wait:
     is_nothing: bool = False
     """There is nothing to read: what lies between the reader and the end are transaction markers, or was removed by
     compaction."""
+    is_after_loss: bool = False
+    """Records before this one have expired unread: only where a read told so."""
 
 
 NOTHING_WAITS: Final = Wait(0.0, 0.0, is_nothing=True)
@@ -126,6 +128,8 @@ class Question:
     end: int
     stands_still: bool
     """Neither the reader nor the end has moved since the last look."""
+    start: int = 0
+    """The first pointer that can be read: a record before it, once known, has expired."""
 
 
 class Waiting:
@@ -153,8 +157,8 @@ class Waiting:
         return appended.within_ms > max(CLOSE_ENOUGH_MS, CLOSE_ENOUGH * (now_ms - appended.at_ms))
 
     def _is_known(self, question: Question) -> bool:
-        known = self._known.get((question.place, question.pointer))
-        return known is not None and (known[0] is not None or known[1] >= question.end)
+        record, end = self._known.get((question.place, question.pointer), (None, -1))
+        return end >= question.end if record is None else record.pointer >= question.start
 
     def _read(self, wanted: list[Question], timelines: Mapping[PartitionId, Timeline], read: Reading) -> None:
         if not wanted:
@@ -186,7 +190,8 @@ class Waiting:
                 at_ms = min(at_ms, before_ms)
             if after_ms is not None and record.pointer == question.pointer:
                 at_ms = max(at_ms, after_ms)
-            return Wait(max(0, now_ms - at_ms) / 1000, max(0, now_ms - record.timestamp_ms) / 1000)
+            age_s = max(0, now_ms - record.timestamp_ms) / 1000
+            return Wait(max(0, now_ms - at_ms) / 1000, age_s, is_after_loss=record.is_after_loss)
         appended = timeline.appended(question.pointer)
         if appended is not None:
             lag_s = max(0, now_ms - appended.at_ms) / 1000

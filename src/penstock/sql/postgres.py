@@ -226,6 +226,12 @@ def rows_of(connection: PostgresConnection, sql: str, values: Any = ()) -> Rows:
         return cursor.fetchall()
 
 
+def has_tables(pool: PostgresPool[Any], schema: Schema) -> bool:
+    """Whether the tables of a store are there. Raises ConfigError if they are of another version."""
+    with pool.connection() as connection:
+        return _has_tables(connection, schema, pool.where)
+
+
 def _has_tables(connection: PostgresConnection, schema: Schema, where: str) -> bool:
     # Not to_regclass(), which may not yet see a table that another process has just committed.
     made = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = current_schema() AND tablename = %s"

@@ -47,6 +47,19 @@ OnConnect = Callable[[sqlite3.Connection], object]
 Connection = TypeVar("Connection", bound=sqlite3.Connection)
 
 
+def has_tables(path: Path, schema: Schema) -> bool:
+    """Whether the file has the tables of a store; True if that is unknown. Changes nothing."""
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+            return connection.execute(sql, (schema.version_table,)).fetchone() is not None
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return True  # opening it tells what is wrong
+
+
 def connect(
     path: str | os.PathLike[str],
     busy_timeout_s: float = BUSY_TIMEOUT_S,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterable, Mapping
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import Final, NoReturn, Protocol, runtime_checkable
 
-from penstock.abc import Feature, Stream, TopicStream
+from penstock.abc import CountsRecords, Feature, HasRetention, Stream, TopicStream
 from penstock.errors import ConfigError, GroupError, OffsetOutOfRangeError, StreamError, UnknownTopicError
-from penstock.model import Position
+from penstock.model import Position, Record
 from penstock.model.administration import (
     ConfigValue,
     GroupDescription,
@@ -21,10 +22,12 @@ from penstock.model.administration import (
     GroupSummary,
     Offsets,
     PartitionId,
+    RecordCounts,
     RecordTime,
     Span,
     TopicSummary,
 )
+from penstock.streams.capability import capability
 from penstock.streams.declared import provide_topic
 from penstock.streams.url import without_password
 
@@ -154,19 +157,48 @@ class PlainSurvey:
     """`abc.Survey` of any stream, topic by topic."""
 
     def __init__(self, stream: Stream) -> None:
+        self._stream = stream
         self._admin = PlainAdmin(stream)
+        self._retention = capability(stream, HasRetention)
+        self._spans: dict[PartitionId, Span] = {}
+        """As of the last `ends`: some systems limit how often they may be asked."""
 
     def topics(self) -> list[TopicSummary]:
         return self._admin.all()
 
     def starts(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        return {place: span.start for place, span in self._admin.spans(places).items()}
+        """As they were when the ends were asked for, unless they were not."""
+        wanted = list(places)
+        known = {place: self._spans[place].start for place in wanted if place in self._spans}
+        asked = self._admin.spans(place for place in wanted if place not in known)
+        return known | {place: span.start for place, span in asked.items()}
 
     def ends(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        return {place: span.end for place, span in self._admin.spans(places).items()}
+        self._spans = self._admin.spans(places)
+        return {place: span.end for place, span in self._spans.items()}
+
+    def record_counts(self, places: Iterable[PartitionId]) -> dict[PartitionId, RecordCounts]:
+        found = {}
+        for topic, partitions in itertools.groupby(sorted(places), lambda place: place[0]):
+            with contextlib.closing(self._stream.open_topic(topic)) as opened:
+                if not isinstance(opened, CountsRecords):
+                    continue
+                for place in partitions:
+                    with contextlib.suppress(UnknownTopicError):
+                        found[place] = opened.record_counts(place[1])
+        return found
 
     def configs(self, topics: Iterable[str]) -> dict[str, dict[str, str | None]]:
-        return {topic: {} for topic in topics}
+        """The retention of topics that have one, by Kafka's name. Of the others nothing is known."""
+        if self._retention is None:
+            return {}
+        found: dict[str, dict[str, str | None]] = {}
+        for topic in topics:
+            with contextlib.suppress(UnknownTopicError):
+                retention_s = self._retention.retention_s(topic)
+                if retention_s is not None:
+                    found[topic] = {"retention.ms": str(round(1000 * retention_s))}
+        return found
 
     def groups(self) -> list[GroupSummary]:
         return []
@@ -178,6 +210,21 @@ class PlainSurvey:
         return {}
 
 
+_RECORD_S: Final = 1.0
+"""How long to wait for a record that should be there. Kinesis may answer without any at first."""
+
+
+def _first_record(opened: TopicStream, partition: int, pointer: int, wait_s: float) -> tuple[Record | None, bool]:
+    """The first record from a pointer on, and whether others before it have expired."""
+    is_after_loss = False
+    try:
+        records = opened.read(partition, pointer, 1, wait_s).records
+    except OffsetOutOfRangeError as error:
+        is_after_loss = pointer < error.start
+        records = opened.read(partition, error.start, 1, wait_s).records
+    return (records[0] if records else None), is_after_loss
+
+
 class PlainRecordTimes:
     """`abc.RecordTimes` of any stream, by reading one record of each partition."""
 
@@ -186,16 +233,20 @@ class PlainRecordTimes:
 
     def first_from(self, pointers: Mapping[PartitionId, int], timeout_s: float) -> dict[PartitionId, RecordTime | None]:
         found: dict[PartitionId, RecordTime | None] = {}
+        until_s = time.monotonic() + timeout_s
         for (topic, partition), pointer in pointers.items():
+            wait_s = min(_RECORD_S, until_s - time.monotonic())
+            if wait_s <= 0:
+                break
             with contextlib.closing(self._stream.open_topic(topic)) as opened:
                 try:
-                    records = opened.read(partition, pointer, 1, 0.0).records
+                    record, is_after_loss = _first_record(opened, partition, pointer, wait_s)
                 except (UnknownTopicError, OffsetOutOfRangeError):
                     continue
-            if not records:
+            if record is None:
                 found[topic, partition] = None
-            elif records[0].timestamp_ms is not None:
-                found[topic, partition] = RecordTime(records[0].offset, records[0].timestamp_ms)
+            elif record.timestamp_ms is not None:
+                found[topic, partition] = RecordTime(record.offset, record.timestamp_ms, is_after_loss)
         return found
 
     def close(self) -> None:

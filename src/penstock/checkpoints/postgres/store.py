@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Lease, Pointer, Status
 from penstock.model.closing import Closing
 from penstock.sql import Schema
-from penstock.sql.postgres import TIMEOUT_S, PostgresPool, make_tables, rows_of
+from penstock.sql.postgres import TIMEOUT_S, PostgresConnection, PostgresPool, has_tables, make_tables, rows_of
 
 _TABLES: Final = (
     # Rows that change often get room to change within their page, which spares the indexes.
@@ -44,6 +44,16 @@ _TABLES: Final = (
 )
 
 SCHEMA: Final = Schema("checkpoints", 1, "penstock_schema", _TABLES)
+
+
+def is_in(url: str) -> bool:
+    """Whether the database has checkpoints. Creates none. Raises StoreUnavailableError."""
+    pool: PostgresPool[PostgresConnection] = PostgresPool(url, SCHEMA.what, size=1)
+    try:
+        return has_tables(pool, SCHEMA)
+    finally:
+        pool.close()
+
 
 MAX_CONNECTIONS: Final = 16
 IDLE_IN_TRANSACTION_S: Final = 60.0

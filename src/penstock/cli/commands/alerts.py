@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.commands import notifiers
 from penstock.cli.commands.notifiers import RulesFile, config_file, shown_rule
-from penstock.cli.options import DEFAULT_URL, AsJson, ListByDefault, Url, examples
+from penstock.cli.options import DEFAULT_URL, AsJson, Checkpoints, ListByDefault, Url, examples
 from penstock.cli.output import print_json, report, say, time_text
 from penstock.cli.quantities import seconds
 from penstock.cli.stream import open_connection, silence_log
@@ -24,6 +24,7 @@ from penstock.observe.alerts.config_file import AlertConfigFile
 from penstock.observe.alerts.memory import MemoryFile
 from penstock.observe.alerts.messages import trial_message
 from penstock.observe.alerts.notifying import make_notifier
+from penstock.observe.alerts.readings import unusable
 from penstock.observe.alerts.rules import Phase
 from penstock.observe.facts import Snapshot
 from penstock.observe.looking import Looker
@@ -32,24 +33,34 @@ from penstock.streams.url import without_password
 
 
 def look_and_check(
-    file: AlertConfigFile, url: str, apart_s: float, dead_letters: Sequence[str], pipelines: Path | None
+    file: AlertConfigFile,
+    url: str,
+    apart_s: float,
+    dead_letters: Sequence[str],
+    pipelines: Path | None,
+    checkpoints: str | None,
 ) -> list[AlertState]:
     """What is wrong according to the rules of the file. A stream that does not answer is a finding, not an error."""
     rules = file.read().rules
     path = file.path.with_name(f"{file.path.stem}.check.json")
     memory, unreadable = checking.read_memory(path)
-    found, memory = checking.check(rules, list(_looks(url, apart_s, dead_letters, pipelines)), memory)
-    for problem in (unreadable, checking.write_memory(path, memory)):
+    looks = list(_looks(url, apart_s, dead_letters, pipelines, checkpoints))
+    found, memory = checking.check(rules, looks, memory)
+    for problem in (unreadable, checking.write_memory(path, memory), unusable(rules, looks[-1])):
         if problem is not None:
             say(problem)
     return found
 
 
-def _looks(url: str, apart_s: float, dead_letters: Sequence[str], pipelines: Path | None) -> Iterator[Snapshot]:
+def _looks(
+    url: str, apart_s: float, dead_letters: Sequence[str], pipelines: Path | None, checkpoints: str | None
+) -> Iterator[Snapshot]:
     try:
         with (
             open_connection(url) as stream,
-            contextlib.closing(Looker(stream, dead_letters=dead_letters, pipelines=pipelines)) as looker,
+            contextlib.closing(
+                Looker(stream, checkpoints=checkpoints, dead_letters=dead_letters, pipelines=pipelines)
+            ) as looker,
         ):
             yield looker.look()
             time.sleep(apart_s)
@@ -277,6 +288,7 @@ def check(
     rules: RulesFile = None,
     url: Url = DEFAULT_URL,
     look_for: Annotated[str, typer.Option(metavar="TIME", help="Time between the two looks that rates need.")] = "4s",
+    checkpoints: Checkpoints = None,
     dead_letters: DeadLetters = None,
     pipelines: Pipelines = None,
     as_json: AsJson = False,
@@ -287,7 +299,9 @@ def check(
     group that has stopped, are seen from one check to the next.
     """
 
-    found = look_and_check(config_file(rules, url), url, seconds(look_for, "--look-for"), dead_letters or [], pipelines)
+    found = look_and_check(
+        config_file(rules, url), url, seconds(look_for, "--look-for"), dead_letters or [], pipelines, checkpoints
+    )
     if as_json:
         print_json(found)
     elif not found:
@@ -307,6 +321,7 @@ def watch(
     url: Url = DEFAULT_URL,
     every: Annotated[str, typer.Option(metavar="TIME", help="Time between two looks.")] = "5s",
     for_time: Annotated[str | None, typer.Option("--for", metavar="TIME", help="End after this; else never.")] = None,
+    checkpoints: Checkpoints = None,
     dead_letters: DeadLetters = None,
     pipelines: Pipelines = None,
     as_json: AsJson = False,
@@ -324,7 +339,7 @@ def watch(
     path = config_file(rules, url).path
     silence_log()
     alerting = Alerting(path, stream=url)
-    watch = Watch(url, None, every_s, dead_letters=dead_letters or [], pipelines=pipelines)
+    watch = Watch(url, None, every_s, checkpoints=checkpoints, dead_letters=dead_letters or [], pipelines=pipelines)
     try:
         watch.listen(Reporter(alerting, as_json).heard)
         say(f"Watching {without_password(url)} with {len(alerting.rules())} rules from {path}. Ctrl-C ends it.")

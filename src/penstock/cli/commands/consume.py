@@ -13,8 +13,7 @@ import typer
 from penstock.cli.options import DEFAULT_URL, Url, examples
 from penstock.cli.output import say
 from penstock.cli.record_formats import FORMATS, Format
-from penstock.cli.stream import open_connection, position
-from penstock.model import Position
+from penstock.cli.stream import check_position, open_connection, position_in
 from penstock.streams import Connection
 from penstock.streams.aliases import current_topic
 
@@ -30,7 +29,6 @@ EXAMPLES: Final = examples(
     "penstock consume orders --group billing --follow",
 )
 
-_NAMED_POINTER: Final = "offset:"
 _COMMIT_EVERY_S: Final = 1.0
 
 
@@ -103,10 +101,9 @@ def consume(
     if timeout is not None and not follow:
         raise typer.BadParameter("it needs --follow; without, reading ends at the current end", param_hint="--timeout")
     if not group:
-        named = start.removeprefix(_NAMED_POINTER) if _is_named_pointer(start) else None
-        where = position(start, "--from") if named is None else None
+        check_position(start, "--from")
         with open_connection(url) as stream:
-            where = where or Position.at_pointer(stream.parse_pointer(named or ""))
+            where = position_in(stream, start)
             reader = stream.read(
                 _resolved(stream, chosen),
                 where,
@@ -144,11 +141,6 @@ def _chosen(topics: list[str], pattern: str) -> str | list[str] | re.Pattern[str
 
 def _with_topic(write: Format) -> Format:
     return lambda record, pointer_text: record.topic.encode() + b"  " + write(record, pointer_text)
-
-
-def _is_named_pointer(start: str) -> bool:
-    """Whether it is an offset in a form that the stream knows, such as `offset:1526919030474-55` of Redis."""
-    return start.startswith(_NAMED_POINTER) and not start.removeprefix(_NAMED_POINTER).isdecimal()
 
 
 def _resolved(stream: Connection, chosen: str | list[str] | re.Pattern[str]) -> str | list[str] | re.Pattern[str]:

@@ -176,14 +176,14 @@ def list_letters(
         _list_topics(url, as_json)
         return
     which = choice.filter()
-    with open_letters(letters, url) as opened:
+    with open_letters(letters, url) as (opened, pointer_text):
         found = opened.browse(which, limit, after)
         more = len(found) == limit and bool(opened.browse(which, 1, found[-1].id))
         others = 0 if found or not choice.is_everything else opened.count(Choice(states=(State.all,)).filter())
     if as_json:
-        print_json([as_object(letter, with_traceback=False) for letter in found])
+        print_json([as_object(letter, pointer_text, with_traceback=False) for letter in found])
     elif found:
-        print_table(COLUMNS, map(as_row, found), numbers=NUMBERS)
+        print_table(COLUMNS, [as_row(letter, pointer_text) for letter in found], numbers=NUMBERS)
     elif others:
         say(f"No letter is waiting; {count_text(others, 'letter')} are settled. --state all shows them.")
     else:
@@ -206,12 +206,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show letters: the record, the error, and its traceback."""
-    with open_letters(letters, url) as opened:
+    with open_letters(letters, url) as (opened, pointer_text):
         found = _those(opened, letters, ids)
     if as_json:
-        print_json([as_object(letter, with_traceback=True) for letter in found])
+        print_json([as_object(letter, pointer_text, with_traceback=True) for letter in found])
     else:
-        typer.echo("\n\n".join(map(as_text, found)))
+        typer.echo("\n\n".join(as_text(letter, pointer_text) for letter in found))
 
 
 class By(StrEnum):
@@ -247,7 +247,7 @@ def count(
 ) -> None:
     """Count dead letters."""
     which = Choice(group, topic, partition, error_kind, contains, since, until, tuple(state or ())).filter()
-    with open_letters(letters, url) as opened:
+    with open_letters(letters, url) as (opened, _):
         if by is None:
             total = opened.count(which)
             counts: Counter[str] = Counter()
@@ -347,7 +347,7 @@ def discard(
     if choice.is_everything != everything:
         raise typer.BadParameter("choose letters: by id, by a filter, or --all", param_hint="ID")
     which = choice.filter()
-    with open_letters(letters, url) as opened:
+    with open_letters(letters, url) as (opened, _):
         _those(opened, letters, ids or ())
         found = [letter.id for letter in _every(opened, which)]
         if found and not yes:

@@ -21,7 +21,7 @@ from penstock.model.text import duration_text
 from penstock.observe.facts import Snapshot
 from penstock.observe.history.history import History
 from penstock.observe.lag_rows import LagRow, history_beside, lag_rows, recalled
-from penstock.observe.library_groups import check_given
+from penstock.observe.library_groups import check_given, no_groups_text
 from penstock.observe.looking import Looker
 
 app = typer.Typer(rich_markup_mode=None)
@@ -82,11 +82,12 @@ def lag(
     rows: list[LagRow] = []
     with open_connection(url) as stream:
         check_given(stream, checkpoints)
+        nothing = no_groups_text(stream, checkpoints)
         with contextlib.closing(Looker(stream, checkpoints=checkpoints, timeout_s=ANSWER_TIMEOUT_S)) as looker:
             looks = _watched(looker, for_s) if watch else iter([_measured(looker, stream.url, for_s, as_json)])
             for snapshots in looks:
                 rows = _chosen(snapshots, groups, topics)
-                _show(rows, as_json, watch)
+                _show(rows, nothing, as_json, watch)
     reasons = list(_failures(rows, fail_if_lag_s, loss_s))
     for reason in reasons:
         say(reason)
@@ -149,7 +150,7 @@ def _chosen(snapshots: list[Snapshot], groups: list[str], topics: list[str]) -> 
     return lag_rows(snapshots, groups, topics)
 
 
-def _show(rows: list[LagRow], as_json: bool, watch: bool) -> None:
+def _show(rows: list[LagRow], nothing: str, as_json: bool, watch: bool) -> None:
     if as_json:
         print_json(rows, indent=not watch)
         return
@@ -157,8 +158,10 @@ def _show(rows: list[LagRow], as_json: bool, watch: bool) -> None:
         typer.echo("\x1b[H\x1b[2J", nl=False)
     if rows:
         print_table(_COLUMNS, map(_cells, rows), numbers=_COLUMNS[2:7])
+        if any(row.lag is None for row in rows):
+            say("Pointers of this stream do not count records, so the lag in records is unknown.")
     else:
-        say("No group has committed anything here. Reading creates one: penstock consume TOPIC --group NAME")
+        say(nothing)
     if watch and not sys.stdout.isatty():
         typer.echo("")
 
@@ -166,8 +169,8 @@ def _show(rows: list[LagRow], as_json: bool, watch: bool) -> None:
 def _cells(row: LagRow) -> tuple[object, ...]:
     drain = "-"
     if row.time_to_drain_s is not None:
-        drain = duration_text(row.time_to_drain_s) if row.lag else "0 s"
-    elif row.rate_per_s is not None:
+        drain = "0 s" if row.lag == 0 else duration_text(row.time_to_drain_s)
+    elif row.rate_per_s is not None and (row.is_counted or row.is_growing):
         drain = "never"
     loss = "-"
     if row.time_to_loss_s is not None:
@@ -175,13 +178,19 @@ def _cells(row: LagRow) -> tuple[object, ...]:
     return (
         row.group,
         row.topic,
-        f"{row.lag:,}" + (f" (+{row.unread:,} in partitions not read yet)" if row.unread else ""),
+        ("-" if row.lag is None else f"{row.lag:,}") + _unread(row),
         None if row.lag_s is None else duration_text(row.lag_s),
         None if row.rate_per_s is None else f"{row.rate_per_s:,.1f}",
         drain,
-        loss if not row.lost else f"{loss} ({row.lost:,} lost)",
+        loss if not row.lost else f"{loss} ({f'{row.lost:,}' if row.is_counted else 'some'} lost)",
         row.state,
     )
+
+
+def _unread(row: LagRow) -> str:
+    if row.unread is None:
+        return " (+ partitions not read yet)"
+    return f" (+{row.unread:,} in partitions not read yet)" if row.unread else ""
 
 
 def _failures(rows: list[LagRow], lag_s: float | None, loss_s: float | None) -> Iterator[str]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from penstock.abc import Feature
+from penstock.abc import CountingSurvey, Feature
 from penstock.cli.options import DEFAULT_URL, AsJson, Configs, ListByDefault, Url, examples, pairs
 from penstock.cli.output import confirm, print_json, say, size_text
 from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
 from penstock.errors import StreamError, TopicExistsError
-from penstock.model.administration import Span, TopicSummary
+from penstock.model.administration import ANSWER_TIMEOUT_S, PartitionId, Span, TopicSummary
 from penstock.model.text import count_text
+from penstock.observe.facts import total
 from penstock.streams import Connection
+from penstock.streams.pointer_forms import pointer_value
+from penstock.streams.url import without_password
 
 app = typer.Typer(
     name="topics",
@@ -86,14 +89,16 @@ def _sizes(stream: Connection) -> tuple[Sizes | None, str | None]:
         return None, f"{text[:1].upper()}{text[1:]}"
 
 
-def _records(stream: Connection, spans: Iterable[Span]) -> int | None:
-    """How many records there are, if pointers tell."""
-    return sum(span.end - span.start for span in spans) if Feature.OFFSETS in stream.features else None
-
-
-def _pointer(stream: Connection, pointer: int) -> int | str:
-    text = stream.pointer_text(pointer)
-    return pointer if text == str(pointer) else text
+def _counted(stream: Connection, spans: Mapping[PartitionId, Span]) -> dict[PartitionId, int | None]:
+    """How many records each partition has; None where neither pointers nor the system tell."""
+    if Feature.OFFSETS in stream.features:
+        return {place: span.end - span.start for place, span in spans.items()}
+    survey = stream.survey(ANSWER_TIMEOUT_S)
+    counts = survey.record_counts(spans) if isinstance(survey, CountingSurvey) else {}
+    return {
+        place: counts[place].stored if place in counts else None if span.end > span.start else 0
+        for place, span in spans.items()
+    }
 
 
 def _shown(records: int | None) -> int | str:
@@ -102,6 +107,7 @@ def _shown(records: int | None) -> int | str:
 
 def _summaries(stream: Connection, topics: list[TopicSummary], sizes: Sizes | None) -> list[TopicLine]:
     spans = stream.admin().spans((topic.name, number) for topic in topics for number in topic.partitions)
+    records = _counted(stream, spans)
     lines = []
     for topic in topics:
         places = [(topic.name, number) for number in topic.partitions]
@@ -109,7 +115,7 @@ def _summaries(stream: Connection, topics: list[TopicSummary], sizes: Sizes | No
             TopicLine(
                 topic=topic.name,
                 partitions=len(places),
-                records=_records(stream, [spans[place] for place in places if place in spans]),
+                records=total(records[place] for place in places if place in spans),
                 size_bytes=None if sizes is None else sum(sizes.get(place, 0) for place in places),
                 internal=topic.internal,
             )
@@ -161,14 +167,15 @@ def describe(
     with open_connection(url) as stream:
         topic = stream.admin().require(name)
         spans = stream.admin().spans((name, number) for number in topic.partitions)
+        records = _counted(stream, spans)
         sizes, problem = _sizes(stream)
         settings = [each for each in stream.admin().config(name) if all_config or not each.is_default]
     partitions = [
         PartitionLine(
             partition=number,
-            start=_pointer(stream, spans[name, number].start),
-            end=_pointer(stream, spans[name, number].end),
-            records=_records(stream, [spans[name, number]]),
+            start=pointer_value(spans[name, number].start, stream.pointer_text),
+            end=pointer_value(spans[name, number].end, stream.pointer_text),
+            records=records[name, number],
             size_bytes=None if sizes is None else sizes.get((name, number), 0),
         )
         for number in topic.partitions
@@ -186,8 +193,10 @@ def describe(
     typer.echo("")
     if settings:
         print_table(["setting", "value"], [(each.name, each.value) for each in settings])
-    else:
+    elif Feature.ADMIN in stream.features:
         typer.echo("All settings are the broker's defaults; --all-config shows them.")
+    else:
+        typer.echo(f"Its settings are not known: {without_password(stream.url)} has no {Feature.ADMIN}.")
 
 
 @app.command("delete", epilog=examples("penstock topics delete orders", "penstock topics delete orders clicks --yes"))

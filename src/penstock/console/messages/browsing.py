@@ -106,6 +106,8 @@ _BUFFERED: Final = 200
 _ROUND_BYTES: Final = 16 * 1024 * 1024
 """Chunks that turn out larger than this in total are read again in smaller pieces."""
 _LARGEST_CHUNK: Final = 10_000
+_PARTS: Final = 64
+"""Where pointers do not count records, reading backwards begins with one such part of a partition."""
 _MOST_SEEKS: Final = 100
 
 
@@ -268,9 +270,17 @@ class _Newer:
             self._starved.discard(partition)
 
 
-def older(scan: Scan, starts: Mapping[int, Pointer], before: Mapping[int, Pointer], limit: int) -> Found:
-    """The newest `limit` rows of all partitions before these offsets, not before `starts`."""
-    merge = _Older(scan, starts, before, limit)
+def older(
+    scan: Scan,
+    starts: Mapping[int, Pointer],
+    before: Mapping[int, Pointer],
+    limit: int,
+    *,
+    is_counted: bool = True,
+) -> Found:
+    """The newest `limit` rows of all partitions before these offsets, not before `starts`. `is_counted`: pointers are
+    offsets, so that it is known how far back these rows are."""
+    merge = _Older(scan, starts, before, limit, is_counted=is_counted)
     rows = _merged(merge, limit, scan)
     rows.reverse()
     reached = merge.reached()
@@ -281,14 +291,25 @@ def older(scan: Scan, starts: Mapping[int, Pointer], before: Mapping[int, Pointe
 class _Older:
     """The partitions, each known from some offset on."""
 
-    def __init__(self, scan: Scan, starts: Mapping[int, Pointer], before: Mapping[int, Pointer], limit: int) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        starts: Mapping[int, Pointer],
+        before: Mapping[int, Pointer],
+        limit: int,
+        *,
+        is_counted: bool,
+    ) -> None:
         self._scan = scan
+        self._is_counted = is_counted
         self._starts = starts
         self._low = dict(before)
         self._taken = dict(before)
         self._known: dict[int, list[_Item]] = {partition: [] for partition in before}
         chunk = limit // max(1, len(before)) + 2
         self._chunks = dict.fromkeys(before, min(chunk, _LARGEST_CHUNK))
+        if not is_counted:
+            self._chunks = {each: max(1, (end - starts[each]) // _PARTS) for each, end in before.items()}
 
     def pop(self) -> _Item | None:
         """The newest of the partitions' last records."""
@@ -311,14 +332,16 @@ class _Older:
             for partition, low in self._low.items()
             if self._is_wanted(partition)
         }
-        chunks = _Chunks(self._scan, wanted, self._low)
+        chunks = _Chunks(self._scan, wanted, self._low, is_counted=self._is_counted)
         for partition, items in chunks.read().items():
+            chunk = self._chunks[partition]
             if items is not None:
                 self._known[partition] = items
                 self._low[partition] = wanted[partition]
-                self._chunks[partition] = min(2 * self._chunks[partition], _LARGEST_CHUNK)
+                self._chunks[partition] = min(2 * chunk, _LARGEST_CHUNK) if self._is_counted else 4 * chunk
             else:
-                self._chunks[partition] = max(1, min(self._chunks[partition] // 8, chunks.affordable()))
+                affordable = chunks.affordable() if self._is_counted else chunk
+                self._chunks[partition] = max(1, min(chunk // 8, affordable))
 
     def reached(self) -> dict[int, Pointer]:
         return {
@@ -333,8 +356,11 @@ class _Older:
 class _Chunks:
     """One round of reading backwards: everything between two offsets of some partitions."""
 
-    def __init__(self, scan: Scan, lows: Mapping[int, Pointer], highs: Mapping[int, Pointer]) -> None:
+    def __init__(
+        self, scan: Scan, lows: Mapping[int, Pointer], highs: Mapping[int, Pointer], *, is_counted: bool
+    ) -> None:
         self._feed, self._view, self._budget = scan
+        self._is_counted = is_counted
         self._lows = lows
         self._highs = highs
         self._items: dict[int, list[_Item]] = {partition: [] for partition in lows}
@@ -387,7 +413,8 @@ class _Chunks:
 
     def _is_too_large(self) -> bool:
         """Whether to abandon the open chunks. A chunk of one record is never too large."""
-        if self._size_bytes < _ROUND_BYTES:
+        has_many = not self._is_counted and sum(map(len, self._items.values())) > _LARGEST_CHUNK
+        if self._size_bytes < _ROUND_BYTES and not has_many:
             return self._budget.is_spent
         return self._budget.is_spent or any(self._highs[each] - self._lows[each] > 1 for each in self._open)
 

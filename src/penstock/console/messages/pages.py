@@ -22,8 +22,9 @@ from penstock.console.messages.showing import Schemas
 from penstock.console.messages.view_settings import WHOLE_HEADERS, ViewSettings, row_of, whole
 from penstock.console.views import Decode, MessageDetail, MessagePage, MessageQuery
 from penstock.errors import BrokerUnavailableError, ConfigError, OffsetOutOfRangeError, StreamError, UnknownTopicError
-from penstock.model import Pointer, Position, PositionKind, Record
+from penstock.model import Pointer, PositionKind, Record
 from penstock.model.administration import Offsets
+from penstock.streams.pointer_forms import parse_position
 
 _LONGEST: Final = 1_000_000
 
@@ -111,7 +112,7 @@ class MessageReader:
         with contextlib.closing(bounded_feed(self._link, query.topic, spans.starts, query.isolation)) as feed:
             scan = browsing.Scan(feed, view, budget)
             if is_back:
-                found = browsing.older(scan, spans.starts, places, limit)
+                found = browsing.older(scan, spans.starts, places, limit, is_counted=self._link.is_counted)
                 low, high = found.reached, places
             else:
                 found = browsing.newer(scan, places, spans.ends, limit)
@@ -139,8 +140,14 @@ class MessageReader:
         """The record at an offset. Raises OffsetOutOfRangeError or StreamError when there is none."""
         spans = self._spans(topic, partition, isolation)
         start, end = spans.starts[partition], spans.ends[partition]
+        text = self._link.pointer_text
         if not start <= pointer < end:
-            raise OffsetOutOfRangeError(f"{topic}-{partition}", pointer, start, end)
+            if text(pointer) == str(pointer):
+                raise OffsetOutOfRangeError(f"{topic}-{partition}", pointer, start, end)
+            raise StreamError(
+                f"there is no record at {topic}-{partition}, {text(pointer)}: it holds {text(start)} up to, not "
+                f"including, {text(end)}"
+            )
         deadline_s = time.monotonic() + SILENT_S
         with contextlib.closing(bounded_feed(self._link, topic, [partition], isolation)) as feed:
             feed.add(partition, pointer)
@@ -150,10 +157,17 @@ class MessageReader:
                         return batch[0]
                     if batch.next > pointer:
                         raise StreamError(
-                            f"there is no record at {topic}-{partition}, {pointer}: it was compacted away, is a "
-                            f"transaction marker, or belongs to an aborted transaction. Continue at {batch.next}"
+                            f"there is no record at {topic}-{partition}, {text(pointer)}: it was compacted away, is a "
+                            f"transaction marker, or belongs to an aborted transaction. Continue at {text(batch.next)}"
                         )
         raise self._silent(topic)
+
+    def next_to(self, topic: str, partition: int, pointer: Pointer, way: Literal["newer", "older"]) -> Pointer | None:
+        """The pointer of the record after this one, or before it; None when there is none."""
+        at = pointer + 1 if way == "newer" else pointer
+        cursor = Cursor(topic, way, {partition: at}).text()
+        rows = self.page(MessageQuery(topic, partition=partition, limit=1, cursor=cursor)).rows
+        return rows[0].pointer if rows else None
 
     def _spans(self, topic: str, partition: int | None, isolation: Isolation) -> _Spans:
         topics = self._link.topics()
@@ -166,7 +180,7 @@ class MessageReader:
         return _Spans(starts, {each: max(ends[each], start) for each, start in starts.items()})
 
     def _located(self, query: MessageQuery, spans: _Spans) -> Offsets:
-        position = Position.parse(query.position, self._now())
+        position = parse_position(query.position, self._now(), self._link.connection().parse_pointer)
         if position.kind is PositionKind.TIME:
             return spans.clamped(self._link.topics().at_time(query.topic, position.time_ms, spans.starts), spans.ends)
         if position.kind is PositionKind.POINTER:

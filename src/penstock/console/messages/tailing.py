@@ -37,6 +37,7 @@ class Tail:
             raise UnknownTopicError(f"topic {query.topic!r} has no partition {query.partition}: it has {len(there)}")
         self._partitions = there if query.partition is None else (query.partition,)
         self._link = link
+        self._is_counted = link.is_counted
         self._query = query
         self._view = view
         self._lock = threading.Lock()
@@ -89,7 +90,7 @@ class Tail:
                         self.dropped += len(rows) == rows.maxlen
                         rows.append(self._view.row(record, size_bytes))
         except OffsetOutOfRangeError as error:  # retention was faster
-            self.dropped += max(0, error.start - self._next[error.partition])
+            self.dropped += max(0, error.start - self._next[error.partition]) if self._is_counted else 1
             self._move(error.partition, error.start)
         return came
 
@@ -98,8 +99,8 @@ class Tail:
         ends = ends_of(self._link.topics(), self._query.topic, self._partitions, self._query.isolation)
         for partition, end in ends.items():
             behind = end - self._next[partition]
-            if behind > self._query.limit:
-                self.dropped += behind
+            if behind > (self._query.limit if self._is_counted else 0):
+                self.dropped += behind if self._is_counted else 1
                 self._move(partition, end)
 
     def _move(self, partition: int, pointer: Pointer) -> None:

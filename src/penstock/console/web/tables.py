@@ -10,6 +10,8 @@ from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from penstock.console.visible import is_hiding, visible
+from penstock.console.web import texts
+from penstock.streams.pointer_forms import LARGEST_NUMBER
 
 Row = dict[str, Any]
 Tone = Literal["plain", "good", "warn", "bad", "info"]
@@ -138,6 +140,17 @@ class Table:
     def _clicked(self, event: GenericEventArguments) -> Row:
         key = event.args[1].get(self._key)
         return next((row for row in self._rows if row[self._key] == key), {self._key: key})
+
+
+def pointer_cells(name: str, pointer: int | None, pointer_text: Callable[[int], str]) -> Row:
+    """The two fields of a cell that shows a pointer. In the system's own form it is sorted as padded text: browsers
+    cannot hold larger numbers."""
+    if pointer is None:
+        return {name: None, f"{name}_text": texts.NOTHING}
+    text = pointer_text(pointer)
+    if text == str(pointer) and pointer <= LARGEST_NUMBER:
+        return {name: pointer, f"{name}_text": texts.number_text(pointer)}
+    return {name: f"{pointer:080d}", f"{name}_text": text}
 
 
 def legible(row: Row, fields: Sequence[str]) -> Row:

@@ -22,6 +22,8 @@ from penstock.model import Batch, DeadLetter, Failing, Guarantee, Ordering, Reco
 from penstock.model.circuit_breaker import BreakerState, Circuit
 from penstock.model.observing import OBSERVED
 from penstock.model.retry import NEVER_AGAIN, Retry
+from penstock.model.text import count_text
+from penstock.streams.pointer_forms import PointerText, place_text
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +68,10 @@ class FailureHandler:
         lanes: Lanes,
         clock: Clock,
         counts: Counts,
+        pointer_text: PointerText = str,
     ) -> None:
         self._handler = handler
+        self._pointer_text = pointer_text
         self._group = group
         self._options = options
         self._dead_letters = dead_letters
@@ -225,11 +229,11 @@ class FailureHandler:
             return
         last = pending[-1].letter
         logger.warning(
-            "%s moved %d records to its dead letters; the last is %s, after %d attempts: %s",
+            "%s moved %s to its dead letters; the last is %s, after %s: %s",
             self._handler.name,
-            self._unlogged,
-            last.record.place,
-            last.attempts,
+            count_text(self._unlogged, "record"),
+            place_text(last.record, self._pointer_text),
+            count_text(last.attempts, "attempt"),
             last.error,
         )
         self._unlogged = 0

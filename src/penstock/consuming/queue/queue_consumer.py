@@ -27,6 +27,7 @@ from penstock.errors import ConfigError, GuaranteeError
 from penstock.model import CheckpointKey, DeadLetter, Guarantee, HistoryEntry, Ordering, Pointer
 from penstock.model.clock import SystemClock
 from penstock.streams.aliases import current_topic
+from penstock.streams.pointer_forms import pointer_text_of
 
 DEFAULT_VISIBILITY_S: Final = 30.0
 _PREFETCH: Final = 2
@@ -138,7 +139,16 @@ class QueueConsumer(LoopConsumer):
             lambda loop: QueueFeed(self.queue, self._settler, loop, options.in_flight, clock),
             lanes,
             lambda send_report: self._make_workers(lanes, send_report),
-            FailureHandler(self.handler, self.group, options, self.dead_letters, lanes, clock, self.counts),
+            FailureHandler(
+                self.handler,
+                self.group,
+                options,
+                self.dead_letters,
+                lanes,
+                clock,
+                self.counts,
+                pointer_text_of(self._stream) if isinstance(self.queue, StreamQueue) else str,
+            ),
             self._settler,
             self._settler,
             Deduplication(lambda ids: frozenset(), self.group, None, self.counts),
@@ -226,7 +236,8 @@ class SharedConsumer(QueueConsumer):
             if key.topic == self.topic_stream.topic:
                 end = self.topic_stream.span(key.partition)[1]
                 failing = len(checkpoint.failing)
-                partitions.append(PartitionHealth(key.partition, checkpoint.start, end, 0, failing, 0.0))
+                is_counted = Feature.OFFSETS in self.topic_stream.features
+                partitions.append(PartitionHealth(key.partition, checkpoint.start, end, 0, failing, 0.0, is_counted))
         return replace(health, partitions=tuple(partitions))
 
     def history(self, partition: int, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[HistoryEntry]:

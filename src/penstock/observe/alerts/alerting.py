@@ -18,6 +18,7 @@ from penstock.observe.alerts.memory import Memory, MemoryFile
 from penstock.observe.alerts.messages import Message, trial_message
 from penstock.observe.alerts.notification_log import NotificationLog
 from penstock.observe.alerts.notifying import make_notifier
+from penstock.observe.alerts.readings import unusable
 from penstock.observe.alerts.rules import AlertState, NotifierState, Rule
 from penstock.observe.alerts.sender import Sender
 from penstock.observe.alerts.settings import NotifierSettings
@@ -70,6 +71,7 @@ class Alerting:
         self._file_problem: str | None = None
         self._memory_problem: str | None = None
         self._forgotten: str | None = None
+        self._rule_problem: str | None = None
         self._is_closed = False
         if notify and not self._claim():
             self._recall()
@@ -77,7 +79,7 @@ class Alerting:
     @property
     def problem(self) -> str | None:
         with self._lock:
-            return self._file_problem or self._memory_problem or self._forgotten
+            return self._file_problem or self._memory_problem or self._forgotten or self._rule_problem
 
     def heard(self, snapshot: Snapshot) -> None:
         """Evaluate a snapshot and notify. A listener for `observe.watching.Watch`."""
@@ -90,6 +92,8 @@ class Alerting:
             before = self._phases()
             self._now_ms = snapshot.at_ms
             self._evaluator.evaluate(snapshot)
+            if snapshot.problem is None:
+                self._rule_problem = unusable(self._config.rules, snapshot)
             self._ledger.keep({alert.key for alert in self._evaluator.alerts})
             self._remember(now=before != self._phases())
             senders = self._wanted_senders()

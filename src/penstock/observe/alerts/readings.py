@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +33,8 @@ RUNNING: Final = ACTIVE_STATES | {DEAD}
 
 
 class Mark(msgspec.Struct):
-    place: int
+    place: int | str
+    """A number that JSON cannot hold is text, such as a pointer of more than 64 bits."""
     since_s: float
     """On the evaluator's clock, which stops while the stream is away."""
 
@@ -94,7 +95,7 @@ class Watched:
 
     def _mark_reader(self, marks: dict[str, Mark], reader: ReaderFacts, now_s: float) -> None:
         if reader.committed is not None:
-            if reader.lag:
+            if reader.is_behind:
                 self._stand(marks, reader_key(reader), int(reader.committed), now_s)
             return
         # It has committed nothing. Where it starts is unknown, so earlier records are not its lag; but if new records
@@ -102,19 +103,23 @@ class Watched:
         if reader.member is None:
             return
         first_key = "first " + reader_key(reader)
-        first = self.marks.get(first_key) or Mark(int(reader.end), now_s)
+        first = self.marks.get(first_key) or Mark(_stored(reader.end), now_s)
         marks[first_key] = first
-        if int(reader.end) > first.place:
+        if _stored(reader.end) != first.place:
             self._stand(marks, reader_key(reader), -1, now_s)
 
     def _stand(self, marks: dict[str, Mark], key: str, place: int, now_s: float) -> None:
         known = self.marks.get(key)
-        marks[key] = known if known is not None and known.place == place else Mark(place, now_s)
+        marks[key] = known if known is not None and known.place == _stored(place) else Mark(_stored(place), now_s)
 
     def _see_letters(self, letters: Mapping[str, LetterFacts], at_ms: int) -> None:
         self.arrivals = {name: self.arrivals.get(name) or Arrivals() for name in letters}
         for name, facts in letters.items():
             self.arrivals[name].add(at_ms, facts.waiting)
+
+
+def _stored(place: int) -> int | str:
+    return place if place < 1 << 63 else str(place)
 
 
 def reader_key(reader: ReaderFacts) -> str:
@@ -161,6 +166,17 @@ def readings(rule: Rule, given: RuleInput) -> Iterator[Reading]:
     yield from worst.values()
 
 
+def unusable(rules: Iterable[Rule], snapshot: Snapshot) -> str | None:
+    """Which rules can never fire on this stream, and what to use instead; None: all can."""
+    names = ", ".join(shown_name(rule.name) for rule in rules if rule.kind is RuleKind.LAG)
+    if snapshot.is_counted or not names or snapshot.problem is not None:
+        return None
+    return (
+        f"pointers of this stream do not count records, so the lag of a group in records is mostly unknown, and these "
+        f"rules may never fire: {names}. Use rules of kind {RuleKind.LAG_S.value} instead"
+    )
+
+
 def is_watched(rule: Rule, topic: TopicFacts) -> bool:
     """Whether a rule about silence covers this topic. Internal topics are often silent: they must be named."""
     return (
@@ -172,7 +188,7 @@ def is_watched(rule: Rule, topic: TopicFacts) -> bool:
 
 def _lag_s(given: RuleInput) -> Iterator[Reading]:
     for group in given.snapshot.groups.values():
-        if group.lag and group.lag_s is None:
+        if group.is_behind and group.lag_s is None:
             yield Reading(group.name, None)
         else:
             yield Reading(group.name, group.lag_s or 0.0, f"{_group(group)} {_behind(group)}{_trend(group)}")
@@ -180,7 +196,8 @@ def _lag_s(given: RuleInput) -> Iterator[Reading]:
 
 def _lag(given: RuleInput) -> Iterator[Reading]:
     for group in given.snapshot.groups.values():
-        yield Reading(group.name, float(group.lag), f"{_group(group)} {_behind(group)}{_trend(group)}")
+        lag = None if group.lag is None else float(group.lag)
+        yield Reading(group.name, lag, f"{_group(group)} {_behind(group)}{_trend(group)}")
     for pipeline in given.snapshot.pipelines.values():
         text = f"pipeline {shown_name(pipeline.name)} is {count_text(pipeline.lag or 0, 'record')} behind"
         yield Reading(pipeline.name, None if pipeline.lag is None else float(pipeline.lag), text)
@@ -262,10 +279,11 @@ def _topic_silent(given: RuleInput) -> Iterator[Reading]:
 def _lost(given: RuleInput) -> Iterator[Reading]:
     for group in given.snapshot.groups.values():
         topics = ", ".join(sorted({shown_name(each.topic) for each in group.readers if each.lost}))
+        how_many = count_text(group.lost, "record") if group.is_counted else "records"
         yield Reading(
             group.name,
             float(group.lost),
-            f"{count_text(group.lost, 'record')} of {topics} expired before {_group(group)} read them. They are gone; "
+            f"{how_many} of {topics} expired before {_group(group)} read them. They are gone; "
             "raise the retention, and see why the group was so far behind",
         )
 
@@ -292,8 +310,10 @@ def _group(group: GroupFacts) -> str:
 
 
 def _behind(group: GroupFacts) -> str:
-    seconds = f", {duration_text(group.lag_s)}" if group.lag_s is not None else ""
-    return f"is {count_text(group.lag, 'record')}{seconds} behind"
+    told = [] if group.lag is None else [count_text(group.lag, "record")]
+    if group.lag_s is not None:
+        told.append(duration_text(group.lag_s))
+    return f"is {', '.join(told)} behind" if told else "is behind"
 
 
 def _trend(group: GroupFacts) -> str:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.observe.facts import GroupFacts, PipelineFacts, QueryFacts, Snapshot, TopicFacts
+from penstock.observe.facts import GroupFacts, PipelineFacts, QueryFacts, Snapshot, TopicFacts, total
 
 METRICS: Final[Mapping[str, Mapping[str, str]]] = {
     "system": {
         "rate_per_s": "Records appended a second, to all topics but internal ones.",
         "read_per_s": "Records read a second, by all groups.",
         "lag": "Records that groups have not read, in total.",
+        "lag_s": "How long the oldest of them has been waiting, in seconds.",
         "letters": "Dead letters that wait, in all stores.",
     },
     "topic": {
@@ -76,7 +77,8 @@ def _system(snapshot: Snapshot, topics: list[TopicFacts]) -> dict[str, float | N
     return {
         "rate_per_s": sum(rates) if rates or not topics else None,
         "read_per_s": sum(reads) if reads or not snapshot.groups else None,
-        "lag": sum(each.lag for each in snapshot.groups.values()),
+        "lag": total(each.lag for each in snapshot.groups.values()),
+        "lag_s": max((each.lag_s for each in snapshot.groups.values() if each.lag_s is not None), default=None),
         "letters": sum(each.waiting for each in snapshot.letters.values()),
     }
 

@@ -160,7 +160,7 @@ def _standing(found: Sequence[tuple[Labels, Health | None]]) -> Iterator[Metric]
         in_flight.add_metric(labels, sum(each.in_flight for each in held))
         failing.add_metric(labels, sum(each.failing for each in held))
         partitions.add_metric(labels, len(held))
-        stalled.add_metric(labels, sum(bool(each.lag) and each.idle_s >= STALLED_S for each in held))
+        stalled.add_metric(labels, sum(each.is_behind and each.idle_s >= STALLED_S for each in held))
         lags = [health.lag for health in known]
         if None not in lags:
             lag.add_metric(labels, sum(each for each in lags if each is not None))

@@ -137,6 +137,12 @@ class KinesisStream:
                 return sorted(names)
             request = {"ExclusiveStartStreamName": names[-1]}
 
+    def retention_s(self, topic: str) -> float | None:
+        self._check_open()
+        answer = self._client.call("describe_stream_summary", self._settings.retry_s, StreamName=topic)
+        hours: int = answer["StreamDescriptionSummary"]["RetentionPeriodHours"]
+        return 3600.0 * hours
+
     def create_topic(self, topic: str, partitions: int | None = None) -> None:
         """Create a stream with so many shards, and wait until it can be used."""
         self._check_open()

@@ -52,6 +52,9 @@ class NatsBackend:
         check_topic_name(topic)
         self._client.run(self._topic(topic).delete())
 
+    def retention_s(self, topic: str) -> float | None:
+        return self._client.run(self._topic(topic).max_age_s())
+
     def check_reachable(self) -> None:
         self._client.run(self._client.api("INFO"))
 

@@ -133,14 +133,20 @@ class NatsTopic:
     async def state(self, partition: int) -> StreamState:
         if partition < 0:
             raise self.unknown(partition)
-        try:
-            info = await self._client.api(f"STREAM.INFO.{self.stream(partition)}")
-        except NatsApiError as error:
-            raise self.translated(error, partition) from error
-        state = info["state"]
+        state = (await self._info(partition))["state"]
         end = int(state["last_seq"]) + 1
         first = max(1, int(state["first_seq"])) if state["messages"] else end
         return StreamState(first, end, int(state["bytes"]) // max(1, int(state["messages"])))
+
+    async def max_age_s(self) -> float | None:
+        """How long the server keeps records; None: without a limit."""
+        return (await self._info(0))["config"].get("max_age", 0) / _NS or None
+
+    async def _info(self, partition: int) -> dict[str, Any]:
+        try:
+            return await self._client.api(f"STREAM.INFO.{self.stream(partition)}")
+        except NatsApiError as error:
+            raise self.translated(error, partition) from error
 
     def translated(self, error: NatsApiError, partition: int) -> PenstockError:
         return self.unknown(partition) if error.err_code == _STREAM_NOT_FOUND else error

@@ -74,6 +74,10 @@ class RedisBackend:
     def parse_pointer(self, text: str) -> Pointer:
         return parse_id(text)
 
+    def retention_s(self, topic: str) -> float | None:
+        """What this URL says: a producer with another URL may trim earlier, or not at all."""
+        return self._settings.max_age_s
+
     def checkpoint_url(self, *, in_stream: bool) -> str:
         """The same server, by our store of checkpoints there."""
         if in_stream:

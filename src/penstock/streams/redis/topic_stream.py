@@ -20,6 +20,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt
+from penstock.model.administration import RecordCounts
 from penstock.streams.append_queue import Appended, AppendQueue, Attempt
 from penstock.streams.redis import scripts
 from penstock.streams.redis.client import BLOCK_S, Command, RedisClient
@@ -157,6 +158,10 @@ class RedisTopicStream:
     def span(self, partition: int) -> tuple[Pointer, Pointer]:
         state = self._state(partition)
         return state.earliest, state.last + 1
+
+    def record_counts(self, partition: int) -> RecordCounts:
+        state = self._state(partition)
+        return RecordCounts(state.length, state.added)
 
     def locate(self, partition: int, position: Position) -> Pointer:
         state = self._state(partition)

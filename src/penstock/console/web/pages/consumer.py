@@ -15,6 +15,7 @@ from penstock.console.web.background import in_background
 from penstock.console.web.frame import Console, frame, live
 from penstock.errors import PenstockError
 from penstock.model import Checkpoint, HistoryEntry, Status
+from penstock.streams.pointer_forms import PointerText
 
 _NEWEST_LINES: Final = 200
 _STATUS_TONES: Final[dict[Status, tables.Tone]] = {
@@ -53,19 +54,20 @@ class RecordHistory:
             return
         self._topic.set_value(topic)
         self._partition.set_value(partition)
-        self._pointer.set_value("" if pointer is None else str(pointer))
+        self._pointer.set_value("" if pointer is None else self._service.pointer_text(pointer))
         await self._look_up()
 
     async def _look_up(self) -> None:
         text = str(self._pointer.value or "").strip().replace(",", "")
-        if text and not text.isdecimal():
-            self._pointer.error = "A pointer is a number: the record's offset."
+        try:
+            pointer = await in_background(self._service.parse_pointer, text) if text else None
+        except PenstockError as error:
+            self._pointer.error = texts.sentence(str(error))
             return
         self._pointer.error = None
         if not self._topic.value or self._partition.value is None:
             return
         topic, partition = str(self._topic.value), int(self._partition.value)
-        pointer = int(text) if text else None
         try:
             lines = await in_background(
                 self._service.history_of, self.detail.facts.group, topic, partition, pointer, limit=_NEWEST_LINES
@@ -80,7 +82,7 @@ class RecordHistory:
             elif not lines:
                 parts.label(self._nothing(topic, partition, pointer)).classes("about")
             else:
-                draw_timeline(lines)
+                draw_timeline(lines, self._service.pointer_text)
 
     def _nothing(self, topic: str, partition: int, pointer: int | None) -> str:
         if pointer is None:
@@ -89,19 +91,20 @@ class RecordHistory:
         known = places.get((topic, partition))
         if known is None:
             return f"This group has no checkpoint in {topic}-{partition}."
+        at, following = self._service.pointer_text(pointer), self._service.pointer_text(known.next)
         if pointer >= known.next:
-            return f"Record {pointer} has not been read yet: the group continues at {known.next}."
+            return f"Record {at} has not been read yet: the group continues at {following}."
         if pointer < known.start:
-            return f"Record {pointer} is finished. Its history is no longer kept."
-        return f"Record {pointer} has been read, and no attempt at it has ended yet."
+            return f"Record {at} is finished. Its history is no longer kept."
+        return f"Record {at} has been read, and no attempt at it has ended yet."
 
 
-def draw_timeline(lines: Sequence[HistoryEntry]) -> None:
+def draw_timeline(lines: Sequence[HistoryEntry], pointer_text: PointerText) -> None:
     for line in sorted(lines, key=lambda each: -each.ended_ms):
         with ui.element("div").classes(f"happening happening-{_STATUS_TONES.get(line.status, 'plain')}"):
             with ui.element("div").classes("happening-head"):
                 parts.badge(str(line.status), _STATUS_TONES.get(line.status, "plain"))
-                parts.label(_records(line)).classes("happening-what")
+                parts.label(_records(line, pointer_text)).classes("happening-what")
                 parts.label(f"attempt {line.attempt}").classes("about")
                 parts.label(f"{texts.time_text(line.ended_ms)} UTC").classes("about")
                 parts.label(f"took {texts.duration_text(max(0, line.ended_ms - line.begun_ms) / 1000)}").classes(
@@ -112,10 +115,10 @@ def draw_timeline(lines: Sequence[HistoryEntry]) -> None:
             parts.label(" · ".join(each for each in (line.handler, line.owner) if each)).classes("about")
 
 
-def _records(line: HistoryEntry) -> str:
+def _records(line: HistoryEntry, pointer_text: PointerText) -> str:
     if line.end - line.first <= 1:
-        return f"record {line.first}"
-    return f"records {line.first} to {line.end - 1}"
+        return f"record {pointer_text(line.first)}"
+    return f"records {pointer_text(line.first)} to {pointer_text(line.end - 1)}"
 
 
 COLUMNS: Final = 600
@@ -167,9 +170,9 @@ _MOST_FAILING: Final = 500
 _MOST_CLAIMS: Final = 500
 _PARTITIONS: Final = (
     tables.Column("id", "Partition", "mono"),
-    tables.Column("start", "Start", "number", on_phone=False, text=texts.number_text),
+    tables.Column("start", "Start", "number", on_phone=False),
     tables.Column("window", "", is_sortable=False),
-    tables.Column("next", "Next", "number", on_phone=False, text=texts.number_text),
+    tables.Column("next", "Next", "number", on_phone=False),
     tables.Column("in_flight", "In flight", "number", text=texts.number_text),
     tables.Column("ahead", "Ahead", "number", on_phone=False, text=texts.number_text),
     tables.Column("failing", "Failing", "number"),
@@ -288,11 +291,12 @@ class _Consumer:
             texts.number_text(facts.restarts), note="since it moved", tone="warn" if facts.restarts > 1 else "plain"
         )
         self._saved.show(texts.ago_text(facts.saved_ms or None), note="the last checkpoint")
-        self._partitions.show([_partition_row(each) for each in detail.partitions])
-        failing = [row for each in detail.partitions for row in _failing_rows(each)]
+        pointer_text = self._service.pointer_text
+        self._partitions.show([_partition_row(each, pointer_text) for each in detail.partitions])
+        failing = [row for each in detail.partitions for row in _failing_rows(each, pointer_text)]
         self._failing_table.show(failing[:_MOST_FAILING])
         self._failing_panel.set_visibility(bool(failing))
-        claims = [row for each in detail.partitions for row in _claim_rows(each)]
+        claims = [row for each in detail.partitions for row in _claim_rows(each, pointer_text)]
         self._claims.show(claims[:_MOST_CLAIMS])
         self._claims_panel.set_visibility(bool(claims))
         leases = [*(each.lease for each in detail.partitions if each.lease is not None), *detail.leases]
@@ -308,18 +312,20 @@ class _Consumer:
         await self._history.look_at(str(row.get("topic", "")), row.get("partition"), None)
 
     async def _look_at_record(self, row: tables.Row) -> None:
-        await self._history.look_at(str(row.get("topic", "")), row.get("partition"), row.get("pointer"))
+        pointer = row.get("pointer")
+        at = None if pointer is None else int(pointer)
+        await self._history.look_at(str(row.get("topic", "")), row.get("partition"), at)
 
 
-def _partition_row(each: ConsumerPartition) -> tables.Row:
+def _partition_row(each: ConsumerPartition, pointer_text: PointerText) -> tables.Row:
     checkpoint = each.checkpoint
     return {
         "id": _place(each),
         "topic": each.topic,
         "partition": each.partition,
         "window": [list(strip) for strip in strips(checkpoint)] if checkpoint.next > checkpoint.start else None,
-        "start": checkpoint.start,
-        "next": checkpoint.next,
+        **tables.pointer_cells("start", checkpoint.start, pointer_text),
+        **tables.pointer_cells("next", checkpoint.next, pointer_text),
         "in_flight": each.in_flight,
         "ahead": each.finished_ahead,
         "failing": len(checkpoint.failing),
@@ -331,14 +337,14 @@ def _partition_row(each: ConsumerPartition) -> tables.Row:
     }
 
 
-def _failing_rows(each: ConsumerPartition) -> list[tables.Row]:
+def _failing_rows(each: ConsumerPartition, pointer_text: PointerText) -> list[tables.Row]:
     return [
         {
             "id": f"{_place(each)}@{failing.pointer}",
             "place": _place(each),
             "topic": each.topic,
             "partition": each.partition,
-            "pointer": failing.pointer,
+            **tables.pointer_cells("pointer", failing.pointer, pointer_text),
             "attempts": failing.attempts,
             "first": failing.first_ms,
             "last": failing.last_ms,
@@ -348,13 +354,13 @@ def _failing_rows(each: ConsumerPartition) -> list[tables.Row]:
     ]
 
 
-def _claim_rows(each: ConsumerPartition) -> list[tables.Row]:
+def _claim_rows(each: ConsumerPartition, pointer_text: PointerText) -> list[tables.Row]:
     return [
         {
             "id": f"{_place(each)}@{claim.first}",
             "place": _place(each),
-            "first": claim.first,
-            "end": claim.end,
+            **tables.pointer_cells("first", claim.first, pointer_text),
+            **tables.pointer_cells("end", claim.end, pointer_text),
             "owner": claim.owner or "nobody",
             "attempt": claim.attempt,
             "lasts": claim.lasts_ms,

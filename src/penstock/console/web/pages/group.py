@@ -13,10 +13,20 @@ from penstock.console.web import charts, parts, tables, texts
 from penstock.console.web.absence import loaded
 from penstock.console.web.background import in_background
 from penstock.console.web.frame import Console, frame, live, person
-from penstock.console.web.pages.group_words import forecast, incoming_per_s, kept_text, lag_tone, loss_tone, state_tone
+from penstock.console.web.pages.group_words import (
+    forecast,
+    incoming_per_s,
+    kept_text,
+    lag_tone,
+    loss_tone,
+    lost_text,
+    not_counted_text,
+    state_tone,
+)
 from penstock.errors import PenstockError
 from penstock.observe.facts import GroupFacts, ReaderFacts
 from penstock.observe.group_moves import Move
+from penstock.streams.pointer_forms import PREFIX, PointerText
 
 _EARLIEST, _LATEST, _TIME, _AGE, _POINTER, _SHIFT = "earliest", "latest", "time", "age", "pointer", "shift"
 WHERE_TO: Final = {
@@ -37,8 +47,8 @@ _ALL_TOPICS: Final = "All topics"
 _MOVE_COLUMNS: Final = (
     tables.Column("topic", "Topic", "mono"),
     tables.Column("partition", "Partition", "number"),
-    tables.Column("committed", "Is at", "number", on_phone=False, text=texts.number_text),
-    tables.Column("to", "Moves to", "number", text=texts.number_text),
+    tables.Column("committed", "Is at", "number", on_phone=False),
+    tables.Column("to", "Moves to", "number"),
     tables.Column("by", "By records", "number"),
     tables.Column("note", "Note", "text", on_phone=False),
 )
@@ -57,6 +67,8 @@ def position_text(choice: str, value: str) -> str:
         return f"-{value.removeprefix('-')}"
     if choice == _SHIFT and value[0] not in "+-":
         return f"+{value}"
+    if choice == _POINTER and not value.isdecimal():
+        return f"{PREFIX}{value.removeprefix(PREFIX)}"
     return value
 
 
@@ -86,7 +98,8 @@ class ResetDialog:
     def _draw_choice(self) -> None:
         topics = sorted({reader.topic for reader in self._group.readers})
         with parts.toolbar():
-            self._choice = parts.field(ui.select(WHERE_TO, value=_EARLIEST, label="Move to"), width="17rem")
+            choices = {each: text for each, text in WHERE_TO.items() if each != _SHIFT or self._group.is_counted}
+            self._choice = parts.field(ui.select(choices, value=_EARLIEST, label="Move to"), width="17rem")
             self._value = parts.field(ui.input("Where"), width="15rem")
             self._topic = parts.field(ui.select([_ALL_TOPICS, *topics], value=_ALL_TOPICS, label="In"), width="14rem")
         for element in (self._choice, self._value, self._topic):
@@ -137,7 +150,7 @@ class ResetDialog:
             self._refuse(str(error))
             return
         self._to = to
-        rows = [_row(move) for move in self._moves]
+        rows = [_row(move, self._service.pointer_text) for move in self._moves]
         self._table.show(rows)
         self._table.element.selected = [row for row, move in zip(rows, self._moves, strict=True) if move.is_change]
         self._table.element.set_visibility(True)
@@ -192,19 +205,28 @@ def _key(move: Move) -> str:
     return f"{move.topic}-{move.partition}"
 
 
-def _row(move: Move) -> tables.Row:
-    by = "from the start" if move.by is None else f"{move.by:+,}" if move.by else "stays"
+def _row(move: Move, pointer_text: PointerText) -> tables.Row:
     return {
         "id": _key(move),
         "topic": move.topic,
         "partition": move.partition,
-        "committed": move.committed,
-        "to": move.to,
+        **tables.pointer_cells("committed", move.committed, pointer_text),
+        **tables.pointer_cells("to", move.to, pointer_text),
         "by": move.by,
-        "by_text": by,
-        "by_tone": "warn" if move.by else "plain",
+        "by_text": _by_text(move),
+        "by_tone": "warn" if move.committed not in (None, move.to) else "plain",
         "note": move.note,
     }
+
+
+def _by_text(move: Move) -> str:
+    if move.committed is None:
+        return "from the start"
+    if move.to == move.committed:
+        return "stays"
+    if move.by is None:  # pointers do not count records
+        return "back" if move.to < move.committed else "forward"
+    return f"{move.by:+,}"
 
 
 _PLOTS: Final[tuple[tuple[str, str, charts.Unit], ...]] = (
@@ -216,8 +238,8 @@ _MEMBERS_EVERY_S: Final = 10.0
 _PARTITIONS: Final = (
     tables.Column("topic", "Topic", "mono"),
     tables.Column("partition", "Partition", "number"),
-    tables.Column("committed", "Committed", "number", on_phone=False, text=texts.number_text),
-    tables.Column("end", "End", "number", on_phone=False, text=texts.number_text),
+    tables.Column("committed", "Committed", "number", on_phone=False),
+    tables.Column("end", "End", "number", on_phone=False),
     tables.Column("lag", "Lag", "number"),
     tables.Column("lag_s", "Lag, time", "number", text=texts.duration_text),
     tables.Column("loss", "Loss in", "number"),
@@ -260,7 +282,8 @@ class _Group:
             self._drain = parts.Stat("Drained in")
             self._loss = parts.Stat("Loss in")
         with parts.panel("Trend"):
-            self._plots = charts.Plots(_PLOTS, ["lag"], self._lines, height_px=200)
+            plots = _PLOTS if self._facts.is_counted else _PLOTS[1:]
+            self._plots = charts.Plots(plots, ["lag"], self._lines, height_px=200)
         with parts.panel("Partitions"):
             self._partitions = tables.Table(_PARTITIONS, (), height="60vh", sort_by="lag", is_descending=True)
         with parts.panel("Members"):
@@ -309,7 +332,7 @@ class _Group:
         self._sentence.classes(replace=f"forecast tone-{tone}")
         unread = f", and {texts.number_text(facts.unread)} not read yet" if facts.unread else ""
         growing = ", growing" if facts.is_growing else ""
-        self._lag.show(texts.number_text(facts.lag), note=f"records{unread}{growing}")
+        self._lag.show(texts.number_text(facts.lag), note=not_counted_text(facts) or f"records{unread}{growing}")
         self._lag_s.show(texts.duration_text(facts.lag_s), note="the oldest unread", tone=lag_tone(facts.lag_s))
         self._rate.show(texts.rate_text(facts.rate_per_s))
         self._coming.show(texts.rate_text(coming))
@@ -318,10 +341,10 @@ class _Group:
         )
         self._loss.show(
             texts.duration_text(facts.time_to_loss_s),
-            note=f"{texts.count_text(facts.lost, 'record')} lost" if facts.lost else "by retention",
+            note=f"{lost_text(facts)} lost" if facts.lost else "by retention",
             tone="bad" if facts.lost else loss_tone(facts.time_to_loss_s),
         )
-        self._partitions.show([_reader_row(each) for each in facts.readers])
+        self._partitions.show([_reader_row(each, self._service.pointer_text) for each in facts.readers])
         self._members.show(
             [
                 {
@@ -358,22 +381,23 @@ class _Group:
             ui.navigate.to("/groups")
 
 
-def _reader_row(reader: ReaderFacts) -> tables.Row:
+def _reader_row(reader: ReaderFacts, pointer_text: PointerText) -> tables.Row:
+    unread = "not read yet" if reader.unread is None else f"{texts.number_text(reader.unread)} not read yet"
     return {
         "id": f"{reader.topic}-{reader.partition}",
         "topic": reader.topic,
         "topic_href": texts.path_to("topics", reader.topic),
         "partition": reader.partition,
-        "committed": reader.committed,
-        "end": reader.end,
+        **tables.pointer_cells("committed", reader.committed, pointer_text),
+        **tables.pointer_cells("end", reader.end, pointer_text),
         "lag": reader.lag,
-        "lag_text": f"{texts.number_text(reader.unread)} not read yet"
-        if reader.committed is None
-        else texts.number_text(reader.lag),
+        "lag_text": unread if reader.committed is None else texts.number_text(reader.lag),
         "lag_s": reader.lag_s,
         "lag_s_tone": lag_tone(reader.lag_s),
         "loss": reader.time_to_loss_s,
-        "loss_text": f"{texts.number_text(reader.lost)} lost"
+        "loss_text": f"{lost_text(reader)} lost"
+        if reader.lost and not reader.is_counted
+        else f"{texts.number_text(reader.lost)} lost"
         if reader.lost
         else texts.duration_text(reader.time_to_loss_s),
         "loss_tone": "bad" if reader.lost else loss_tone(reader.time_to_loss_s),
@@ -382,7 +406,7 @@ def _reader_row(reader: ReaderFacts) -> tables.Row:
 
 
 def _no_drain(facts: GroupFacts) -> str:
-    if facts.lag == 0:
+    if not facts.is_behind:
         return "nothing to drain"
     return "never at this rate" if facts.is_growing else ""
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock.console.web.tables import Tone
 from penstock.console.web.texts import count_text, duration_text, number_text, rate_text
-from penstock.observe.facts import GroupFacts, Snapshot
+from penstock.observe.facts import GroupFacts, ReaderFacts, Snapshot
 
 LOSS_IS_NEAR_S: Final = 3_600.0
 LOSS_IS_IN_SIGHT_S: Final = 6 * 3_600.0
@@ -36,6 +36,21 @@ def kept_text(group: GroupFacts) -> str:
     return f"checkpoints in {', '.join(group.stores)}" if group.stores else "offsets that Kafka keeps"
 
 
+def nothing_read(snapshot: Snapshot, url: str, topic: str = "TOPIC") -> tuple[str, str]:
+    """How a group comes to be on this stream, and a command for it."""
+    if not snapshot.has_store:
+        return (
+            "This stream has no groups of its own, and no place for checkpoints: name the store that the app uses.",
+            f"penstock console --url {url} --checkpoints sqlite:./checkpoints.db",
+        )
+    if not snapshot.has_groups:
+        return "A group exists from the first time that an app reads with it.", "penstock init my-app"
+    return (
+        "A group exists from the first time that a consumer reads with it.",
+        f"penstock consume {topic} --group NAME --url {url}",
+    )
+
+
 def incoming_per_s(group: GroupFacts, snapshot: Snapshot) -> float | None:
     """Records appended a second to the topics that the group reads; None while unknown."""
     rates = [
@@ -46,19 +61,31 @@ def incoming_per_s(group: GroupFacts, snapshot: Snapshot) -> float | None:
     return None if not rates or None in rates else sum(rate for rate in rates if rate is not None)
 
 
+def lost_text(group: GroupFacts | ReaderFacts) -> str:
+    """How many records expired before it read them: a number where records are counted."""
+    return count_text(group.lost, "record") if group.is_counted else "some records"
+
+
+def not_counted_text(group: GroupFacts) -> str:
+    """Why its lag is not a number of records; empty where it is one."""
+    return "" if group.lag is not None else "pointers of this stream do not count records"
+
+
 def forecast(group: GroupFacts, coming_per_s: float | None) -> tuple[str, Tone]:
     """The forecast for the lag at the recent rates, as a sentence, and how bad it is."""
     loss_s = group.time_to_loss_s
     loss = f"; retention overtakes it in {duration_text(loss_s)}" if loss_s is not None else ""
-    lost = f" {count_text(group.lost, 'record')} expired before it read them." if group.lost else ""
+    lost = f" {lost_text(group).capitalize()} expired before it read them." if group.lost else ""
     if not group.readers:
         return "It has committed nothing and reads no partition.", "plain"
     unread = sum(each.committed is None for each in group.readers)
     if unread:
-        waits = f"{count_text(group.unread, 'record')} {'is' if group.unread == 1 else 'are'} there"
+        waits = "records are there"
+        if group.unread is not None:
+            waits = f"{count_text(group.unread, 'record')} {'is' if group.unread == 1 else 'are'} there"
         lost = f" In {count_text(unread, 'partition')} it has committed nothing yet: {waits}.{lost}"
-    if group.lag == 0:
-        if group.unread:
+    if not group.is_behind:
+        if group.unread != 0:
             return "It has read everything where it has committed." + lost, "bad" if group.lost else "warn"
         return "It has read everything." + lost, "bad" if group.lost else "good"
     tone: Tone = "bad" if group.lost else loss_tone(loss_s)
@@ -68,8 +95,11 @@ def forecast(group: GroupFacts, coming_per_s: float | None) -> tuple[str, Tone]:
                 f"Nobody reads: it has no members. {rate_text(coming_per_s)} come in{loss or ': the lag grows'}.{lost}",
                 ("warn" if tone == "plain" else tone),
             )
-        waiting = f"{count_text(group.lag, 'record')} {'waits' if group.lag == 1 else 'wait'}"
+        waiting = "records wait" if group.lag is None else f"{count_text(group.lag, 'record')} wait"
+        waiting = waiting if group.lag != 1 else "1 record waits"
         return f"Nobody reads: it has no members, and {waiting}{loss}.{lost}", tone
+    if group.lag is None and group.lag_s is not None and (group.rate_per_s is None or coming_per_s is None):
+        return f"{_behind_in_time(group, group.lag_s)}{loss}.{lost}", "warn" if group.is_growing else tone
     if group.rate_per_s is None or coming_per_s is None:
         return f"Its read rate is not known yet: that takes two looks.{lost}", tone
     rates = f"Reads {rate_text(group.rate_per_s)}, {rate_text(coming_per_s)} come in"
@@ -77,7 +107,17 @@ def forecast(group: GroupFacts, coming_per_s: float | None) -> tuple[str, Tone]:
         return f"{rates}: the lag grows{loss}.{lost}", "warn" if tone == "plain" else tone
     if group.time_to_drain_s is not None:
         return f"{rates}: it will have caught up in {duration_text(group.time_to_drain_s)}{loss}.{lost}", tone
-    return f"{rates}: the lag of {number_text(group.lag)} stays about as it is{loss}.{lost}", tone
+    lag = number_text(group.lag) if group.lag is not None else duration_text(group.lag_s)
+    return f"{rates}: the lag of {lag} stays about as it is{loss}.{lost}", tone
+
+
+def _behind_in_time(group: GroupFacts, lag_s: float) -> str:
+    told = f"It is {duration_text(lag_s)} behind"
+    if group.is_growing:
+        return f"{told}, and falls further behind"
+    if group.time_to_drain_s is not None:
+        return f"{told}, and will have caught up in {duration_text(group.time_to_drain_s)}"
+    return told
 
 
 def spark(points: Sequence[tuple[int, float]]) -> str:

@@ -12,7 +12,7 @@ from penstock.console.web import parts, tables, texts
 from penstock.console.web.absence import Listing
 from penstock.console.web.background import from_disk
 from penstock.console.web.frame import Console, frame, live
-from penstock.console.web.pages.group_words import lag_tone, loss_tone, spark, state_tone
+from penstock.console.web.pages.group_words import lag_tone, loss_tone, nothing_read, spark, state_tone
 from penstock.console.web.parts import Chosen
 from penstock.observe.facts import GroupFacts, Snapshot
 
@@ -59,11 +59,10 @@ class _Groups:
             which = chosen.asked("show", _ALL, _CHOICES)
             self._which = ui.toggle(_CHOICES, value=which).props("no-caps dense flat").classes("choices")
             self._count = ui.label().classes("about")
-        nothing = (
-            "There are no groups yet.",
-            "A group exists from the first time that a consumer reads with it.",
-            f"penstock consume TOPIC --group NAME --url {self._service.url}",
-        )
+        self._not_counted = ui.label(
+            "Pointers of this stream do not count records, so the lag of a group that is behind is known in time only."
+        ).classes("about")
+        nothing = ("There are no groups yet.", *nothing_read(self._service.snapshot(), self._service.url))
         height = "calc(100vh - 12.5rem)"
         self._listing = Listing(
             self._console, _COLUMNS, nothing, key="name", height=height, sort_by="lag", is_descending=True
@@ -89,15 +88,34 @@ class _Groups:
             if _is_wanted(group, str(self._which.value))
         ]
         self._listing.show(rows, is_empty=not snapshot.groups)
+        self._not_counted.set_visibility(any(group.lag is None for group in snapshot.groups.values()))
         self._count.set_text(_counted(len(rows), snapshot))
 
     def _find_trends(self) -> dict[str, str]:
         since_ms = int((time.time() - TREND_S) * 1000)
-        groups = sorted(self._service.snapshot().groups.values(), key=lambda group: -group.lag)
+        groups = sorted(self._service.snapshot().groups.values(), key=furthest_behind)
         return {
-            group.name: spark(self._service.series("group", group.name, "lag", since_ms, _TREND_POINTS))
+            group.name: spark(
+                self._service.series(
+                    "group", group.name, "lag" if group.is_counted else "lag_s", since_ms, _TREND_POINTS
+                )
+            )
             for group in groups[:_TRENDS]
         }
+
+
+def furthest_behind(group: GroupFacts) -> tuple[float, float]:
+    """A key that sorts groups: by records, and by time where those are not counted."""
+    return -(group.lag or 0), -(group.lag_s or 0.0)
+
+
+def lag_text(group: GroupFacts) -> str:
+    text = texts.number_text(group.lag)
+    if group.unread is None:
+        text += " + partitions not read yet"
+    elif group.unread:
+        text += f" + {texts.number_text(group.unread)} not read yet"
+    return text + (" ↑" if group.is_growing else "")
 
 
 def row_of(group: GroupFacts, trend: str = "") -> tables.Row:
@@ -108,9 +126,7 @@ def row_of(group: GroupFacts, trend: str = "") -> tables.Row:
         "state_tone": state_tone(group.state),
         "members": group.members,
         "lag": group.lag,
-        "lag_text": texts.number_text(group.lag)
-        + (f" + {texts.number_text(group.unread)} not read yet" if group.unread else "")
-        + (" ↑" if group.is_growing else ""),
+        "lag_text": lag_text(group),
         "lag_s": group.lag_s,
         "lag_s_tone": lag_tone(group.lag_s),
         "trend": trend,
@@ -124,7 +140,7 @@ def row_of(group: GroupFacts, trend: str = "") -> tables.Row:
 
 def _is_wanted(group: GroupFacts, which: str) -> bool:
     if which == _BEHIND:
-        return group.lag > 0 or group.unread > 0
+        return group.is_behind or group.unread != 0
     return which != _IN_DANGER or group.lost > 0 or group.time_to_loss_s is not None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from nicegui import ui
 
@@ -108,7 +108,8 @@ def draw_produce(console: Console, topic: TopicFacts, draft: Draft, *, on_done: 
                     key_encoding.value,
                 )
                 await on_done()
-                parts.say(f"Written to partition {written} at pointer {pointer}.", "good")
+                at = console.service.pointer_text(pointer)
+                parts.say(f"Written to partition {written} at pointer {at}.", "good")
                 dialog.close()
 
         with parts.dialog_buttons(dialog):
@@ -155,7 +156,7 @@ class MessageDrawer:
     def _draw(self, detail: MessageDetail) -> None:
         row = detail.row
         with ui.element("div").classes("drawer-head"):
-            parts.heading("h1", f"{row.partition} : {row.pointer}")
+            parts.heading("h1", f"{row.partition} : {self._service.pointer_text(row.pointer)}")
             ui.element("span").classes("spread")
             self._draw_steps(detail)
             parts.button("", self._dialog.close, kind="quiet", icon="close").props('aria-label="Close"')
@@ -186,14 +187,20 @@ class MessageDrawer:
 
     def _draw_steps(self, detail: MessageDetail) -> None:
         partition, pointer = detail.row.partition, int(detail.row.pointer)
-        before = parts.button(
-            "", lambda: self.show(partition, pointer - 1, self._decode), kind="quiet", icon="arrow_back"
-        )
+        before = parts.button("", lambda: self._step(partition, pointer, "older"), kind="quiet", icon="arrow_back")
         before.props('aria-label="The message before"').set_enabled(pointer > int(detail.start))
-        behind = parts.button(
-            "", lambda: self.show(partition, pointer + 1, self._decode), kind="quiet", icon="arrow_forward"
-        )
+        behind = parts.button("", lambda: self._step(partition, pointer, "newer"), kind="quiet", icon="arrow_forward")
         behind.props('aria-label="The next message"').set_enabled(pointer + 1 < int(detail.end))
+
+    async def _step(self, partition: int, pointer: int, way: Literal["newer", "older"]) -> None:
+        if self._service.snapshot().is_counted:
+            await self.show(partition, pointer + (1 if way == "newer" else -1), self._decode)
+            return
+        async with parts.saying_errors():
+            found = await in_background(self._service.next_to, self._topic.name, partition, pointer, way)
+            if found is None:
+                raise ConfigError("there is no further message in this direction")
+            await self.show(partition, found, self._decode)
 
     def _replay(self, partition: int, pointer: int) -> None:
         with parts.opened_dialog("Replay this message") as dialog:
@@ -209,7 +216,8 @@ class MessageDrawer:
                         self._service.replay, person(self._console), self._topic.name, partition, pointer, wanted
                     )
                     await self._on_change()
-                    parts.say(f"Replayed to partition {written} at pointer {at}.", "good")
+                    shown = self._service.pointer_text(at)
+                    parts.say(f"Replayed to partition {written} at pointer {shown}.", "good")
                     dialog.close()
 
             with parts.dialog_buttons(dialog):

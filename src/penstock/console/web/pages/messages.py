@@ -23,6 +23,7 @@ from penstock.console.web.pages.message_drawer import MessageDrawer
 from penstock.console.web.parts import Chosen
 from penstock.errors import FilterError, PenstockError
 from penstock.observe.facts import TopicFacts
+from penstock.streams.pointer_forms import PREFIX, PointerText
 
 LIMITS: Final = (100, 500, 1_000)
 KEPT_LIVE: Final = 300
@@ -32,7 +33,7 @@ FOLLOW_WAIT_S: Final = 1.0
 CELL_LENGTH: Final = 240
 """How many characters a row of the table shows; the drawer shows all."""
 _ALL: Final = -1
-_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,19})", re.ASCII)
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,60})", re.ASCII)
 _NEWEST, _OLDEST, _TIME, _POINTER = "newest", "oldest", "time", "pointer"
 _POSITIONS: Final = {
     _NEWEST: "Newest",
@@ -46,7 +47,7 @@ _POSITIONS: Final = {
 _COLUMNS: Final = (
     tables.Column("time", "Time (UTC)", "time", text=texts.time_text),
     tables.Column("partition", "Partition", "number", on_phone=False),
-    tables.Column("pointer", "Pointer", "number", on_phone=False, text=texts.number_text),
+    tables.Column("pointer", "Pointer", "number", on_phone=False),
     tables.Column("key", "Key", "mono"),
     tables.Column("value", "Value", "wide"),
     tables.Column("size", "Size", "number", on_phone=False, text=texts.size_text),
@@ -119,7 +120,8 @@ class MessagesTab:
         if asked("partition").isdecimal():
             self._partition.value = min(int(asked("partition")), len(self._topic.partitions) - 1)
         if asked("pointer").isdecimal():
-            self._position.value, self._where.value = _POINTER, asked("pointer")
+            pointer = self._service.pointer_text(int(asked("pointer")))
+            self._position.value, self._where.value = _POINTER, pointer
 
     def _choices(self) -> dict[str, str]:
         """The current choices, as the address keeps them."""
@@ -157,6 +159,8 @@ class MessagesTab:
             text = f"latest-{limit}"
         elif position in (_TIME, _POINTER):
             text = (self._where.value or "").strip() or "earliest"
+            if position == _POINTER and text != "earliest" and not text.isdecimal():
+                text = f"{PREFIX}{text.removeprefix(PREFIX)}"
         else:
             text = "earliest" if position == _OLDEST else position
         return MessageQuery(
@@ -213,7 +217,7 @@ class MessagesTab:
         self._note.set_text(_told(page, query))
 
     def _show(self) -> None:
-        self._table.show([row_of(each) for each in self._rows])
+        self._table.show([row_of(each, self._service.pointer_text) for each in self._rows])
         self._table.element.set_visibility(bool(self._rows))
         self._nothing.set_visibility(not self._rows)
 
@@ -301,12 +305,12 @@ class MessagesTab:
             self._visible.clear()
 
 
-def row_of(message: MessageRow) -> tables.Row:
+def row_of(message: MessageRow, pointer_text: PointerText = str) -> tables.Row:
     return {
         "id": f"{message.partition}:{message.pointer}",
         "time": message.timestamp_ms,
         "partition": message.partition,
-        "pointer": int(message.pointer),
+        **tables.pointer_cells("pointer", message.pointer, pointer_text),
         "key": _cell(message.key),
         "value": _cell(message.value),
         "size": message.size_bytes,

@@ -17,7 +17,7 @@ from penstock.console.web.pages.groups import row_of as group_row
 from penstock.console.web.pages.pipelines import state_of
 from penstock.console.web.pages.topics import row_of as topic_row
 from penstock.observe.alerts.rules import AlertState
-from penstock.observe.facts import GroupFacts, PipelineFacts, Snapshot
+from penstock.observe.facts import GroupFacts, PipelineFacts, Snapshot, total
 from penstock.streams.url import without_password
 
 WORRYING_LAG_S = 60.0
@@ -37,7 +37,7 @@ def figures(snapshot: Snapshot, alerts: Sequence[AlertState], *, is_known: bool 
     """The figures at the top, by name. While nothing is known of the stream, they are not shown as zero."""
     topics = [topic for topic in snapshot.topics.values() if not topic.is_internal]
     behind = [group for group in snapshot.groups.values() if is_behind(group)]
-    lag = sum(group.lag for group in snapshot.groups.values())
+    lag = total(group.lag for group in snapshot.groups.values())
     oldest_s = max((group.lag_s for group in snapshot.groups.values() if group.lag_s is not None), default=None)
     waiting = sum(letters.waiting for letters in snapshot.letters.values())
     firing = [alert for alert in alerts if alert.is_firing]
@@ -49,15 +49,15 @@ def figures(snapshot: Snapshot, alerts: Sequence[AlertState], *, is_known: bool 
             texts.rate_text(_total([group.rate_per_s for group in snapshot.groups.values()])), "by all groups"
         ),
         "lag": Figure(
-            texts.short_text(lag),
-            f"oldest {texts.duration_text(oldest_s)}" if oldest_s else "nothing waits" if snapshot.groups else "",
+            texts.short_text(lag) if lag is not None else texts.duration_text(oldest_s),
+            _lag_note(snapshot, lag, oldest_s),
             "warn" if behind else "plain",
         ),
         "letters": Figure(texts.short_text(waiting), "waiting", "warn" if waiting else "plain"),
         "alerts": Figure(str(len(firing)), "firing", "bad" if firing else "plain"),
         "topics": Figure(
             texts.number_text(len(topics)),
-            f"{texts.short_text(sum(each.records for each in topics))}, {texts.size_text(size)}",
+            f"{texts.short_text(total(each.records for each in topics))}, {texts.size_text(size)}",
         ),
     }
     if not is_known:
@@ -67,22 +67,28 @@ def figures(snapshot: Snapshot, alerts: Sequence[AlertState], *, is_known: bool 
     return found
 
 
+def _lag_note(snapshot: Snapshot, lag: int | None, oldest_s: float | None) -> str:
+    if lag is None:
+        return "the oldest unread; records are not counted"
+    return f"oldest {texts.duration_text(oldest_s)}" if oldest_s else "nothing waits" if snapshot.groups else ""
+
+
 def is_behind(group: GroupFacts) -> bool:
-    return group.lag > 0 and (group.is_growing or group.lost > 0 or (group.lag_s or 0) >= WORRYING_LAG_S)
+    return group.is_behind and (group.is_growing or group.lost > 0 or (group.lag_s or 0) >= WORRYING_LAG_S)
 
 
 def groups_behind(snapshot: Snapshot) -> list[tables.Row]:
     """Groups that are behind; those that lose records soonest first."""
     behind = sorted(
         (group for group in snapshot.groups.values() if is_behind(group)),
-        key=lambda group: (group.time_to_loss_s or float("inf"), -(group.lag_s or 0), -group.lag, group.name),
+        key=lambda group: (group.time_to_loss_s or float("inf"), -(group.lag_s or 0), -(group.lag or 0), group.name),
     )
     return [_group_row(group) for group in behind[:MOST]]
 
 
 def busiest_topics(snapshot: Snapshot) -> list[tables.Row]:
     topics = [topic for topic in snapshot.topics.values() if not topic.is_internal]
-    busy = sorted(topics, key=lambda topic: (-(topic.rate_per_s or 0), -topic.records, topic.name))
+    busy = sorted(topics, key=lambda topic: (-(topic.rate_per_s or 0), -(topic.records or 0), topic.name))
     return [topic_row(topic) for topic in busy[:MOST]]
 
 
@@ -208,8 +214,12 @@ class _Overview:
                 self._flow = charts.LineChart(
                     (charts.Line("In", ()), charts.Line("Read", ())), unit="/s", span_s=SPAN_S
                 )
-            with parts.panel("Lag", "records that groups have not read, last hour"):
-                self._lag = charts.LineChart((charts.Line("Lag", ()),), span_s=SPAN_S)
+            self._lag_metric = "lag" if self._service.snapshot().is_counted else "lag_s"
+            what = "records that groups have not read" if self._lag_metric == "lag" else "wait of the oldest record"
+            with parts.panel("Lag", f"{what}, last hour"):
+                self._lag = charts.LineChart(
+                    (charts.Line("Lag", ()),), unit="" if self._lag_metric == "lag" else "s", span_s=SPAN_S
+                )
         with ui.element("div").classes("columns"):
             self._groups = Listing(
                 self._console,
@@ -278,5 +288,5 @@ class _Overview:
         return (
             self._service.series("system", "", "rate_per_s", since_ms),
             self._service.series("system", "", "read_per_s", since_ms),
-            self._service.series("system", "", "lag", since_ms),
+            self._service.series("system", "", self._lag_metric, since_ms),
         )

@@ -7,16 +7,18 @@ from typing import Final
 
 from nicegui import ui
 
+from penstock.abc import Feature
 from penstock.console.views import TopicDetail
 from penstock.console.web import charts, parts, tables, texts
 from penstock.console.web.absence import loaded
 from penstock.console.web.background import from_disk, in_background
 from penstock.console.web.frame import Console, frame, live, person
+from penstock.console.web.pages.group_words import nothing_read
 from penstock.console.web.pages.message_drawer import Draft, draw_produce
 from penstock.console.web.pages.messages import MessagesTab
 from penstock.console.web.pages.topics import keeps_text
 from penstock.console.web.parts import Chosen
-from penstock.observe.facts import GroupFacts, TopicFacts
+from penstock.observe.facts import GroupFacts, TopicFacts, total
 
 _COLUMNS: Final = (
     tables.Column("name", "Setting", "mono"),
@@ -34,6 +36,13 @@ class TopicSettings:
 
     def draw(self) -> None:
         is_fixed = self._service.read_only
+        if not self._detail.has_settings:
+            with parts.panel():
+                parts.label(
+                    f"{self._service.url} does not tell the settings of its topics, and does not change them: it has "
+                    f"no {Feature.ADMIN}."
+                ).classes("about")
+            return
         with parts.toolbar():
             about = "This console is read-only." if is_fixed else "Click a setting to change it. Its own come first."
             parts.label(about).classes("about")
@@ -115,8 +124,8 @@ _FIRST_TAB: Final = "messages"
 _TABS: Final = {_FIRST_TAB: "Messages", "partitions": "Partitions", "config": "Config", "groups": "Groups"}
 _PARTITIONS: Final = (
     tables.Column("partition", "Partition", "number"),
-    tables.Column("start", "Start", "number", text=texts.number_text),
-    tables.Column("end", "End", "number", text=texts.number_text),
+    tables.Column("start", "Start", "number"),
+    tables.Column("end", "End", "number"),
     tables.Column("records", "Records", "number", text=texts.number_text),
     tables.Column("size", "Size", "number", text=texts.size_text),
 )
@@ -191,11 +200,8 @@ class _Topic:
     def _draw_groups(self) -> None:
         with parts.panel():
             with ui.element("div") as self._no_groups:
-                parts.empty(
-                    "No group reads this topic.",
-                    "Read it with one:",
-                    f"penstock consume {self._name} --group my-group --url {self._service.url}",
-                )
+                hint = nothing_read(self._service.snapshot(), self._service.url, self._name)
+                parts.empty("No group reads this topic.", *hint)
             self._groups = tables.Table(_GROUPS, (), sort_by="lag", is_descending=True)
 
     async def _update(self) -> None:
@@ -204,12 +210,13 @@ class _Topic:
         readers = [
             group for group in snapshot.groups.values() if any(reader.topic == self._name for reader in group.readers)
         ]
-        lag = sum(_lag_in(group, self._name) for group in readers)
+        lag = total(_lag_in(group, self._name) for group in readers)
         self._rate.show(texts.rate_text(topic.rate_per_s), note="appended")
         self._records.show(
             texts.short_text(topic.records), note=f"in {texts.count_text(len(topic.partitions), 'partition')}"
         )
-        self._size.show(texts.size_text(topic.size_bytes), note=f"keeps {keeps_text(topic)}")
+        keeps = f"keeps {keeps_text(topic)}" if topic.is_retention_known else "retention is not known"
+        self._size.show(texts.size_text(topic.size_bytes), note=keeps)
         self._lag.show(str(len(readers)), note=f"lag {texts.short_text(lag)}" if readers else "nobody reads it")
         self._show_partitions(topic)
         rows = [_group_row(group, self._name) for group in readers]
@@ -227,15 +234,15 @@ class _Topic:
         by_size = topic.size_bytes is not None
         self._bars.show(
             [str(each.partition) for each in shown],
-            [each.size_bytes or 0 if by_size else each.records for each in shown],
+            [each.size_bytes or 0 if by_size else each.records or 0 for each in shown],
         )
         self._partitions.show(
             [
                 {
                     "id": each.partition,
                     "partition": each.partition,
-                    "start": each.start,
-                    "end": each.end,
+                    **tables.pointer_cells("start", each.start, self._service.pointer_text),
+                    **tables.pointer_cells("end", each.end, self._service.pointer_text),
                     "records": each.records,
                     "size": each.size_bytes,
                 }
@@ -249,7 +256,9 @@ class _Topic:
     async def _delete(self) -> None:
         is_sure = await parts.ask(
             f"Delete topic {self._name}?",
-            f"Its {texts.number_text(self._detail.facts.records)} records are deleted for good.",
+            "All of its records are deleted for good."
+            if self._detail.facts.records is None
+            else f"Its {texts.number_text(self._detail.facts.records)} records are deleted for good.",
             confirm_word=self._name,
             action="Delete",
             is_dangerous=True,
@@ -260,8 +269,8 @@ class _Topic:
                 ui.navigate.to("/topics")
 
 
-def _lag_in(group: GroupFacts, topic: str) -> int:
-    return sum(each.lag or 0 for each in group.readers if each.topic == topic)
+def _lag_in(group: GroupFacts, topic: str) -> int | None:
+    return total(each.lag for each in group.readers if each.topic == topic and each.committed is not None)
 
 
 def _group_row(group: GroupFacts, topic: str) -> tables.Row:

@@ -109,6 +109,8 @@ def rows_of(snapshot: Snapshot, *, with_internal: bool = False) -> list[tables.R
 
 
 def keeps_text(topic: TopicFacts) -> str:
+    if not topic.is_retention_known:
+        return texts.NOTHING
     if topic.is_compacted:
         return "newest of a key"
     kept = [] if topic.retention_ms is None else [texts.duration_text(topic.retention_ms / 1000)]

@@ -17,6 +17,7 @@ from penstock.console.web.background import in_background
 from penstock.console.web.pages.consumer import draw_timeline
 from penstock.model import LetterState
 from penstock.model.letter import is_of_query
+from penstock.streams.pointer_forms import PointerText
 
 STATE_TONES: dict[LetterState, tables.Tone] = {
     LetterState.WAITING: "warn",
@@ -29,11 +30,11 @@ STATE_TONES: dict[LetterState, tables.Tone] = {
 def place_text(row: LetterRow) -> str:
     """The place of its record: orders-3 @ 1201. For the row of a query: query shop.spend, batch 17."""
     if is_of_query(row.topic):
-        return f"{row.topic}, batch {row.pointer}"
-    return f"{row.topic}-{row.partition} @ {row.pointer}"
+        return f"{row.topic}, batch {row.pointer_text}"
+    return f"{row.topic}-{row.partition} @ {row.pointer_text}"
 
 
-async def show_letter(detail: LetterDetail, download: str) -> None:
+async def show_letter(detail: LetterDetail, download: str, pointer_text: PointerText) -> None:
     """Show it in a drawer, until it is closed. `download` is the address of its key and value as files."""
     with ui.dialog().props('position=right maximized aria-label="Dead letter"') as dialog, ui.card().classes("drawer"):
         with ui.element("div").classes("drawer-head"):
@@ -41,11 +42,11 @@ async def show_letter(detail: LetterDetail, download: str) -> None:
             parts.badge(str(detail.row.state), STATE_TONES[detail.row.state])
             ui.element("span").classes("spread")
             parts.button("", dialog.close, kind="quiet", icon="close").props('aria-label="Close"')
-        draw_letter(detail, download)
+        draw_letter(detail, download, pointer_text)
     await parts.until_closed(dialog)
 
 
-def draw_letter(detail: LetterDetail, download: str) -> None:
+def draw_letter(detail: LetterDetail, download: str, pointer_text: PointerText) -> None:
     row = detail.row
     with ui.element("div").classes("notice-inline tone-bad"):
         parts.label(row.error)
@@ -79,7 +80,7 @@ def draw_letter(detail: LetterDetail, download: str) -> None:
     if detail.history:
         parts.heading("h3", "What happened")
         with ui.element("div").classes("timeline"):
-            draw_timeline(detail.history)
+            draw_timeline(detail.history, pointer_text)
 
 
 LONGEST_LINES: Final = 2_000

@@ -302,7 +302,8 @@ class _StorePage:
         async with parts.saying_errors():
             detail = await in_background(self._service.letter, self._spec, id)
             self._chosen.keep(letter=id)
-            await show_letter(detail, f"{texts.path_to('download-letter', place_name(self._spec))}/{detail.row.id}")
+            download = f"{texts.path_to('download-letter', place_name(self._spec))}/{detail.row.id}"
+            await show_letter(detail, download, self._service.pointer_text)
             self._chosen.keep(letter="")
 
     async def _open_comparison(self) -> None:
