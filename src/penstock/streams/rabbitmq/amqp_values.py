@@ -57,7 +57,7 @@ def decode(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
     """The value at a place, and the place after it. Text is `str`, binary is `bytes`. Raises NotAmqpError."""
     try:
         return _decode(data, at, data[at], at + 1, depth)
-    except (IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
+    except (IndexError, struct.error, ValueError, TypeError, OverflowError) as error:
         raise NotAmqpError(str(error)) from error
 
 

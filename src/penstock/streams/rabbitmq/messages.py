@@ -113,7 +113,7 @@ def record_of(topic: str, partition: int, offset: int, time_ms: int, message: by
     if found is None:
         try:
             found = _content(_sections(message, start))
-        except (NotAmqpError, ValueError):
+        except NotAmqpError:
             found = None, message, ()
     return Record(topic, partition, offset, *found, time_ms)
 
@@ -174,15 +174,19 @@ def _sections(message: bytes, at: int) -> list[Described]:
     found = []
     while at < len(message):
         section, at = decode(message, at)
-        if not isinstance(section, Described) or not isinstance(section.descriptor, int):
+        if not isinstance(section, Described) or section.descriptor not in _SECTIONS:
             raise NotAmqpError("a message consists of sections")
+        if not isinstance(section.value, _KINDS.get(section.descriptor, object)):
+            raise NotAmqpError("a section has a content of another kind")
         found.append(section)
-    if not any(section.descriptor in _BODIES for section in found):
-        raise NotAmqpError("a message has a body")
+    if not found:
+        raise NotAmqpError("a message is not empty")
     return found
 
 
-_BODIES: Final = frozenset({0x75, 0x76, 0x77})
+_SECTIONS: Final = range(0x70, 0x79)
+_KINDS: Final[dict[int, type]] = {0x73: list, 0x74: dict, 0x75: bytes, 0x76: list}
+"""What standard and application properties, data and sequences consist of."""
 
 
 def _content(sections: list[Described]) -> _Content:
@@ -209,9 +213,14 @@ def _content(sections: list[Described]) -> _Content:
     return key, None if is_null else _value(body), tuple(headers)
 
 
-def _listed(text: str) -> list[tuple[str, bytes | None]]:
+def _listed(text: Any) -> list[tuple[str, bytes | None]]:
     """The headers in a `penstock-headers`."""
-    return [(name, None if content is None else base64.b64decode(content)) for name, content in json.loads(text)]
+    try:
+        return [
+            (str(name), None if content is None else base64.b64decode(content)) for name, content in json.loads(text)
+        ]
+    except (ValueError, TypeError):  # it is not one of ours
+        return [(HEADERS, _bytes_of(text))]
 
 
 def _standard_properties(values: list[Any]) -> list[tuple[str, bytes | None]]:
@@ -224,6 +233,8 @@ def _standard_properties(values: list[Any]) -> list[tuple[str, bytes | None]]:
 
 
 def _value(body: list[Described]) -> bytes | None:
+    if not body:
+        return None  # as some libraries write null
     if all(section.descriptor == 0x75 for section in body):
         return b"".join(section.value for section in body)
     if body[0].descriptor == 0x77:
