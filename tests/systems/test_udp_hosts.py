@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.system("UDP"), pytest.mark.xdist_group("udp")]
 COUNT: Final = 10_000
 PORT: Final = 5000
 ADDRESSES: Final = ("10.77.0.1", "10.77.0.2")
+GROUP_6: Final = "[ff15::77]"
+ADDRESSES_6: Final = ("fd77::1", "fd77::2")
 WAIT_S: Final = 60.0
 
 
@@ -59,9 +61,10 @@ def hosts() -> Iterator[Hosts]:
             _ip("-n", first, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", second)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"this machine does not allow network namespaces: {error.stderr.decode().strip()}")
-        for each, address in zip(found.names, ADDRESSES, strict=True):
+        for each, address, address_6 in zip(found.names, ADDRESSES, ADDRESSES_6, strict=True):
             _ip("-n", each, "address", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", each, "link", "set", "eth0", "up")
+            _ip("-n", each, "address", "add", f"{address_6}/64", "dev", "eth0", "nodad")
         yield found
 
 
@@ -97,3 +100,19 @@ def test_what_was_sent_while_the_cable_was_cut_is_recovered(hosts: Hosts, tmp_pa
     *numbers, lost = arrived.read_text().splitlines()
     assert lost == "lost 0"
     assert list(map(int, numbers)) == list(range(COUNT)), "each once, and in order"
+
+
+def test_ipv6_groups_work(hosts: Hosts, tmp_path: Path) -> None:
+    arrived, sent = tmp_path / "arrived", tmp_path / "sent"
+    url = f"udp://{GROUP_6}:{PORT}?interface=eth0"
+    processes = [hosts.start(1, "listen", url, "1000", str(arrived))]
+    try:
+        wait_until(arrived.exists, WAIT_S)
+        processes.append(hosts.start(0, "send", url, "1000", str(sent)))
+        for process in processes:
+            assert process.wait(WAIT_S) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(WAIT_S)
+    assert arrived.read_text().splitlines() == [*map(str, range(1_000)), "lost 0"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.channels.udp.ordering import ASKED_AT_ONCE, WINDOW_PACKETS, SenderOrder, UdpCounts
+from penstock.channels.udp.ordering import ASKED_AT_ONCE, WINDOW_PACKETS, HeldBytes, SenderOrder, UdpCounts
 from penstock.channels.udp.packets import DATA, FRAGMENT, Packet
 
 REORDER_S = 0.005
@@ -36,7 +36,7 @@ class Receiver:
             from_start=self.from_start,
             reorder_s=REORDER_S,
             recover_s=RECOVER_S,
-            held_bytes=self.held_bytes,
+            held_bytes=HeldBytes(self.held_bytes),
             counts=self.counts,
         )
         self.offer(first)

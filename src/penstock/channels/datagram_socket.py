@@ -19,6 +19,7 @@ LARGEST_DATAGRAM_BYTES: Final = 65_507
 Address = tuple[Any, ...]
 """As the socket module has it: host and port, and two numbers more for IPv6."""
 
+_SEND_TIMEOUT_S: Final = 10
 _IP_MULTICAST_ALL: Final = 49
 _IPV6_MULTICAST_ALL: Final = 29
 _SO_RCVBUFFORCE: Final = 33
@@ -97,6 +98,8 @@ def open_sending(endpoint: Endpoint, interface: str | None, ttl: int | None, sou
     sender = socket.socket(endpoint.family, socket.SOCK_DGRAM)
     try:
         _enlarge(sender, 1 << 20)
+        # Not a timeout of the socket object, which would make reading answers wait, too.
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
         if source is not None:
             sender.bind(source.address)
         if endpoint.is_multicast:
@@ -124,8 +127,8 @@ def unavailable(error: OSError, what: str) -> BrokerUnavailableError:
         advice = ": another program listens there; stop it, or choose another port"
     elif error.errno == errno.EADDRNOTAVAIL:
         advice = ": this machine does not have the address; use one of its own, or 0.0.0.0 for all"
-    elif error.errno in (errno.ENODEV, errno.ENXIO):
-        advice = ": this machine has no such interface, or no route to the group; set interface="
+    elif error.errno in (errno.ENODEV, errno.ENXIO, errno.ENETUNREACH):
+        advice = ": no interface of this machine leads there now; for a multicast group, set interface="
     elif error.errno == errno.EACCES:
         advice = ": a port below 1024 needs root, and a broadcast address is not supported"
     return BrokerUnavailableError(f"{what}: {error.strerror or error}{advice}", retriable=error.errno not in _NOT_OURS)

@@ -55,6 +55,18 @@ class UdpCounts:
 
 
 @dataclass(slots=True)
+class HeldBytes:
+    """What the sessions of a receiver may keep together."""
+
+    limit: int
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.limit - self.used
+
+
+@dataclass(slots=True)
 class _Ask:
     first_s: float
     last_s: float
@@ -65,20 +77,26 @@ class SenderOrder:
     """One session. Packets go in by `offer`, `announce` and `gone`; `take` returns what can be delivered."""
 
     def __init__(
-        self, first: Packet, *, from_start: bool, reorder_s: float, recover_s: float, held_bytes: int, counts: UdpCounts
+        self,
+        first: Packet,
+        *,
+        from_start: bool,
+        reorder_s: float,
+        recover_s: float,
+        held_bytes: HeldBytes,
+        counts: UdpCounts,
     ) -> None:
         """`from_start`: the session is younger than this receiver, so that everything of it should arrive."""
         self.counts = counts
         self.cookie: bytes | None = None
         self._reorder_s = reorder_s
         self._recover_s = recover_s
-        self._held_limit_bytes = held_bytes
+        self._held_bytes = held_bytes
         self._next = 0 if from_start else first.number
         self._next_record = 0 if from_start else first.record
         self._end, self._end_record = self._next, self._next_record
         """The packet after the last one that is known to exist, and its first record."""
         self._held: dict[int, Packet] = {}
-        self._held_bytes = 0
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._partly_seen = None if from_start or first.kind != FRAGMENT or first.begins else first.record
@@ -113,9 +131,7 @@ class SenderOrder:
             counts.duplicates += 1
             return
         size = len(packet.payload)
-        if number >= self._next + WINDOW_PACKETS or (
-            number != self._next and self._held_bytes + size > self._held_limit_bytes
-        ):
+        if number >= self._next + WINDOW_PACKETS or (number != self._next and size > self._held_bytes.left):
             counts.postponed += 1
         else:
             ask = self._asked.pop(number, None)
@@ -126,7 +142,7 @@ class SenderOrder:
             elif number + 1 < self._end:
                 counts.reordered += 1
             self._held[number] = packet
-            self._held_bytes += size
+            self._held_bytes.used += size
             self._largest_bytes = max(self._largest_bytes, size)
         self._extend(number + 1, packet.record + packet.records, now_s)
 
@@ -150,7 +166,7 @@ class SenderOrder:
                     break
                 self._skip()
                 continue
-            self._held_bytes -= len(packet.payload)
+            self._held_bytes.used -= len(packet.payload)
             self._next += 1
             payload = self._delivered(packet)
             if payload is not None:
@@ -184,7 +200,7 @@ class SenderOrder:
             self._watched_s = None
             self._watch(now_s)
         ranges: list[tuple[int, int]] = []
-        room = min(ASKED_AT_ONCE, (self._held_limit_bytes - self._held_bytes) // self._largest_bytes)
+        room = min(ASKED_AT_ONCE, self._held_bytes.left // self._largest_bytes)
         for number in range(self._next, min(self._overdue, self._next + WINDOW_PACKETS)):
             if number in self._held:
                 continue
@@ -225,6 +241,12 @@ class SenderOrder:
             due_s = min(due_s, ask.last_s + self._pause_s(ask.times), ask.first_s + self._recover_s)
         return due_s
 
+    def forget(self) -> None:
+        """Keep nothing any more: the session is not remembered."""
+        self._held_bytes.used -= sum(len(packet.payload) for packet in self._held.values())
+        self._held.clear()
+        self._drop_parts()
+
     def _pause_s(self, times: int) -> float:
         return min(self._round_trip_s * (2 << min(times, 10)), _LONGEST_PAUSE_S)
 
@@ -256,8 +278,13 @@ class SenderOrder:
         if record > self._next_record:
             self.counts.lost += record - self._next_record
             self._next_record = record
-        self._parts.clear()
-        self._parts_bytes = 0
+        self._drop_parts()
+
+    def _drop_parts(self) -> None:
+        if self._parts:
+            self._parts.clear()
+            self._held_bytes.used -= self._parts_bytes
+            self._parts_bytes = 0
 
     def _delivered(self, packet: Packet) -> Payload | None:
         """What a packet, which is the next one, completes."""
@@ -272,15 +299,15 @@ class SenderOrder:
             return None
         self._parts.append(packet.payload)
         self._parts_bytes += len(packet.payload)
+        self._held_bytes.used += len(packet.payload)
         if self._parts_bytes > LARGEST_RECORD_BYTES:
-            self._parts.clear()
+            self._drop_parts()
             self._forget_record(packet)
             return None
         if not packet.records:
             return None
         data = b"".join(self._parts)
-        self._parts.clear()
-        self._parts_bytes = 0
+        self._drop_parts()
         self._next_record = packet.record + 1
         return Payload(data, 1, packet.sent_ms)
 

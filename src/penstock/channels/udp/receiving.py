@@ -14,7 +14,7 @@ from penstock.channels.datagram_socket import Address, Endpoint, open_asking, op
 from penstock.channels.rare_warnings import RareWarnings
 from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
 from penstock.channels.socket_thread import SocketThread
-from penstock.channels.udp.ordering import Payload, SenderOrder, UdpCounts
+from penstock.channels.udp.ordering import HeldBytes, Payload, SenderOrder, UdpCounts
 from penstock.channels.udp.packets import (
     CHALLENGE,
     COOKIE_BYTES,
@@ -73,6 +73,7 @@ class UdpReceiver:
         self._ready: collections.deque[list[Arrived]] = collections.deque()
         """Records of packets in order, which wait for room in the buffer."""
         self._at_once = min(_RECORDS_AT_ONCE, settings.buffer // 4)
+        self._held_bytes = HeldBytes(settings.reorder_bytes)
         self._since_s = 0.0
         self._closing = threading.Event()
         self._asking: socket.socket | None = None
@@ -174,14 +175,14 @@ class UdpReceiver:
             oldest = min(self._senders, key=lambda each: self._senders[each].heard_s)
             if now_s - self._senders[oldest].heard_s < _SILENT_S:
                 raise ForeignPacketError(f"there are {len(self._senders)} senders already: raise max_senders")
-            del self._senders[oldest]
+            self._senders.pop(oldest).order.forget()
             self._behind.pop(oldest, None)
         order = SenderOrder(
             packet,
             from_start=now_s - packet.age_ms / 1000 > self._since_s,
             reorder_s=self._settings.reorder_s,
             recover_s=self._settings.recover_s,
-            held_bytes=self._settings.reorder_bytes,
+            held_bytes=self._held_bytes,
             counts=self.counts,
         )
         self.counts.senders += 1

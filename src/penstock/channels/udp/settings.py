@@ -46,7 +46,7 @@ class UdpSettings:
     recover_s: float = 5.0
     """How long a receiver asks for a missing packet; then its records are lost, and later ones are delivered."""
     reorder_bytes: int = 16 << 20
-    """What a receiver keeps of each sender while earlier packets are missing."""
+    """What a receiver keeps of all senders while earlier packets are missing."""
     buffer: int = 100_000
     """How many records wait for `listen`. When it is full, packets are asked for later, or lost with raw=true."""
     socket_buffer_bytes: int = 8 << 20
