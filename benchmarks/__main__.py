@@ -37,6 +37,7 @@ from benchmarks import (
     systems_sqs,
     systems_stomp,
     systems_udp,
+    systems_zmq_nng,
 )
 from benchmarks.report import Report
 
@@ -74,6 +75,7 @@ def main() -> None:
         "systems-udp": lambda: systems_udp.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-http": lambda: systems_http.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-pubsub": lambda: systems_pubsub.run(report, say, rounds=options.rounds, scale=options.scale),
+        "systems-zmq-nng": lambda: systems_zmq_nng.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-nats": lambda: systems_nats.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-rabbitmq-stream": lambda: systems_rabbitmq_stream.run(
             report, say, rounds=options.rounds, scale=options.scale

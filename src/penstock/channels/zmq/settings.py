@@ -39,7 +39,7 @@ class ZmqSettings:
     """Of request: how long `send` waits for the answer."""
     heartbeat_s: float = 5.0
     """A peer that does not answer a ping for twice as long is disconnected."""
-    linger_s: float = 5.0
+    linger_s: float = 30.0
     """How long `close` waits for records that are not transmitted yet."""
     curve_key_file: str | None = None
     """For encryption by CURVE: the certificate of this side, with its secret key, as `zmq.auth.create_certificates`
