@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import uuid
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pika
@@ -15,15 +12,14 @@ import pytest
 
 import penstock as ps
 from penstock.abc import Feature, Outcome
-from penstock.dead_letters.opening import open_dead_letters
 from penstock.errors import BrokerUnavailableError, ConfigError, StaleDeliveryError, UrlError
-from penstock.model import DeadLetterFilter, NewRecord
+from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.amqp import AmqpDelivery, AmqpQueue
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.consuming.eventually import wait_until
-from tests.forking import FORKING
+from tests.systems.killed_queue_app import check_every_record_is_handled
 from tests.systems.rabbitmq_server import RabbitMq
 
 pytestmark = [pytest.mark.system("RabbitMQ"), pytest.mark.xdist_group("rabbitmq")]
@@ -87,7 +83,20 @@ class TestQuorumQueue(conformance.queue(open_quorum, outage=outage)):  # type: i
     test_no_record_is_lost_when_the_server_is_killed = None
     """A single node of RabbitMQ 3.10 that is killed seconds after a quorum queue was declared may leave the queue
     without a leader for good ("leader not known"), whatever its clients do. The classic queue shows that the adapter
-    recovers."""
+    recovers, and so does the quorum queue of RabbitMQ 4."""
+
+
+def test_no_record_is_lost_when_rabbitmq_4_with_a_quorum_queue_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RabbitMq(tmp_path / "rabbitmq", 4) as server, TcpProxy(server.port) as proxy:
+        monkeypatch.setenv(ADDRESS, proxy.address)
+        suite = conformance.queue(open_quorum, outage=lambda: Outage(server, proxy))
+        result = suite("test_no_record_is_lost_when_the_server_is_killed").run()
+    assert result is not None
+    assert not result.errors + result.failures
+    assert result.testsRun == 1
+    assert not result.skipped
 
 
 @pytest.mark.usefixtures("rabbitmq")
@@ -224,56 +233,7 @@ def test_an_unreachable_server_is_told_in_time() -> None:
 
 @pytest.mark.usefixtures("rabbitmq")
 def test_an_app_handles_every_record_though_handlers_fail_and_its_process_is_killed(tmp_path: Path) -> None:
-    name = f"jobs-{uuid.uuid4().hex[:8]}"
-    seen = tmp_path / "seen.txt"
-    letters = f"sqlite:{tmp_path / 'letters.db'}"
-    queue = open_queue(url(name))
-    queue.send([NewRecord("queue", b"%d" % number) for number in range(200)])
-    for most in (40, 80):
-        process = FORKING.Process(target=_work, args=(url(name), seen, letters))
-        process.start()
-        wait_until(functools.partial(_has_handled, seen, most), WAIT_S)
-        process.kill()
-        process.join()
-    process = FORKING.Process(target=_work, args=(url(name), seen, letters))
-    process.start()
-    try:
-        wait_until(lambda: len(set(_handled(seen))) == 199, WAIT_S)
-    finally:
-        process.terminate()
-        process.join()
-    counts = Counter(_handled(seen))
-    assert set(counts) == set(range(200)) - {13}, "every record but the bad one is handled"
-    assert not queue.receive(1, 0.5), "nothing is left in the queue"
-    queue.close()
-    with closing(open_dead_letters(letters)) as dead:
-        assert [letter.record.value for letter in dead.browse(DeadLetterFilter())] == [b"13"]
-
-
-def _work(queue_url: str, seen: Path, letters: str) -> None:
-    app = ps.App(group="workers")
-    failed: set[int] = set()
-
-    @app.handle(queue_url, retry=ps.Retry(3, first_delay_s=0.01), dead_letters=letters, workers=4)
-    def work(value: bytes) -> None:
-        number = int(value)
-        if number == 13:
-            raise ps.Reject("unlucky")
-        if number % 10 == 0 and number not in failed:
-            failed.add(number)
-            raise RuntimeError("fails once")
-        with seen.open("a") as file:
-            file.write(f"{number}\n")
-
-    app.run()
-
-
-def _has_handled(seen: Path, count: int) -> bool:
-    return len(set(_handled(seen))) >= count
-
-
-def _handled(seen: Path) -> list[int]:
-    return [int(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+    check_every_record_is_handled(url(f"jobs-{uuid.uuid4().hex[:8]}"), tmp_path)
 
 
 def _receive(queue: AmqpQueue, count: int) -> list[AmqpDelivery]:
