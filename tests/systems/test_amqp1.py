@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -19,9 +18,7 @@ from urllib.parse import quote
 import pika
 import pytest
 
-import penstock as ps
 from penstock.abc import Feature, Outcome
-from penstock.dead_letters.opening import open_dead_letters
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -30,18 +27,18 @@ from penstock.errors import (
     StreamError,
     UrlError,
 )
-from penstock.model import DeadLetterFilter, NewRecord
+from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.amqp1 import Amqp1Delivery, Amqp1Queue
 from penstock.testing import TcpProxy, conformance
 from tests import real_parts, system_table
 from tests.consuming.eventually import wait_until
-from tests.forking import FORKING
 from tests.servers import free_ports
 from tests.systems import activemq_server, artemis_server, qpid_server
 from tests.systems.activemq_server import ActiveMq
 from tests.systems.artemis_server import Artemis
 from tests.systems.java_keystore import make_keystore
+from tests.systems.killed_queue_app import check_every_record_is_handled
 from tests.systems.qpid_server import LARGEST_MESSAGE_BYTES, Qpid
 from tests.systems.rabbitmq_server import RabbitMq
 
@@ -529,54 +526,7 @@ def test_an_app_handles_every_record_though_handlers_fail_and_its_process_is_kil
     tmp_path: Path, retries: str
 ) -> None:
     url = artemis_url(f"jobs-{uuid.uuid4().hex[:8]}", f"retries={retries}&prefetch=20")
-    seen = tmp_path / "seen.txt"
-    letters = f"sqlite:{tmp_path / 'letters.db'}"
-    queue = open_queue(url)
-    queue.send([NewRecord("queue", b"%d" % number) for number in range(200)])
-    for most in (40, 80):
-        process = FORKING.Process(target=_work, args=(url, seen, letters))
-        process.start()
-        wait_until(functools.partial(_has_handled, seen, most), WAIT_S)
-        process.kill()
-        process.join()
-    process = FORKING.Process(target=_work, args=(url, seen, letters))
-    process.start()
-    try:
-        wait_until(lambda: len(set(_handled(seen))) == 199, WAIT_S)
-    finally:
-        process.terminate()
-        process.join()
-    assert set(_handled(seen)) == set(range(200)) - {13}, "every record but the bad one is handled"
-    assert not queue.receive(1, 0.5), "nothing is left in the queue"
-    queue.close()
-    with closing(open_dead_letters(letters)) as dead:
-        assert [letter.record.value for letter in dead.browse(DeadLetterFilter())] == [b"13"]
-
-
-def _work(queue_url: str, seen: Path, letters: str) -> None:
-    app = ps.App(group="workers")
-    failed: set[int] = set()
-
-    @app.handle(queue_url, retry=ps.Retry(6, first_delay_s=0.01), dead_letters=letters, workers=4)
-    def work(value: bytes) -> None:
-        number = int(value)
-        if number == 13:
-            raise ps.Reject("unlucky")
-        if number % 10 == 0 and number not in failed:
-            failed.add(number)
-            raise RuntimeError("fails once")
-        with seen.open("a") as file:
-            file.write(f"{number}\n")
-
-    app.run()
-
-
-def _has_handled(seen: Path, count: int) -> bool:
-    return len(set(_handled(seen))) >= count
-
-
-def _handled(seen: Path) -> list[int]:
-    return [int(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+    check_every_record_is_handled(url, tmp_path)
 
 
 def _receive(queue: Amqp1Queue, count: int) -> list[Amqp1Delivery]:

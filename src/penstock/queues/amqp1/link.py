@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import logging
 import ssl
 import time
 import uuid
@@ -13,12 +14,15 @@ from typing import Any, Final, NamedTuple
 
 from penstock.abc import Outcome
 from penstock.errors import BrokerUnavailableError, PenstockError, RecordTooLargeError, StaleDeliveryError, StreamError
+from penstock.queues.amqp1.login import Login
 from penstock.queues.amqp1.products import Product, product_of
 from penstock.queues.amqp1.settings import Amqp1Settings
-from penstock.queues.amqp1.wire import Login, Waker, Wire, import_proton
+from penstock.queues.amqp1.wire import Waker, Wire, import_proton
 from penstock.queues.pending import Pending
 from penstock.queues.reconnecting import Numbered, ReconnectingLink
 from penstock.streams.url import Host
+
+logger = logging.getLogger(__name__)
 
 DELAYED_DELIVERY: Final = "DELAYED_DELIVERY"
 """The capability of a broker that delivers messages at a time of their own."""
@@ -189,6 +193,9 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             problem = ended.problem
         except (OSError, self._proton.ProtonException) as error:
             problem = self._unreachable(error)
+        except Exception as error:  # the caller must hear of it, and the thread go on
+            logger.exception("the connection to %s is replaced after an error of ours", self._shown)
+            problem = self._unreachable(error)
         finally:
             wire.close()
             self._lost(problem)
@@ -258,15 +265,18 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         else:
             self._is_confirming = link.remote_rcv_settle_mode == link.RCV_SECOND
             with self._changed:
-                self._to_grant = 0
-            link.flow(self._settings.prefetch)
+                self._to_grant = self._settings.prefetch
         self._attached()
 
     def _attached(self) -> None:
+        """Deliveries come only when the queue is ready: they belong to its new generation."""
         self._awaited -= 1
-        if not self._awaited and not self._is_ready:
+        if self._awaited:
+            return
+        if not self._is_ready:
             self._is_ready = True
             self._ready()
+        self._do_grant()
 
     def _on_detached(self, link: Any) -> None:
         condition = link.remote_condition

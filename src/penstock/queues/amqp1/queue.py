@@ -14,8 +14,9 @@ from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, StaleDeliveryError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.queues.amqp1.link import Amqp1Link, Arrival
+from penstock.queues.amqp1.login import login_of
 from penstock.queues.amqp1.messages import decoded_message, delayed_copy, encoded_message
-from penstock.queues.amqp1.settings import Amqp1Settings, login_of
+from penstock.queues.amqp1.settings import Amqp1Settings
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 
 logger = logging.getLogger(__name__)

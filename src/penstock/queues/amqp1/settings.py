@@ -1,22 +1,11 @@
-"""Settings of `amqp1:` URLs, and what they and the machine's files say about connecting."""
+"""Settings of `amqp1:` URLs."""
 
 from __future__ import annotations
 
-import json
-import os
-import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.queues.amqp1.wire import Login
-from penstock.streams.backend_url import BackendUrl
-
-CONNECT_FILE: Final = "MESSAGING_CONNECT_FILE"
-"""The environment variable that names Qpid's file of connection settings."""
-_CONNECT_FILES: Final = ("connect.json", "~/.config/messaging/connect.json", "/etc/messaging/connect.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,50 +47,3 @@ class Amqp1Settings:
         for name in ("heartbeat_s", "connect_timeout_s", "send_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")
-
-
-def login_of(url: BackendUrl, settings: Amqp1Settings, container: str) -> Login:
-    """How to connect. Without a user in the URL, that of Qpid's connection file, if it is about the same host."""
-    user, password = url.user, url.password
-    ca_file, cert_file, key_file = settings.ca_file, settings.cert_file, settings.key_file
-    if user is None and cert_file is None:
-        found = connect_file(url)
-        user, password = found.get("user"), found.get("password")
-        tls = found.get("tls", {})
-        ca_file = ca_file or tls.get("ca")
-        cert_file, key_file = tls.get("cert"), tls.get("key")
-    context = None
-    if url.scheme == "amqps1":
-        try:
-            context = ssl.create_default_context(cafile=ca_file)
-            if cert_file is not None:
-                context.load_cert_chain(cert_file, key_file)
-        except OSError as error:
-            raise ConfigError(f"the certificates for {url.shown} cannot be loaded: {error}") from error
-    elif settings.ca_file or settings.cert_file or settings.key_file:
-        raise ConfigError(f"ca_file, cert_file and key_file are for TLS: use amqps1:// instead of {url.shown}")
-    return Login(
-        container=container,
-        hostname=settings.virtual_host,
-        user=user,
-        password=password,
-        tls=context,
-        idle_timeout_s=2 * settings.heartbeat_s,
-        has_certificate=context is not None and cert_file is not None,
-    )
-
-
-def connect_file(url: BackendUrl) -> Mapping[str, Any]:
-    """Qpid's connection settings for the URL's host: of the file in $MESSAGING_CONNECT_FILE, else of the first of the
-    usual places that has one. Empty if there is none, or it is about another host."""
-    named = os.environ.get(CONNECT_FILE)
-    for name in (named,) if named else _CONNECT_FILES:
-        path = Path(name).expanduser()
-        if named or path.is_file():
-            try:
-                found = json.loads(path.read_text("utf-8"))
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"{path} cannot be read as connection settings: {error}") from error
-            is_ours = isinstance(found, dict) and found.get("host", "localhost") == url.host.name
-            return found if is_ours else {}
-    return {}

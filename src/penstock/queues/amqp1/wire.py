@@ -14,10 +14,10 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.errors import MissingExtraError
+from penstock.queues.amqp1.login import Login
 
 _READ_BYTES: Final = 1 << 16
 
@@ -27,27 +27,6 @@ def import_proton() -> Any:
         return importlib.import_module("proton")
     except ImportError:
         raise MissingExtraError("AMQP 1.0", "amqp1") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Login:
-    """How to connect, besides the address."""
-
-    container: str
-    """The name of this program in the broker's tools."""
-    hostname: str | None
-    """What the broker is told to be called. None: the name by which it is reached."""
-    user: str | None
-    password: str | None
-    tls: ssl.SSLContext | None
-    idle_timeout_s: float
-    has_certificate: bool = False
-
-    @property
-    def mechanism(self) -> str:
-        if self.user is not None:
-            return "PLAIN"
-        return "EXTERNAL" if self.has_certificate else "ANONYMOUS"
 
 
 class Waker:
@@ -78,7 +57,6 @@ class Wire:
     def __init__(self, host: str, port: int, login: Login, waker: Waker, timeout_s: float) -> None:
         proton = import_proton()
         self._waker = waker
-        self._socket = _connected(host, port, login.tls, timeout_s)
         self.connection = proton.Connection()
         self._collector = proton.Collector()
         self.connection.collect(self._collector)
@@ -94,6 +72,7 @@ class Wire:
         self.transport.idle_timeout = login.idle_timeout_s
         self.transport.bind(self.connection)
         self.connection.open()
+        self._socket = _connected(host, port, login.tls, timeout_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._selector.register(waker.reader, selectors.EVENT_READ)
