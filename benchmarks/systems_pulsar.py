@@ -44,9 +44,9 @@ def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: f
         say("  " + row.line())
         report.rows.append(row)
     report.notes.append(
-        f"Apache Pulsar: {version()} standalone, journal synced, pulsar-client {version_of('pulsar-client')}; both sides "
-        "send keys, and look at the key, value and id of each message that they read; append is 1,000 records in one "
-        "call, send is one record in one call."
+        f"Apache Pulsar: {version()} standalone, journal synced, pulsar-client {version_of('pulsar-client')}; both "
+        "sides send keys, and look at the key, value and id of each message that they read; append is 1,000 records in "
+        "one call, send is one record in one call."
     )
 
 

@@ -10,6 +10,8 @@ from penstock.channels.memory import AnsweringMemoryChannel, MemoryChannel
 from penstock.channels.statsd.channel import FEATURES as STATSD
 from penstock.channels.udp.channel import FEATURES as UDP
 from penstock.channels.udp.channel import RAW_FEATURES as RAW_UDP
+from penstock.channels.zmq.one_way import CountingZmqChannel, ZmqChannel
+from penstock.channels.zmq.request import ZmqRequestChannel
 from penstock.queues import amqp
 from penstock.queues.amqp1.queue import FEATURES as AMQP1
 from penstock.queues.amqp1.queue import RETRIES
@@ -44,6 +46,9 @@ QUEUES: Final[dict[str, Features]] = {
     "sqs:": SQS | {Feature.DEAD_LETTERS},  # of queues with a redrive policy
 }
 CHANNELS: Final[dict[str, Features]] = {
+    "zmq: nng:": CountingZmqChannel.FEATURES,  # publish/subscribe
+    "zmq: nng:?pattern=request": ZmqRequestChannel.FEATURES,
+    "zmq: nng:?pattern=pipeline": ZmqChannel.FEATURES,
     "http: https: webhooks:": HTTP,
     "udp:": UDP,
     "udp:?raw=true": RAW_UDP,

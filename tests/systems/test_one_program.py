@@ -17,6 +17,7 @@ from tests.redis_server import shared_url
 from tests.servers import ApacheKafka
 from tests.streams.embedded import stop_broker
 from tests.systems.nats_server import NatsServer
+from tests.systems.pulsar_server import PulsarServer
 from tests.systems.rabbitmq_server import RabbitMq
 
 PROGRAM: Final = Path(__file__).parents[2] / "examples" / "any_system.py"
@@ -52,6 +53,12 @@ def rabbitmq_stream(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
+def pulsar(folder: Path) -> Iterator[str]:
+    with PulsarServer(folder / "pulsar") as server:
+        yield server.url
+
+
+@contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     yield shared_postgres().fresh_database()
 
@@ -66,7 +73,7 @@ def files(folder: Path) -> Iterator[str]:
     yield f"file:{folder / 'events'}"
 
 
-SYSTEMS: Final = (embedded_log, apache_kafka, redis, nats, rabbitmq_stream, postgres, sqlite, files)
+SYSTEMS: Final = (embedded_log, apache_kafka, redis, nats, rabbitmq_stream, pulsar, postgres, sqlite, files)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -120,7 +120,7 @@ class TestPulsar(conformance.stream(open_pulsar, outage=outage)):  # type: ignor
     # Pulsar removes whole ledgers, and those of a topic cannot be divided afterwards:
     # test_a_trimmed_place_is_an_error tests the same with ledgers that are.
     test_records_that_expired_are_never_skipped_silently = None
-    test_a_partition_whose_records_expired_is_removed_and_the_others_continue = None
+    test_a_partition_whose_records_expired_is_removed_and_the_others_go_on = None
 
     @pytest.fixture(autouse=True)
     def _server(self, proxied_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +423,10 @@ def test_a_missing_namespace_says_how_to_create_it(server: PulsarServer) -> None
         with pytest.raises(StreamError, match=f"`pulsar-admin namespaces create {path}`"):
             penstock.connect(f"pulsar://127.0.0.1:{server.port}/{path}?admin_url={server.admin_url}")
     admin(server, "PUT", "namespaces/public/other")
+    created = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2}
+    admin(server, "POST", "namespaces/public/other/autoTopicCreation", created)
     with penstock.connect(f"pulsar://127.0.0.1:{server.port}/public/other?admin_url={server.admin_url}") as stream:
+        assert stream.topics() == [], "connecting has created a topic"
         stream.send("orders", b"x").result(30)
         assert stream.topics() == ["orders"]
 

@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import logging
 import math
+import os
 import socket
 import ssl
 import threading
@@ -28,7 +29,6 @@ from penstock.errors import (
 from penstock.model import NewRecord
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.forks import FORKS
-from penstock.streams.pulsar.client_log import LOG
 from penstock.streams.pulsar.credentials import TOKEN_VARIABLE, credentials_of
 from penstock.streams.pulsar.messages import entry_of, fields_of, ledger_of
 from penstock.streams.pulsar.settings import PulsarSettings
@@ -41,6 +41,10 @@ DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
 _WEB_PORT: Final = 8080
 _TLS_WEB_PORT: Final = 8443
+_LINE_CHARACTERS: Final = 2_000
+_LEVEL_CHARACTERS: Final = 60
+"""Within which a line of the client's log says its level."""
+_ASKED_ABOUT: Final = "penstock-check-partition-0"
 _PENDING_RECORDS: Final = 20_000
 _REFUSED: Final = ("AuthenticationError", "ErrorGettingAuthenticationData")
 _BACKLOG: Final = " Subscriptions have too much backlog: raise the backlog quota, or delete them"
@@ -95,8 +99,9 @@ class PulsarClient:
         return f"persistent://{self.tenant}/{self.namespace}/{topic}"
 
     def check_login(self) -> None:
-        """Return once the broker has answered. It is asked about a topic that need not exist."""
-        self._call(lambda client: client.get_topic_partitions(self.full_name("penstock-check")))
+        """Return once the broker has answered. It is asked about a partition, which it does not create."""
+        with contextlib.suppress(UnknownTopicError):
+            self._call(lambda client: client.get_topic_partitions(self.full_name(_ASKED_ABOUT)))
 
     def check_accepts(self, timeout_s: float) -> None:
         """Return if one of the hosts accepts a connection. Raises BrokerUnavailableError."""
@@ -194,6 +199,8 @@ class PulsarClient:
 
     def meaning(self, name: str, text: str) -> PenstockError:
         """What an error of the client means, by the name that its classes and results share."""
+        if self._closed:
+            return ConnectionClosedError(f"the connection to {self.where} is closed: connect again")
         if name in _REFUSED:
             return BrokerUnavailableError(
                 f"{self.where} refused the login: {text}. Check the token, or user and password, of the URL, or "
@@ -233,7 +240,7 @@ class PulsarClient:
             if self._client is None:
                 self._client = self._connected()
                 # An open client writes to the terminal when the interpreter ends, so it is closed before.
-                self._closer = weakref.finalize(self, _close, self._client, self._pulsar.PulsarException)
+                self._closer = weakref.finalize(self, _close, self._client, self._pulsar.PulsarException, self._forks)
             return self._client
 
     def _connected(self) -> Any:
@@ -283,6 +290,40 @@ class PulsarClient:
         return context
 
 
+class ClientLog:
+    """The log of Pulsar's client, as a logger of Python: a pipe, and a thread that reads it to the end of the process.
+
+    The client would write to the terminal. Given a logger of Python, it calls that twice for each record, whatever the
+    level. So it writes to a file, which is the pipe. All clients of a process share the log of the first one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._path: str | None = None
+
+    def for_client(self, pulsar: Any) -> Any:
+        """What a new client takes as its `logger`."""
+        level = pulsar.LoggerLevel.Info if logger.isEnabledFor(logging.DEBUG) else pulsar.LoggerLevel.Warn
+        with self._lock:
+            if self._path is None:
+                reading, writing = os.pipe()
+                self._path = f"/dev/fd/{writing}"
+                threading.Thread(target=_pass_on, args=(reading,), name="pulsar-log", daemon=True).start()
+            return pulsar.FileLogger(level, self._path)
+
+
+LOG: Final = ClientLog()
+
+
+def _pass_on(reading: int) -> None:
+    with os.fdopen(reading, "r", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            text = line.rstrip()[:_LINE_CHARACTERS]
+            is_detail = any(mark in text[:_LEVEL_CHARACTERS] for mark in (" DEBUG ", " INFO "))
+            # The client reports every broken connection as an error, and repairs it; we raise what it cannot repair.
+            logger.log(logging.DEBUG if is_detail else logging.INFO, "%s", text)
+
+
 def raw_reader(reader: Any) -> Any:
     """The reader that the client's one wraps: its messages are those of the C++ client, with the same methods."""
     return getattr(reader, "_reader", reader)
@@ -305,7 +346,9 @@ def keep_thread_state() -> None:
 _COMPRESSIONS: Final = {"none": "NONE", "lz4": "LZ4", "zlib": "ZLib", "zstd": "ZSTD", "snappy": "SNAPPY"}
 
 
-def _close(client: Any, kind: type[Exception]) -> None:
+def _close(client: Any, kind: type[Exception], forks: int) -> None:
+    if forks != FORKS.count:
+        return
     try:
         client.close()
     except kind as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from penstock.errors import ConfigError
@@ -49,7 +49,7 @@ class PulsarSettings:
     """How long a record may wait for its acknowledgement before its receipt fails."""
     listener_name: str | None = None
     """Which of the broker's advertised listeners to use. None: the default one."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """A JSON web token. None: the password of a URL without a user, `PULSAR_TOKEN` of the environment, or the file that
     `PULSAR_CLIENT_CONF` names."""
     token_file: str | None = None

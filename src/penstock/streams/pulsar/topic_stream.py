@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from penstock.abc import Feature, Features
 from penstock.errors import (
-    BrokerUnavailableError,
     ConnectionClosedError,
     OffsetOutOfRangeError,
     StreamError,
@@ -33,7 +32,7 @@ from penstock.streams.pulsar.messages import (
     pointer_text,
 )
 from penstock.streams.pulsar.settings import PulsarSettings
-from penstock.streams.pulsar.topics import PartitionState, PulsarTopic, keeps_everything, partition_name
+from penstock.streams.pulsar.topics import PartitionLedgers, PulsarTopic, keeps_everything, partition_name
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class _Reader:
 
     reader: Any
     next: Pointer
-    state: PartitionState
+    state: PartitionLedgers
     """What the partition held when it was last asked for."""
     state_s: float
     """When that was."""
@@ -199,7 +198,7 @@ class PulsarTopicStream:
                 if place >= reader.next:
                     return message
                 continue
-            self._check_connected(reader)
+            self._reconnect(partition, reader)
             if time.monotonic() < wait_until_s:
                 continue
             if reader.is_stuck or not self._has_more(partition, reader):
@@ -230,10 +229,12 @@ class PulsarTopicStream:
         reader.reader = self._client.reader(name, first, reader.prefetch)
         return True
 
-    def _check_connected(self, reader: _Reader) -> None:
-        """The client connects again by itself, later and later. A new reader does so at once."""
+    def _reconnect(self, partition: int, reader: _Reader) -> None:
+        """Replace a reader without a connection: Pulsar's client connects again by itself, but later and later."""
         if not reader.reader.is_connected():
-            raise BrokerUnavailableError(f"{self._client.where} closed the connection of a reader of {self._topic!r}")
+            self._client.release(reader.reader)
+            fresh = self._opened(partition, reader.next)
+            reader.reader, reader.is_new, reader.is_stuck = fresh.reader, True, False
 
     def _end_of_wait(self, partition: int, reader: _Reader) -> Pointer:
         """Where reading continues when nothing came: further on if the newest ledger is another one now."""
@@ -301,7 +302,7 @@ class PulsarTopicStream:
                 dropped = readers.pop(0)
         self._client.release(dropped.reader)
 
-    def _at_time(self, partition: int, time_ms: int, state: PartitionState) -> Pointer:
+    def _at_time(self, partition: int, time_ms: int, state: PartitionLedgers) -> Pointer:
         """The entry that the broker finds by its time, or the first after it that is not older."""
         place = self._place.message_at(self._name(partition), min(max(0, time_ms), _LATEST_MS))
         place = max(place, self._first(state))
@@ -317,11 +318,11 @@ class PulsarTopicStream:
             place = batch.next
         return place
 
-    def _state(self, partition: int) -> PartitionState:
+    def _state(self, partition: int) -> PartitionLedgers:
         self._check_open()
         return self._place.state(partition, self._name(partition))
 
-    def _first(self, state: PartitionState) -> Pointer:
+    def _first(self, state: PartitionLedgers) -> Pointer:
         """The earliest pointer. A compacted topic has records of ledgers that were removed."""
         return 0 if self._settings.read_compacted and state.is_compacted else state.first
 
@@ -334,7 +335,7 @@ class PulsarTopicStream:
         if partition not in self.partitions():
             raise self._place.unknown(partition)
 
-    def _out_of_range(self, partition: int, start: Pointer, state: PartitionState) -> OffsetOutOfRangeError:
+    def _out_of_range(self, partition: int, start: Pointer, state: PartitionLedgers) -> OffsetOutOfRangeError:
         name = f"{self._topic}-{partition}"
         first = self._first(state)
         error = OffsetOutOfRangeError(name, start, first, state.end)

@@ -29,7 +29,7 @@ _PARTITION: Final = re.compile(rf"{PARTITION_MARK}\d+$", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionLedgers:
     """What a partition holds now."""
 
     ledgers: dict[int, int]
@@ -110,7 +110,7 @@ class PulsarTopic:
                 raise
             raise self.unknown() from error
 
-    def state(self, partition: int, name: str) -> PartitionState:
+    def state(self, partition: int, name: str) -> PartitionLedgers:
         """What partition `name` holds."""
         path = f"{self._client.path}/{quote(name, safe='')}"
         found = self._web.find(f"{path}/internalStats")
@@ -126,7 +126,7 @@ class PulsarTopic:
                 ledgers[newest], int(found["currentLedgerEntries"]) if found["state"] != "ClosedLedger" else 0
             )
             end = max(end, pointer(newest, ledgers[newest]))
-        return PartitionState(
+        return PartitionLedgers(
             ledgers=dict(sorted(ledgers.items())),
             end=end,
             size_bytes=int(found["totalSize"]),
