@@ -90,11 +90,12 @@ class Artemis:
     send to those named `reading.*`; those named `full.*` hold two messages.
     """
 
-    def __init__(self, folder: Path, keystore: Path | None = None) -> None:
+    def __init__(self, folder: Path, keystore: Path | None = None, protocols: str = "AMQP") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port, self.tls_port = free_ports(2)
         self.keystore = keystore
+        self._protocols = protocols
         self._process: ServerProcess | None = None
 
     @property
@@ -116,7 +117,7 @@ class Artemis:
 
     def _configure(self, etc: Path) -> None:
         etc.mkdir(exist_ok=True)
-        common = "protocols=AMQP;amqpMinLargeMessageSize=102400;maxFrameSize=131072"
+        common = f"protocols={self._protocols};amqpMinLargeMessageSize=102400;maxFrameSize=131072"
         acceptors = f'<acceptor name="amqp">tcp://127.0.0.1:{self.port}?{common}</acceptor>'
         if self.keystore is not None:
             tls = f"sslEnabled=true;keyStorePath={self.keystore};keyStorePassword=changeit;keyStoreType=PKCS12"

@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 VERSION: Final = "1.2"
 BACKOFF_S: Final = (0.1, 5.0)
+ARTEMIS: Final = "ActiveMQ-Artemis/"
+ARTEMIS_MESSAGE_BYTES: Final = 1024
+"""Artemis limits what it sends ahead by bytes: so many for each message of the prefetch."""
 CLOSE_S: Final = 2.0
 """How long closing waits for the broker's goodbye."""
 
@@ -261,15 +264,13 @@ class Link:
             self.server = session.server
             self._generation += 1
             self._session = session
-            prefetch = str(self._settings.prefetch)
-            headers = [
-                ("id", "1"),
-                ("destination", self._destination or ""),
-                ("ack", "client-individual"),
-                ("activemq.prefetchSize", prefetch),
-                ("prefetch-count", prefetch),
-                ("subscription-type", "ANYCAST"),
-            ]
+            headers = [("id", "1"), ("destination", self._destination or ""), ("ack", "client-individual")]
+            if self.server.startswith(ARTEMIS):
+                window_bytes = str(self._settings.prefetch * ARTEMIS_MESSAGE_BYTES)
+                headers += [("consumer-window-size", window_bytes), ("subscription-type", "ANYCAST")]
+            else:
+                prefetch = str(self._settings.prefetch)
+                headers += [("activemq.prefetchSize", prefetch), ("prefetch-count", prefetch)]
             data, pending = self._each([("SUBSCRIBE", headers, b"")] if self._destination is not None else [])
         if data:
             self._write(session, data, pending, f"subscribing to {self._destination}")

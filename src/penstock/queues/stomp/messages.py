@@ -36,16 +36,15 @@ REASON: Final = "penstock-reason"
 
 # fmt: off
 PROTOCOL: Final = frozenset({
-    "ack", "content-length", "destination", "expires", "message-id", "original-destination", "originalDestination",
-    "originalExpiration", "persistent", "priority", "receipt", "redelivered", "scheduledJobId", "subscription",
-    "timestamp",
+    "_AMQ_SCHED_DELIVERY", "AMQ_SCHEDULED_DELAY", "ack", "content-length", "destination", "destination-type", "expiration", "expires",
+    "message-id", "original-destination", "originalDestination", "originalExpiration", "persistent", "priority",
+    "receipt", "redelivered", "scheduledJobId", "subscription", "timestamp",
 })
 """Headers about a message, not of it: they are not given to readers."""
 MEANINGFUL: Final = PROTOCOL | frozenset({
-    "app-id", "browser", "client-id", "cluster-id", "content-encoding", "content-type", "correlation-id",
-    "destination-type", "expiration", "id", "host", "login", "passcode", "receipt-id", "reply-to", "requeue",
-    "selector", "server", "session", "transaction", "transformation", "transformation-error", "type", "user-id",
-    "version",
+    "app-id", "browser", "client-id", "cluster-id", "content-encoding", "content-type", "correlation-id", "id",
+    "host", "login", "passcode", "receipt-id", "reply-to", "requeue", "selector", "server", "session", "transaction",
+    "transformation", "transformation-error", "type", "user-id", "version",
 })
 # fmt: on
 """Header names by which a record would tell the broker to do something."""

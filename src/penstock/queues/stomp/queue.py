@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError, UrlError
 from penstock.model import NewRecord
-from penstock.queues.stomp.link import Link, Message, StompDelivery
+from penstock.queues.stomp.link import ARTEMIS, Link, Message, StompDelivery
 from penstock.queues.stomp.messages import copied, encode
 from penstock.queues.stomp.settings import StompSettings
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
@@ -21,7 +21,6 @@ FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.RE
 """DEAD_LETTERS on ActiveMQ Classic, and where the setting `dead_letters` names a queue."""
 PORTS: Final = {"stomp": 61613, "stomp+ssl": 61614}
 CLASSIC: Final = "ActiveMQ/"
-ARTEMIS: Final = "ActiveMQ-Artemis/"
 RABBITMQ: Final = "RabbitMQ/"
 MOST_AT_ONCE: Final = 1_000
 """How many messages one transaction has."""
@@ -134,9 +133,7 @@ class StompQueue:
     def _message(self, record: NewRecord) -> Message:
         settings = self._settings
         headers, body = encode(record, f"{self._unique}-{next(self._numbers)}", settings.text)
-        headers += [("destination", self._destination), ("persistent", "true")]
-        if self.server.startswith(ARTEMIS):
-            headers.append(("destination-type", "ANYCAST"))
+        headers += self._addressed(self._destination)
         if settings.priority is not None:
             headers.append(("priority", str(settings.priority)))
         if settings.send_delay_s:
@@ -150,8 +147,11 @@ class StompQueue:
 
     def _letter(self, delivery: StompDelivery, reason: str) -> Message:
         destination = self._settings.destination.format(queue=self._settings.dead_letters)
-        headers = copied(delivery.headers, delivery.body, reason)
-        return [*headers, ("destination", destination), ("persistent", "true")], delivery.body
+        return [*copied(delivery.headers, delivery.body, reason), *self._addressed(destination)], delivery.body
+
+    def _addressed(self, destination: str) -> list[tuple[str, str]]:
+        kind = [("destination-type", "ANYCAST")] if self.server.startswith(ARTEMIS) else []
+        return [("destination", destination), ("persistent", "true"), *kind]
 
 
 def _acknowledged(delivery: StompDelivery) -> list[Message]:

@@ -12,8 +12,8 @@ class StompSettings:
     """Settings of a `stomp:` URL."""
 
     prefetch: int = 200
-    """How many messages the broker sends ahead of `receive`, by the headers of ActiveMQ and RabbitMQ. More is faster;
-    fewer are shared more evenly between consumers, and fewer come again when this one dies."""
+    """How many messages the broker sends ahead of `receive`; Artemis as many KiB. More is faster; fewer are shared more
+    evenly between consumers, and fewer come again when this one dies."""
     destination: str = "/queue/{queue}"
     """The broker's name for the queue."""
     dead_letters: str = ""
