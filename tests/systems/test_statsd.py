@@ -521,3 +521,16 @@ def test_a_gateway_makes_metrics_durable(port: int, tmp_path: Path) -> None:
     assert gateway.progress().lost is None, "best effort"
     gateway.stop()
     running.join(WAIT_S)
+
+
+def test_a_gateway_sends_records_as_metrics_and_others_to_the_dead_letters(port: int, tmp_path: Path) -> None:
+    with closing(listening(port)) as listener:
+        with connect(f"log:{tmp_path}/log") as stream:
+            stream.create_topic("metrics", 1)
+            for value in (b"clicks:1|c", b"no metric", b'{"name": "load", "kind": "timer", "value": 7}'):
+                stream.send("metrics", value).result(WAIT_S)
+        Gateway(f"log:{tmp_path}/log#metrics", f"statsd://{LOOPBACK}:{port}").run(end="latest")
+        assert receive(listener, 2) == [body("clicks", "counter", 1), body("load", "timer", 7)]
+        with connect(f"log:{tmp_path}/log") as stream:
+            [letter] = list(stream.read("metrics.dlq"))
+            assert letter.value == b"no metric"

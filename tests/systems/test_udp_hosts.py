@@ -74,7 +74,7 @@ def test_what_was_sent_while_the_cable_was_cut_is_recovered(hosts: Hosts, tmp_pa
     at = 0 if cut == "at the sender" else 1
 
     def url(host: int) -> str:
-        return f"udp://{GROUP}:{PORT}?interface={ADDRESSES[host]}&recover_s=20"
+        return f"udp://{GROUP}:{PORT}?interface={ADDRESSES[host]}&recover_s=20&rate_bytes_per_s=400000"
 
     def is_sent(count: int) -> bool:
         return sent.exists() and int(sent.read_text() or 0) >= count

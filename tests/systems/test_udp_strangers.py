@@ -310,6 +310,9 @@ class TestSettings:
     def test_a_path_names_the_channel(self) -> None:
         assert open_channel("udp://239.1.2.3:5000/prices").name == "prices"
         assert open_channel("udp://239.1.2.3:5000").name == "udp-239.1.2.3-5000"
+        assert open_channel("udp://[ff15::1]:5000").name == "udp--ff15--1--5000"
+        with pytest.raises(UrlError, match="which cannot be the name of a channel"):
+            open_channel("udp://239.1.2.3:5000/..")
 
     def test_a_record_that_does_not_fit_is_refused_with_the_remedy(self, port: int) -> None:
         with (

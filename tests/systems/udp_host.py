@@ -6,12 +6,15 @@ many it has sent, and continues when the network is away.
 
 from __future__ import annotations
 
+import functools
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.abc import Channel
 from penstock.channels import open_channel
 from penstock.errors import BrokerUnavailableError
+from tests.consuming.eventually import wait_until
 from tests.systems.udp_sender import listening, numbered, numbers_of
 
 
@@ -33,14 +36,19 @@ def send(url: str, count: int, file: Path) -> None:
     channel = open_channel(url)
     sent = 0
     while sent < count:
-        try:
-            channel.send(numbered(range(sent, sent + 10)))
-            sent += 10
-        except BrokerUnavailableError:
-            file.with_suffix(".refused").touch()
+        wait_until(functools.partial(is_sent, channel, range(sent, sent + 10), file.with_suffix(".refused")))
+        sent += 10
         file.write_text(str(sent))
-        time.sleep(0.002)  # as a feed of prices would
     channel.close()
+
+
+def is_sent(channel: Channel, numbers: Sequence[int], refused: Path) -> bool:
+    try:
+        channel.send(numbered(numbers))
+    except BrokerUnavailableError:
+        refused.touch()
+        return False
+    return True
 
 
 if __name__ == "__main__":

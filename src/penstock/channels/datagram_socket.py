@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import re
 import socket
 import struct
 import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.errors import BrokerUnavailableError, ConfigError
+from penstock.errors import BrokerUnavailableError, ConfigError, UrlError
+from penstock.model import is_topic_name
+from penstock.streams.backend_url import BackendUrl
 from penstock.streams.url import Host
 
 LARGEST_DATAGRAM_BYTES: Final = 65_507
@@ -30,7 +33,7 @@ _NOT_OURS: Final = (errno.EADDRNOTAVAIL, errno.EACCES, errno.ENODEV, errno.ENXIO
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ResolvedAddress:
     """A resolved address."""
 
     family: int
@@ -47,17 +50,25 @@ class Endpoint:
         return ipaddress.ip_address(self.address[0].partition("%")[0]).is_unspecified
 
 
-def resolve(host: Host, kind: int = socket.SOCK_DGRAM) -> Endpoint:
+def channel_name(url: BackendUrl) -> str:
+    """The last part of the URL's path, or its scheme and address, in characters that the name of a topic may have."""
+    name = re.sub(r"[^a-zA-Z0-9._-]", "-", url.path.rstrip("/").rpartition("/")[2] or f"{url.scheme}-{url.host}")
+    if not is_topic_name(name):
+        raise UrlError(f"{url.shown!r} ends with {name!r}, which cannot be the name of a channel, as of a topic")
+    return name
+
+
+def resolve(host: Host, kind: int = socket.SOCK_DGRAM) -> ResolvedAddress:
     """Look a host up. BrokerUnavailableError if it is not known now."""
     try:
         found = socket.getaddrinfo(host.name, host.port, type=kind)
     except (OSError, UnicodeError) as error:
         raise BrokerUnavailableError(f"the address {host} cannot be resolved: {error}") from error
     family, _, _, _, address = found[0]
-    return Endpoint(family, address, str(host))
+    return ResolvedAddress(family, address, str(host))
 
 
-def open_listening(endpoint: Endpoint, interface: str | None, buffer_bytes: int) -> socket.socket:
+def open_listening(endpoint: ResolvedAddress, interface: str | None, buffer_bytes: int) -> socket.socket:
     """A non-blocking socket that gets what is sent to an address of this machine, or to a group."""
     listener = socket.socket(endpoint.family, socket.SOCK_DGRAM)
     try:
@@ -80,7 +91,7 @@ def open_listening(endpoint: Endpoint, interface: str | None, buffer_bytes: int)
     return listener
 
 
-def open_asking(endpoint: Endpoint, buffer_bytes: int) -> socket.socket:
+def open_asking(endpoint: ResolvedAddress, buffer_bytes: int) -> socket.socket:
     """A non-blocking socket at any address of this machine, to ask the senders of a group and get their answers."""
     asking = socket.socket(endpoint.family, socket.SOCK_DGRAM)
     try:
@@ -93,7 +104,9 @@ def open_asking(endpoint: Endpoint, buffer_bytes: int) -> socket.socket:
     return asking
 
 
-def open_sending(endpoint: Endpoint, interface: str | None, ttl: int | None, source: Endpoint | None) -> socket.socket:
+def open_sending(
+    endpoint: ResolvedAddress, interface: str | None, ttl: int | None, source: ResolvedAddress | None
+) -> socket.socket:
     """A socket that sends to an address or a group, and may get answers. `source` is the address to send from."""
     sender = socket.socket(endpoint.family, socket.SOCK_DGRAM)
     try:
@@ -153,7 +166,7 @@ def _enlarge(listener: socket.socket, buffer_bytes: int) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
 
 
-def _join(listener: socket.socket, endpoint: Endpoint, interface: str | None) -> None:
+def _join(listener: socket.socket, endpoint: ResolvedAddress, interface: str | None) -> None:
     group = socket.inet_pton(endpoint.family, endpoint.address[0].partition("%")[0])
     if endpoint.family == socket.AF_INET6:
         index = endpoint.address[3] if interface is None else _index(interface)
@@ -167,7 +180,7 @@ def _join(listener: socket.socket, endpoint: Endpoint, interface: str | None) ->
             listener.setsockopt(*option, 0)
 
 
-def _send_through(sender: socket.socket, endpoint: Endpoint, interface: str) -> None:
+def _send_through(sender: socket.socket, endpoint: ResolvedAddress, interface: str) -> None:
     if endpoint.family == socket.AF_INET6:
         sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, _index(interface))
     else:

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock.abc import Features
-from penstock.channels.datagram_socket import resolve
+from penstock.channels.datagram_socket import channel_name, resolve
 from penstock.channels.receive_buffer import ReceiveBuffer
 from penstock.channels.statsd.receiving import StatsdCounts, StatsdReceiver
 from penstock.channels.statsd.sending import StatsdSender
 from penstock.channels.statsd.settings import StatsdSettings
 from penstock.errors import PenstockError, UrlError
 from penstock.model import NewRecord, Record
-from penstock.queues.opening import queue_name
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 
 FEATURES: Final[Features] = frozenset()
@@ -36,7 +35,7 @@ class StatsdChannel:
     def __init__(self, url: BackendUrl, settings: StatsdSettings) -> None:
         self._host = url.host
         self._settings = settings
-        self._name = queue_name(url.path or f"statsd-{url.host}".replace(":", "-"))
+        self._name = channel_name(url)
         self._buffer = ReceiveBuffer(self._name, settings.buffer)
         self._receiver: StatsdReceiver | None = None
         self._sender = StatsdSender(url.host, settings)

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.channels.datagram_socket import Endpoint, dropped_datagrams, open_listening, unavailable
+from penstock.channels.datagram_socket import ResolvedAddress, dropped_datagrams, open_listening, unavailable
 from penstock.channels.rare_warnings import RareWarnings
 from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
 from penstock.channels.socket_thread import SocketThread
@@ -56,7 +56,7 @@ class _Connection:
 class StatsdReceiver:
     """Fills a buffer from `start` to `close`. After an error of the network it can be started again."""
 
-    def __init__(self, endpoint: Endpoint, settings: StatsdSettings, buffer: ReceiveBuffer) -> None:
+    def __init__(self, endpoint: ResolvedAddress, settings: StatsdSettings, buffer: ReceiveBuffer) -> None:
         self.counts = StatsdCounts()
         self._endpoint = endpoint
         self._settings = settings
@@ -263,7 +263,7 @@ class StatsdReceiver:
         self._warnings.warn("bad", "the line %r is ignored: %s", line[:_SHOWN_BYTES], reason)
 
 
-def _listen_for_connections(endpoint: Endpoint) -> socket.socket:
+def _listen_for_connections(endpoint: ResolvedAddress) -> socket.socket:
     listener = socket.socket(endpoint.family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

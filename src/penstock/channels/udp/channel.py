@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.abc import Feature, Features
-from penstock.channels.datagram_socket import Endpoint, resolve
+from penstock.channels.datagram_socket import ResolvedAddress, channel_name, resolve
 from penstock.channels.receive_buffer import ReceiveBuffer
 from penstock.channels.udp.ordering import UdpCounts
 from penstock.channels.udp.raw import RawReceiver, RawSender
@@ -17,7 +17,6 @@ from penstock.channels.udp.sending import UdpSender
 from penstock.channels.udp.settings import UdpSettings
 from penstock.errors import ConfigError, PenstockError, UrlError
 from penstock.model import NewRecord, Record
-from penstock.queues.opening import queue_name
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 from penstock.streams.url import Host
 
@@ -62,12 +61,12 @@ class _Ends(Generic[R, S]):
         self,
         url: BackendUrl,
         settings: UdpSettings,
-        receiver: Callable[[Endpoint, UdpSettings, ReceiveBuffer], R],
-        sender: Callable[[Endpoint, Endpoint | None, UdpSettings], S],
+        receiver: Callable[[ResolvedAddress, UdpSettings, ReceiveBuffer], R],
+        sender: Callable[[ResolvedAddress, ResolvedAddress | None, UdpSettings], S],
     ) -> None:
         self._host = url.host
         self._settings = settings
-        self.name = queue_name(url.path or f"udp-{url.host}".replace(":", "-"))
+        self.name = channel_name(url)
         self.buffer = ReceiveBuffer(self.name, settings.buffer)
         self._new_receiver = receiver
         self._new_sender = sender

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.channels.datagram_socket import (
     LARGEST_DATAGRAM_BYTES,
-    Endpoint,
+    ResolvedAddress,
     dropped_datagrams,
     open_listening,
     open_sending,
@@ -30,7 +30,7 @@ _STOP_S: Final = 10.0
 class RawReceiver:
     """Fills a buffer with datagrams, from `start` to `close`. After an error of the network it can be started again."""
 
-    def __init__(self, endpoint: Endpoint, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
+    def __init__(self, endpoint: ResolvedAddress, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
         self._endpoint = endpoint
         self._settings = settings
         self._buffer = buffer
@@ -98,7 +98,7 @@ class RawReceiver:
 class RawSender:
     """Sends each value as a datagram. Any thread may send."""
 
-    def __init__(self, target: Endpoint, source: Endpoint | None, settings: UdpSettings) -> None:
+    def __init__(self, target: ResolvedAddress, source: ResolvedAddress | None, settings: UdpSettings) -> None:
         self._target = target
         ttl = settings.ttl if target.is_multicast else None
         self._socket = open_sending(target, settings.interface, ttl, source)

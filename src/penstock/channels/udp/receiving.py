@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final
 
-from penstock.channels.datagram_socket import Address, Endpoint, open_asking, open_listening, unavailable
+from penstock.channels.datagram_socket import Address, ResolvedAddress, open_asking, open_listening, unavailable
 from penstock.channels.rare_warnings import RareWarnings
 from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
 from penstock.channels.socket_thread import SocketThread
@@ -60,7 +60,7 @@ class _Sender:
 class UdpReceiver:
     """Fills a buffer from `start` to `close`. After an error of the network it can be started again."""
 
-    def __init__(self, endpoint: Endpoint, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
+    def __init__(self, endpoint: ResolvedAddress, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
         self.counts = UdpCounts()
         self._endpoint = endpoint
         self._settings = settings

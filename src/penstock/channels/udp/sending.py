@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from penstock.channels.datagram_socket import Address, Endpoint, open_sending, unavailable
+from penstock.channels.datagram_socket import Address, ResolvedAddress, open_sending, unavailable
 from penstock.channels.socket_thread import SocketThread
 from penstock.channels.udp.packets import (
     ARRAY_OVERHEAD_BYTES,
@@ -86,7 +86,7 @@ class RateLimit:
 class UdpSender:
     """One session: from the first send to `close`. Any thread may send."""
 
-    def __init__(self, target: Endpoint, source: Endpoint | None, settings: UdpSettings) -> None:
+    def __init__(self, target: ResolvedAddress, source: ResolvedAddress | None, settings: UdpSettings) -> None:
         self._target = target
         self._settings = settings
         self._codec = PacketCodec(settings.secrets())
