@@ -99,6 +99,14 @@ def test_no_record_is_lost_when_rabbitmq_4_with_a_quorum_queue_is_killed(
     assert not result.skipped
 
 
+def test_a_server_that_is_too_old_for_streams_says_so(rabbitmq: RabbitMq) -> None:
+    if not rabbitmq.version.startswith("3.10."):
+        pytest.skip(f"RabbitMQ {rabbitmq.version} is not too old")
+    with pytest.raises(BrokerUnavailableError, match=r"has version 3\.10.*RabbitMQ 3\.11 or newer") as caught:
+        ps.connect(f"rabbitmq-stream://127.0.0.1:{rabbitmq.stream_port}")
+    assert not caught.value.retriable
+
+
 @pytest.mark.usefixtures("rabbitmq")
 class TestClassicQueue(conformance.queue(open_classic, outage=outage)):  # type: ignore[misc]
     pass
