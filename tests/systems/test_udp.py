@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import App
 from penstock.abc import Channel
 from penstock.channels import open_channel
 from penstock.channels.udp.packets import (
@@ -21,7 +21,7 @@ from penstock.channels.udp.packets import (
     decode_request,
 )
 from penstock.gateway import Gateway
-from penstock.model import NewRecord
+from penstock.model import NewRecord, Record
 from penstock.streams import connect
 from penstock.testing import UdpProxy, conformance
 from penstock.testing.conformance.channels import port_to_bind
@@ -269,12 +269,11 @@ class TestWhatCannotBeRecovered:
 
 
 def send_for_ever(url: str) -> None:
-    channel = open_channel(url)
+    channel = open_channel(url, rate_bytes_per_s=1_000_000)
     number = 0
     while True:  # ends with a kill
         channel.send(numbered(range(number, number + 20)))
         number += 20
-        signal.sigtimedwait([], 0.001)
 
 
 class TestReceivers:
@@ -368,3 +367,25 @@ def test_a_gateway_makes_a_group_durable(port: int, tmp_path: Path) -> None:
     assert gateway.progress().lost == 0
     gateway.stop()
     running.join(WAIT_S)
+
+
+def test_results_of_a_handler_go_to_a_group(port: int, tmp_path: Path) -> None:
+    group = f"udp://{GROUP}:{port}?interface={LOOPBACK}&{QUICK}"
+    with connect(f"log:{tmp_path}/log") as stream:
+        for record in numbered(range(50)):
+            stream.send("orders", record.value, b"k").result(WAIT_S)
+    app = App(f"log:{tmp_path}/log", group="prices")
+
+    @app.handle("orders", to=group)
+    def price(value: bytes) -> bytes:
+        return value + b" priced"
+
+    with closing(listening(group)) as listener:
+        app.run(end="latest")
+        found: list[Record] = []
+        while len(found) < 50:
+            records = listener.listen(100, WAIT_S)
+            assert records, f"{len(found)} of 50 results came"
+            found += records
+    assert numbers_of(found) == list(range(50))
+    assert all((record.value or b"").endswith(b" priced") for record in found)
