@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model import NewRecord
-from penstock.queues.amqp1.amqp_types import Described, decoded
 from penstock.queues.amqp1.messages import decoded_message, delayed_copy, encoded_message, sections
+from penstock.streams.amqp_values import Described, decode
 
 HEADER, ANNOTATIONS = 0x70, 0x72
 SOME = st.binary(max_size=300)
@@ -71,7 +71,7 @@ def test_a_record_comes_back_as_it_was(
     ],
 )
 def test_every_type_of_amqp_is_read(encoded: bytes, value: Any) -> None:
-    assert decoded(b"before" + encoded + b"after", 6) == (value, 6 + len(encoded))
+    assert decode(b"before" + encoded + b"after", 6) == (value, 6 + len(encoded))
 
 
 def test_several_data_sections_are_one_value() -> None:

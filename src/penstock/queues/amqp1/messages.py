@@ -9,21 +9,22 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from penstock.model import NewRecord, Record
-from penstock.queues.amqp1.amqp_types import (
+from penstock.streams.amqp_values import (
     NULL,
     TRUE,
     Described,
-    decoded,
-    encoded_binary,
-    encoded_list,
-    encoded_long,
-    encoded_map,
-    encoded_symbol,
-    encoded_text,
-    encoded_timestamp,
-    encoded_ubyte,
-    encoded_uint,
-    map_spans,
+    decode,
+    encode_binary,
+    encode_list,
+    encode_long,
+    encode_map,
+    encode_symbol,
+    encode_text,
+    encode_text_or_binary,
+    encode_timestamp,
+    encode_ubyte,
+    encode_uint,
+    map_entries,
 )
 
 KEY: Final = "penstock-key"
@@ -54,7 +55,7 @@ _KINDS: Final = {
     _DATA: bytes,
     _SEQUENCE: list,
 }
-_DURABLE: Final = b"\x00Sp" + encoded_list([TRUE])
+_DURABLE: Final = b"\x00Sp" + encode_list([TRUE])
 
 
 class Message(NamedTuple):
@@ -66,22 +67,22 @@ class Message(NamedTuple):
 
 def encoded_message(record: NewRecord, message_id: str, group_by_key: bool) -> bytes:
     """A durable message. `group_by_key` makes the key the group id, too."""
-    properties = [encoded_text(message_id)]
+    properties = [encode_text(message_id)]
     group = _group(record.key) if group_by_key and record.key is not None else None
     stamp_ms = record.timestamp_ms
     has_creation_time = stamp_ms is not None and stamp_ms > 0
     if has_creation_time or group is not None:
         properties += [NULL] * (_CREATION_TIME - len(properties))
-        properties.append(encoded_timestamp(stamp_ms) if stamp_ms is not None and has_creation_time else NULL)
+        properties.append(encode_timestamp(stamp_ms) if stamp_ms is not None and has_creation_time else NULL)
         if group is not None:
-            properties.append(encoded_text(group))
-    parts = [_DURABLE, b"\x00Ss", encoded_list(properties)]
+            properties.append(encode_text(group))
+    parts = [_DURABLE, b"\x00Ss", encode_list(properties)]
     application = _application_properties(record)
     if stamp_ms is not None and not has_creation_time:  # many programs take 0 for no time
-        application += [encoded_text(TIMESTAMP), encoded_long(stamp_ms)]
+        application += [encode_text(TIMESTAMP), encode_long(stamp_ms)]
     if application:
-        parts += [b"\x00St", encoded_map(application)]
-    parts += [b"\x00Su", encoded_binary(record.value or b"")]
+        parts += [b"\x00St", encode_map(application)]
+    parts += [b"\x00Su", encode_binary(record.value or b"")]
     return b"".join(parts)
 
 
@@ -92,20 +93,12 @@ def _application_properties(record: NewRecord) -> list[bytes]:
     for place, (name, value) in enumerate(record.headers):
         stored_name = f"{AGAIN}{place}-{name}" if name in seen or name.startswith(OURS) else name
         seen.add(name)
-        entries += [encoded_text(stored_name), NULL if value is None else _text_or_binary(value)]
+        entries += [encode_text(stored_name), NULL if value is None else encode_text_or_binary(value)]
     if record.key is not None:
-        entries += [encoded_text(KEY), _text_or_binary(record.key)]
+        entries += [encode_text(KEY), encode_text_or_binary(record.key)]
     if record.value is None:
-        entries += [encoded_text(NULL_VALUE), TRUE]
+        entries += [encode_text(NULL_VALUE), TRUE]
     return entries
-
-
-def _text_or_binary(value: bytes) -> bytes:
-    """Text where it is text: JMS has no binary properties."""
-    try:
-        return encoded_text(value.decode())
-    except UnicodeDecodeError:
-        return encoded_binary(value)
 
 
 def _group(key: bytes) -> str:
@@ -182,15 +175,15 @@ def delayed_copy(data: bytes, attempts: int, delay_s: float, now_s: float) -> by
     Only what the sender has not signed may change: the header and the annotations.
     """
     header: list[Any] = []
-    annotations = [encoded_symbol(ATTEMPTS), encoded_long(attempts)]
-    annotations += [encoded_symbol(DELAY), encoded_long(round(delay_s * 1000))]
-    annotations += [encoded_symbol(DELIVERY_TIME), encoded_long(round((now_s + delay_s) * 1000))]
+    annotations = [encode_symbol(ATTEMPTS), encode_long(attempts)]
+    annotations += [encode_symbol(DELAY), encode_long(round(delay_s * 1000))]
+    annotations += [encode_symbol(DELIVERY_TIME), encode_long(round((now_s + delay_s) * 1000))]
     rest_at = len(data)
     for section in sections(data):
         if section.code == _HEADER:
             header = section.content
         elif section.code == _ANNOTATIONS:
-            for span in map_spans(data, section.content_at):
+            for span in map_entries(data, section.content_at):
                 if span.key not in (ATTEMPTS, DELAY, DELIVERY_TIME):
                     annotations += [data[span.start : span.value_at], data[span.value_at : span.end]]
         elif section.code >= _PROPERTIES:
@@ -198,9 +191,9 @@ def delayed_copy(data: bytes, attempts: int, delay_s: float, now_s: float) -> by
             if section.code == _APPLICATION and DUPLICATE_ID in section.content:
                 return None
     priority, ttl_ms = _at(header, _PRIORITY), _at(header, _TTL)
-    fields = [TRUE, encoded_ubyte(priority) if isinstance(priority, int) else NULL]
-    fields.append(encoded_uint(ttl_ms) if isinstance(ttl_ms, int) else NULL)
-    return b"".join((b"\x00Sp", encoded_list(fields), b"\x00Sr", encoded_map(annotations), data[rest_at:]))
+    fields = [TRUE, encode_ubyte(priority) if isinstance(priority, int) else NULL]
+    fields.append(encode_uint(ttl_ms) if isinstance(ttl_ms, int) else NULL)
+    return b"".join((b"\x00Sp", encode_list(fields), b"\x00Sr", encode_map(annotations), data[rest_at:]))
 
 
 class Section(NamedTuple):
@@ -216,8 +209,8 @@ def sections(data: bytes) -> Iterator[Section]:
     """The sections of a message. ValueError if it is none."""
     at = 0
     while at < len(data):
-        code, content_at = decoded(data, at + 1)
-        content, end = decoded(data, content_at)
+        code, content_at = decode(data, at + 1)
+        content, end = decode(data, content_at)
         kind = _KINDS.get(code) if isinstance(code, int) else None
         if data[at] or (kind is not None and not isinstance(content, kind)):
             raise ValueError(f"no section of an AMQP message begins at byte {at}")

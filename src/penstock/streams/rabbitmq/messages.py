@@ -18,7 +18,7 @@ import json
 from typing import Any, Final
 
 from penstock.model import Headers, NewRecord, Record
-from penstock.streams.rabbitmq.amqp_values import (
+from penstock.streams.amqp_values import (
     Described,
     NotAmqpError,
     decode,
@@ -88,16 +88,16 @@ def _properties_of(record: NewRecord) -> list[bytes]:
     if _fit(given):
         for name, content in given:
             encoded = _NOTHING if content is None else encode_text_or_binary(content)
-            parts += (encode_text(name.encode()), encoded)
+            parts += (encode_text(name), encoded)
     else:
         listed = [[name, None if content is None else base64.b64encode(content).decode()] for name, content in given]
-        parts += (_ENCODED_HEADERS, encode_text(json.dumps(listed).encode()))
+        parts += (_ENCODED_HEADERS, encode_text(json.dumps(listed)))
     return parts
 
 
-_ENCODED_KEY: Final = encode_text(KEY.encode())
-_ENCODED_NULL: Final = encode_text(NULL.encode())
-_ENCODED_HEADERS: Final = encode_text(HEADERS.encode())
+_ENCODED_KEY: Final = encode_text(KEY)
+_ENCODED_NULL: Final = encode_text(NULL)
+_ENCODED_HEADERS: Final = encode_text(HEADERS)
 
 
 def _fit(headers: Headers) -> bool:

@@ -1,12 +1,18 @@
-"""AMQP 1.0 values as bytes: as many as application properties and the bodies of other programs' messages need."""
+"""AMQP 1.0 values as bytes, as far as messages need them. RabbitMQ streams and AMQP 1.0 queues use it.
+
+Decoding gives the Python value that means the same: symbols are text, timestamps are milliseconds, decimals are their
+bytes. Encoding chooses the shortest form of what our own messages contain.
+"""
 
 from __future__ import annotations
 
 import struct
 import uuid
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
+NULL: Final = b"\x40"
+TRUE: Final = b"\x41"
 _SIZED: Final = {0xA0: 1, 0xA1: 1, 0xA3: 1, 0xB0: 4, 0xB1: 4, 0xB3: 4}
 """Binary, text and symbols: how many bytes their length takes."""
 _TEXTS: Final = frozenset({0xA1, 0xB1, 0xA3, 0xB3})
@@ -41,27 +47,49 @@ _DESCRIBED: Final = 0x00
 _DEEPEST: Final = 32
 
 
-class NotAmqpError(Exception):
-    """Bytes that are no AMQP 1.0."""
+class NotAmqpError(ValueError):
+    """Bytes that are not AMQP 1.0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(NamedTuple):
     """A value with a descriptor, as the sections of a message are."""
 
     descriptor: Any
     value: Any
 
 
+class MapEntry(NamedTuple):
+    """Where an entry of a map stands."""
+
+    key: Any
+    start: int
+    value_at: int
+    end: int
+
+
 def decode(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
     """The value at a place, and the place after it. Text is `str`, binary is `bytes`. Raises NotAmqpError."""
     try:
-        return _decode(data, at, data[at], at + 1, depth)
+        return _decode(data, data[at], at + 1, depth)
     except (IndexError, struct.error, ValueError, TypeError, OverflowError) as error:
         raise NotAmqpError(str(error)) from error
 
 
-def _decode(data: bytes, start: int, code: int, at: int, depth: int) -> tuple[Any, int]:
+def map_entries(data: bytes, at: int) -> list[MapEntry]:
+    """The entries of the map at a place. Raises NotAmqpError if there is none."""
+    if at >= len(data) or data[at] not in _MAPS:
+        raise NotAmqpError(f"there is no map at byte {at}")
+    count, at, _ = _bounds(data, at + 1, _MAPS[data[at]])
+    entries = []
+    for _ in range(count // 2):
+        key, value_at = decode(data, at)
+        _, end = decode(data, value_at)
+        entries.append(MapEntry(key, at, value_at, end))
+        at = end
+    return entries
+
+
+def _decode(data: bytes, code: int, at: int, depth: int) -> tuple[Any, int]:
     """The value whose constructor is `code`; its content is at `at`."""
     if depth > _DEEPEST:
         raise NotAmqpError(f"values are nested deeper than {_DEEPEST}")
@@ -89,13 +117,15 @@ def _decode(data: bytes, start: int, code: int, at: int, depth: int) -> tuple[An
     if code in _MAPS:
         count, at, end = _bounds(data, at, _MAPS[code])
         parts = _several(data, at, count, end, depth)
-        return dict(zip(parts[::2], parts[1::2], strict=True)), end
+        return {_hashable(key): value for key, value in zip(parts[::2], parts[1::2], strict=True)}, end
     if code in _ARRAYS:
         count, at, end = _bounds(data, at, _ARRAYS[code])
+        if data[at] == _DESCRIBED:  # one descriptor for all
+            _, at = decode(data, at + 1, depth + 1)
         element, at = data[at], at + 1
         values = []
         for _ in range(count):
-            value, at = _decode(data, at, element, at, depth + 1)
+            value, at = _decode(data, element, at, depth + 1)
             values.append(value)
         return values, end
     if code == _DESCRIBED:
@@ -130,24 +160,64 @@ def encode_binary(value: bytes) -> bytes:
     return b"\xa0%c%b" % (length, value) if length < 256 else b"\xb0" + length.to_bytes(4) + value
 
 
-def encode_text(value: bytes) -> bytes:
-    """`value` is UTF-8."""
-    length = len(value)
-    return b"\xa1%c%b" % (length, value) if length < 256 else b"\xb1" + length.to_bytes(4) + value
+def encode_text(value: str) -> bytes:
+    return _text(value.encode())
 
 
 def encode_text_or_binary(value: bytes) -> bytes:
-    """Text if the bytes are UTF-8, so that other programs can show it."""
+    """Text if the bytes are UTF-8, so that other programs can show it. JMS has no binary properties at all."""
     try:
         value.decode()
     except UnicodeDecodeError:
         return encode_binary(value)
-    return encode_text(value)
+    return _text(value)
 
 
-def encode_map(parts: list[bytes]) -> bytes:
+def _text(value: bytes) -> bytes:
+    length = len(value)
+    return b"\xa1%c%b" % (length, value) if length < 256 else b"\xb1" + length.to_bytes(4) + value
+
+
+def encode_symbol(value: str) -> bytes:
+    return b"\xa3%c%b" % (len(value), value.encode("ascii"))
+
+
+def encode_long(value: int) -> bytes:
+    return b"\x81%b" % value.to_bytes(8, signed=True)
+
+
+def encode_uint(value: int) -> bytes:
+    return b"\x70%b" % value.to_bytes(4)
+
+
+def encode_ubyte(value: int) -> bytes:
+    return b"\x50%c" % value
+
+
+def encode_timestamp(time_ms: int) -> bytes:
+    return b"\x83%b" % time_ms.to_bytes(8, signed=True)
+
+
+def encode_list(parts: Iterable[bytes]) -> bytes:
+    """A list of encoded values."""
+    return _compound(0xC0, 0xD0, list(parts))
+
+
+def encode_map(parts: Iterable[bytes]) -> bytes:
     """A map of encoded names and values, by turns."""
+    return _compound(0xC1, 0xD1, list(parts))
+
+
+def _compound(short: int, long: int, parts: list[bytes]) -> bytes:
     content = b"".join(parts)
     if len(content) < 255 and len(parts) < 256:
-        return b"\xc1%c%c%b" % (len(content) + 1, len(parts), content)
-    return b"\xd1" + (len(content) + 4).to_bytes(4) + len(parts).to_bytes(4) + content
+        return b"%c%c%c%b" % (short, len(content) + 1, len(parts), content)
+    return b"%c%b%b%b" % (long, (len(content) + 4).to_bytes(4), len(parts).to_bytes(4), content)
+
+
+def _hashable(key: Any) -> Any:
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
+    return key
