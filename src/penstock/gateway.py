@@ -20,6 +20,7 @@ import msgspec
 from penstock.abc import Acknowledging, CheckpointStore, Clock, DeadLetters, Feature
 from penstock.app import App
 from penstock.channels import open_channel
+from penstock.channels.http.messages import own_id
 from penstock.channels.inbox import Inbox
 from penstock.consuming.destinations import Destination, destination_name, open_destination
 from penstock.consuming.options import GuaranteeChoice, OrderChoice, PositionChoice
@@ -226,13 +227,10 @@ class Gateway:
         of_source = hashlib.sha256(self.source.shown.encode()).hexdigest()[:8]
 
         def identify(found: list[NewRecord], record: Record) -> list[NewRecord]:
+            if len(found) == 1 and own_id(found[0].headers):
+                return found
             place = f"{of_source}-{record.topic}-{record.partition}-{record.pointer}-{record.timestamp_ms or 0}"
-            return [
-                new
-                if any(name == RECORD_ID for name, _ in new.headers)
-                else dataclasses.replace(new, headers=(*new.headers, (RECORD_ID, f"{place}-{index}".encode())))
-                for index, new in enumerate(found)
-            ]
+            return [_with_id(new, f"{place}-{index}".encode()) for index, new in enumerate(found)]
 
         return identify
 
@@ -270,6 +268,11 @@ class Gateway:
                 finished = {each.partition: each.start for each in partitions}
             except PenstockError as error:
                 logger.warning("delivered records stay in the inbox %s for now: %s", self._inbox_url, error)
+
+
+def _with_id(record: NewRecord, record_id: bytes) -> NewRecord:
+    others = (header for header in record.headers if header[0] != RECORD_ID)
+    return dataclasses.replace(record, headers=(*others, (RECORD_ID, record_id)))
 
 
 class _Converter:

@@ -178,6 +178,26 @@ def test_delivered_records_stay_in_the_inbox_while_their_repeats_are_to_be_recog
         inbox.stop()
 
 
+def test_records_keep_their_id_and_what_a_map_makes_of_one_has_several(tmp_path: Path) -> None:
+    source = f"sqlite:{tmp_path}/in.db"
+    with ps.connect(source) as stream:
+        stream.create_topic("orders", 1)
+        stream.send("orders", b"1", headers={"webhook-id": b"first"})
+        stream.send("orders", b"2")
+        stream.flush()
+    with receiving() as receiver:
+        Gateway(f"{source}#orders", receiver.url).run(end="latest")
+        ids = [request.headers["webhook-id"] for request in receiver.requests]
+        assert "first" in ids
+        assert any("-orders-0-" in each for each in ids)
+        receiver.requests.clear()
+        for group in ("a", "b"):
+            Gateway(f"{source}#orders", receiver.url, group=group, map=lambda record: ["x", "y"]).run(end="latest")
+        by_id = Counter(request.headers["webhook-id"] for request in receiver.requests)
+        assert set(by_id.values()) == {2}
+        assert len(by_id) == 4
+
+
 def carry(source: str, sink: str) -> None:
     Gateway(source, sink).run()
 

@@ -17,6 +17,7 @@ import pytest
 import penstock as ps
 from penstock.abc import Channel
 from penstock.channels import open_channel
+from penstock.channels.http.messages import own_id
 from penstock.channels.http.sender import is_public, retry_after_s
 from penstock.channels.http.signatures import new_secret, problem_with
 from penstock.dead_letters.opening import open_dead_letters
@@ -124,6 +125,16 @@ def test_what_may_pass_is_tried_again_with_the_same_id() -> None:
             send(f"{receiver.url}?{FAST}", record())
             assert len(receiver.requests) == 3
             assert len({request.headers["idempotency-key"] for request in receiver.requests}) == 1
+
+
+def test_the_id_of_a_record_comes_from_its_headers() -> None:
+    assert own_id((("penstock-id", b"1"), ("Webhook-Id", b"2"))) == "1"
+    assert own_id((("X-GitHub-Delivery", b"2"),)) == "2"
+    long, odd = own_id((("webhook-id", b"x" * 300),)), own_id((("webhook-id", b"\xff"),))
+    assert (len(long), len(odd)) == (64, 64)
+    events = {own_id((("ce-id", b"1"), ("ce-source", source))) for source in (b"a", b"b")}
+    assert len(events) == 2
+    assert own_id((("ce-id", b"1"), ("webhook-id", b""))) == ""
 
 
 def test_attempts_are_limited_and_the_error_says_what_the_receiver_said() -> None:

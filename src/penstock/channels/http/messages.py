@@ -31,7 +31,7 @@ TIMESTAMP: Final = "penstock-timestamp"
 NULL: Final = "penstock-null"
 ID_HEADERS: Final = ("webhook-id", "idempotency-key", "x-github-delivery")
 """Of a request, where its sender says which message it is."""
-_ID_OF_RECORD: Final = (*ID_HEADERS, "ce-id", RECORD_ID)
+_ID_OF_RECORD: Final = (RECORD_ID, *ID_HEADERS)
 _NEVER_STORED: Final = frozenset(
     {
         "authorization", "proxy-authorization", "cookie", "set-cookie", "x-gitlab-token", "x-hub-signature",
@@ -98,20 +98,22 @@ def request_headers(record: NewRecord, message_id: str, content_type: str) -> li
 
 def message_id(record: NewRecord) -> str:
     """The id of the record's own headers, or a new one."""
-    return _own_id(record.headers) or new_id()
+    return own_id(record.headers) or new_id()
 
 
 def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def _own_id(headers: Headers) -> str:
-    given = {name.lower(): value for name, value in headers}
+def own_id(headers: Headers) -> str:
+    """The id that the headers of a record give it, which is the same whenever it is sent; "" if they give none."""
+    given = {name.lower(): value or b"" for name, value in headers}
     for name in _ID_OF_RECORD:
-        value = given.get(name)
-        if value:
+        if value := given.get(name):
             is_sendable = len(value) <= _LONGEST_ID and _VALUE.fullmatch(value)
             return value.decode() if is_sendable else hashlib.sha256(value).hexdigest()
+    if given.get("ce-id") and given.get("ce-source"):  # of CloudEvents: unique together
+        return hashlib.sha256(given["ce-source"] + b"\0" + given["ce-id"]).hexdigest()
     return ""
 
 
@@ -155,7 +157,7 @@ class RecordReader:
         if self._id is not None:
             given = {name.lower(): value or b"" for name, value in record.headers}
             return self._id(lambda name: given.get(name, b""), record.value or b"")
-        return _own_id(record.headers).encode() or None
+        return own_id(record.headers).encode() or None
 
 
 def _bytes(text: str) -> bytes:

@@ -58,6 +58,7 @@ class _Waiting:
     """A record whose listener has not answered yet."""
 
     key: bytes | None
+    size_bytes: int
     outcome: asyncio.Future[Refusal | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -273,7 +274,7 @@ class HttpReceiver:
                 return await self._outcome(known.under_way)
         if len(self._waiting) >= _MOST_UNANSWERED:  # the listener does not answer
             self._settle([next(iter(self._waiting))], Refusal("no answer", again=True))
-        waiting = _Waiting(repeat_key)
+        waiting = _Waiting(repeat_key, len(body))
 
         def wait_for(records: Sequence[Record]) -> None:
             self._waiting[records[0].offset] = waiting
@@ -281,6 +282,7 @@ class HttpReceiver:
         arrived = (value, self._reader.key(given, body), headers, messages.timestamp_ms(given, self._clock.wall_ms()))
         if not self.records.put_request([arrived], wait_for):
             raise self._busy(_BUSY)
+        self._held_bytes += waiting.size_bytes
         if repeat_key is not None:
             self._repeats.begin(repeat_key, digest, waiting)
         return await self._outcome(waiting)
@@ -306,6 +308,7 @@ class HttpReceiver:
             waiting = self._waiting.pop(offset, None)
             if waiting is None:
                 continue
+            self._held_bytes -= waiting.size_bytes
             if waiting.key is not None:
                 if refusal is None:
                     self._repeats.stored(waiting.key, now_s)

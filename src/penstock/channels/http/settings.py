@@ -56,7 +56,8 @@ class HttpSettings:
     buffer: int = 1_000
     """Listening: how many records wait for `listen`. Further requests are answered with 503."""
     buffer_bytes: int = 64_000_000
-    """Listening: how many bytes of bodies are held at a time. Further requests are answered with 503."""
+    """Listening: how many bytes of requests and of records without an answer are held at a time. Further requests are
+    answered with 503."""
     answer_timeout_s: float = 30.0
     """Listening: how long a request waits until its record is stored. After that it is answered with 504."""
     idle_timeout_s: float = 30.0

@@ -147,17 +147,26 @@ class ReceiverDelivery:
                 f"{behind:,} messages wait for it, more than max_waiting={self._settings.max_waiting}"
             )
         lanes: dict[object, list[StoredMessage]] = {}
+        unfinished = dict.fromkeys(message.number for message in found if self._receiver.wants(message.event))
         for message in found:
-            if self._receiver.wants(message.event):
+            if message.number in unfinished:
                 key = message.record.key
                 lanes.setdefault(message.number if key is None else key, []).append(message)
-        delivered = sum(await _all(self._deliver_lane(lane) for lane in lanes.values()))
+        delivered = 0
         next_number = found[-1].number + 1
-        await _in_thread(self._registry.advance, self._receiver.id, next_number, delivered)
-        return next_number
 
-    async def _deliver_lane(self, lane: Sequence[StoredMessage]) -> int:
-        return sum([await self._deliver(message) for message in lane])
+        async def deliver_lane(lane: Sequence[StoredMessage]) -> None:
+            nonlocal delivered
+            for message in lane:
+                was_delivered = await self._deliver(message)  # other lanes change `delivered` in the meantime
+                delivered += was_delivered
+                del unfinished[message.number]
+
+        try:
+            await _all(deliver_lane(lane) for lane in lanes.values())
+        finally:  # also when this is cancelled, so that what was delivered is not sent again
+            self._registry.advance(self._receiver.id, min(unfinished, default=next_number), delivered)
+        return next_number
 
     async def _deliver(self, message: StoredMessage) -> bool:
         """Whether it was delivered; False: the receiver refused it for good."""

@@ -7,6 +7,7 @@ topic: everything before it is delivered or refused. A message is removed when e
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import os
 import secrets
 import urllib.parse
@@ -39,8 +40,9 @@ SCHEMA: Final = Schema(
             delivered INTEGER NOT NULL, refused INTEGER NOT NULL
         )""",
         """CREATE TABLE penstock_webhook_messages (
-            number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, event TEXT NOT NULL, key BLOB,
-            value BLOB, headers BLOB NOT NULL, timestamp_ms INTEGER, stored_ms INTEGER NOT NULL
+            number INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, id TEXT NOT NULL,
+            event TEXT NOT NULL, key BLOB, value BLOB, headers BLOB NOT NULL, timestamp_ms INTEGER,
+            stored_ms INTEGER NOT NULL
         )""",
         """CREATE TABLE penstock_webhook_refusals (
             receiver TEXT NOT NULL, id TEXT NOT NULL, event TEXT NOT NULL, value BLOB, problem TEXT NOT NULL,
@@ -168,14 +170,23 @@ class Registry:
         return secret
 
     def add(self, messages: Iterable[tuple[str, str, NewRecord]]) -> None:
-        """Store records with their id and event type. One whose id is there already is passed over."""
+        """Store records with their id and event type. One that is there already, with the same id, is passed over."""
         now_ms = self._clock.wall_ms()
         with self._database.transaction() as cursor:
             cursor.executemany(
                 "INSERT OR IGNORE INTO penstock_webhook_messages "
-                "(id, event, key, value, headers, timestamp_ms, stored_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "(digest, id, event, key, value, headers, timestamp_ms, stored_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (each, event, new.key, new.value, msgspec.msgpack.encode(new.headers), new.timestamp_ms, now_ms)
+                    (
+                        _digest(each, new),
+                        each,
+                        event,
+                        new.key,
+                        new.value,
+                        msgspec.msgpack.encode(new.headers),
+                        new.timestamp_ms,
+                        now_ms,
+                    )
                     for each, event, new in messages
                 ],
             )
@@ -265,6 +276,10 @@ def check_events(events: Sequence[str]) -> None:
     for event in events:
         if not event or len(event) > _LONGEST_EVENT or any(character.isspace() for character in event):
             raise ConfigError(f"{event[:50]!r} is not an event type, or a pattern such as order.*")
+
+
+def _digest(message_id: str, record: NewRecord) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode((message_id, record.key, record.value))).digest()
 
 
 def _receiver(row: Sequence[Any]) -> RegisteredReceiver:
