@@ -31,6 +31,10 @@ METADATA_DRIVERS: Final = {
     "bookkeeper.metadata.client.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataClientDriver",
 }
 SUPERUSER: Final = "boss"
+PROVIDERS: Final = ("Token", "Basic", "Tls")
+PASSWORD: Final = "right"
+PASSWORD_HASH: Final = "$apr1$tests$vDkqrKSmoNbCI92rSvHKS/"
+"""Of `openssl passwd -apr1`."""
 SECRET: Final = b"a secret of the tests, of at least 32 bytes"
 LISTENER: Final = "proxied"
 """The name of the listener that clients behind a proxy ask for: brokers tell their clients where to connect to."""
@@ -117,6 +121,9 @@ class PulsarServer:
     def _secured(self, certificates: Path) -> dict[str, str]:
         """Settings for TLS and tokens beside the plain ports, which the broker itself uses."""
         token = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+        kinds = (f"org.apache.pulsar.broker.authentication.AuthenticationProvider{each}" for each in PROVIDERS)
+        users = self.folder / "users"
+        users.write_text(f"ann:{PASSWORD_HASH}\n", "utf-8")
         return {
             "brokerServicePortTls": str(self._tls_port),
             "webServicePortTls": str(self._tls_web_port),
@@ -127,9 +134,10 @@ class PulsarServer:
             f"internal:pulsar+ssl://127.0.0.1:{self._tls_port}",
             "authenticationEnabled": "true",
             "authorizationEnabled": "true",
-            "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+            "authenticationProviders": ",".join(kinds),
+            "basicAuthConf": f"file://{users}",
             "tokenSecretKey": f"data:;base64,{base64.b64encode(SECRET).decode()}",
-            "superUserRoles": SUPERUSER,
+            "superUserRoles": f"{SUPERUSER},ann,127.0.0.1",  # which is the name in the certificate
             "brokerClientAuthenticationPlugin": token,
             "brokerClientAuthenticationParameters": f"token:{token_for(SUPERUSER)}",
         }

@@ -43,7 +43,7 @@ from tests.consuming.eventually import wait_until
 from tests.secured_kafka import make_certificates
 from tests.seeds import seed_of
 from tests.servers import free_ports
-from tests.systems.pulsar_server import LISTENER, SUPERUSER, PulsarServer, admin, token_for, version
+from tests.systems.pulsar_server import LISTENER, PASSWORD, SUPERUSER, PulsarServer, admin, token_for, version
 from tests.systems.stream_app import check_a_killed_app_loses_nothing
 
 pytestmark = [pytest.mark.system("Apache Pulsar"), pytest.mark.xdist_group("pulsar")]
@@ -242,6 +242,8 @@ def test_new_topics_keep_their_records(server: PulsarServer, topic: str, caplog:
     with connect(server.url, max_age_s=3601, max_bytes=20_000_000_000, partitions=2) as stream:
         stream.send(f"{topic}.2", b"x").result(30)
         assert list(stream.open_topic(f"{topic}.2").partitions()) == [0, 1]
+        assert stream.backend.retention_s(f"{topic}.2") == 3660  # type: ignore[attr-defined]
+        assert stream.backend.retention_s(topic) is None  # type: ignore[attr-defined]
     kept = {"retentionTimeInMinutes": 61, "retentionSizeInMB": 19074}
     assert admin(server, "GET", f"{TOPICS}/{topic}.2/retention?applied=true") == kept
     with connect(server.url, max_bytes=5_000_000) as stream:
@@ -605,6 +607,15 @@ def test_tokens_and_tls(secured: PulsarServer, topic: str, tmp_path: Path, monke
     monkeypatch.delenv("PULSAR_CLIENT_CONF")
     with connect(url, tls_ca=authority, token_file=tmp_path / "token") as stream:
         assert topic in stream.topics()
+    files = {
+        "tls_ca": authority,
+        "tls_cert": authority.with_name("server.crt"),
+        "tls_key": authority.with_name("server.key"),
+    }
+    with connect(url, **files) as stream:
+        assert [record.value for record in stream.read(topic)] == [b"secret"]
+    with connect(url.replace("//", f"//ann:{PASSWORD}@", 1), tls_ca=authority) as stream:
+        assert [record.value for record in stream.read(topic)] == [b"secret"]
     with pytest.raises(BrokerUnavailableError, match=r"token file .* cannot be read"):
         connect(url, token_file=tmp_path / "missing")
     with pytest.raises(BrokerUnavailableError, match="is unavailable"):

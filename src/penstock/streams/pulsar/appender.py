@@ -39,6 +39,10 @@ _STICKY: Final = 100
 _OVERHEAD_BYTES: Final = 200
 
 
+_USELESS: Final = frozenset({"AlreadyClosed", "ProducerFenced", "TopicNotFound", "TopicTerminated"})
+"""Results after which a producer stores nothing more, and the next append needs another one."""
+
+
 class PulsarAppender:
     """Sends records and settles their receipts. Any thread may append."""
 
@@ -62,16 +66,19 @@ class PulsarAppender:
         self._forks = FORKS.count
 
     def append(self, records: Sequence[NewRecord]) -> list[Receipt]:
-        self._check_open()
+        if self._closed or self._forks != FORKS.count:
+            self._check_open()
         topic = self._topic
         for record in records:
             if record.topic != topic:
                 raise ConfigError(f"a record for topic {record.topic!r} was appended to topic {topic!r}")
-        receipts = [Receipt(topic) for _ in records]
+        receipts: list[Receipt] = []
         with self._sending:
             if time.monotonic() - self._partitions_s >= PARTITIONS_S:
                 self._is_asked = False
-            for record, receipt in zip(records, receipts, strict=True):
+            for record in records:
+                receipt = Receipt(topic)
+                receipts.append(receipt)
                 try:
                     self._send(record, receipt)
                 except PenstockError as error:
@@ -95,7 +102,9 @@ class PulsarAppender:
 
     def _send(self, record: NewRecord, receipt: Receipt) -> None:
         """Give a record to the producer of its partition. Called by who holds `_sending`."""
-        partition = self._partition(record)
+        partition = 0
+        if record.partition or self._partitions > 1 or not self._is_asked:
+            partition = self._partition(record)
         producer = self._producers.get(partition)
         if producer is None:
             producer = self._producers[partition] = self._until_available(lambda: self._new_producer(partition))
@@ -108,25 +117,25 @@ class PulsarAppender:
         def settle(result: Any, id: Any) -> None:
             try:
                 keep_thread_state()
-                with self._lock:
-                    left_bytes = self._waiting_bytes = self._waiting_bytes - size
-                    if not left_bytes or left_bytes < WAITING_BYTES <= left_bytes + size:
-                        self._changed.notify_all()
                 if result.value:
                     receipt.settle(partition, -1, self._refusal(partition, producer, result, record))
                 else:
                     receipt.settle(partition, pointer_of(id))
             except Exception:  # what a callback raises would end the process
                 logger.exception("the receipt of a record for %r could not be settled", self._topic)
+            self._make_room(size)
 
         try:
             producer._producer.send_async(self._client.message_of(record), settle)
-        except BaseException as error:
-            with self._lock:
-                self._waiting_bytes -= size
-            if isinstance(error, Exception) and not isinstance(error, PenstockError):
-                raise DeliveryError(f"a record for {self._topic!r} was refused by Pulsar's client: {error}") from error
-            raise
+        except Exception as error:
+            self._make_room(size)
+            raise DeliveryError(f"a record for {self._topic!r} was refused by Pulsar's client: {error}") from error
+
+    def _make_room(self, size: int) -> None:
+        with self._lock:
+            left_bytes = self._waiting_bytes = self._waiting_bytes - size
+            if not left_bytes or left_bytes < WAITING_BYTES <= left_bytes + size:
+                self._changed.notify_all()
 
     def _partition(self, record: NewRecord) -> int:
         if not self._is_asked:
@@ -211,7 +220,7 @@ class PulsarAppender:
                 f"{self._settings.delivery_timeout_s:g} s: it may be stored or not",
                 retriable=True,
             )
-        if self._producers.get(partition) is producer:
+        if name in _USELESS and self._producers.get(partition) is producer:
             self._producers.pop(partition, None)
             self._is_asked = False
         return _delivery_error(self._client.meaning(name, f"a record for {self._topic!r} was refused: {name}"))

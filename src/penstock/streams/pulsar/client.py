@@ -255,6 +255,8 @@ class PulsarClient:
             logger=LOG.for_client(pulsar),
             listener_name=settings.listener_name,
             tls_trust_certs_file_path=self._tls_ca(),
+            tls_certificate_file_path=settings.tls_cert,
+            tls_private_key_file_path=settings.tls_key,
             tls_allow_insecure_connection=not settings.tls_verify,
             tls_validate_hostname=settings.tls_check_hostname and settings.tls_verify,
         )

@@ -57,7 +57,7 @@ class PulsarSettings:
     tls_ca: str | None = None
     """`pulsar+ssl:`: a file of CA certificates, in place of those that come with the client."""
     tls_cert: str | None = None
-    """`pulsar+ssl:`: the client's certificate, with which it logs in."""
+    """`pulsar+ssl:`: the client's certificate, with which it logs in unless there is a token or a user."""
     tls_key: str | None = None
     """`pulsar+ssl:`: the key of the client's certificate."""
     tls_verify: bool = True

@@ -54,6 +54,11 @@ class PulsarBackend:
         check_topic_name(topic)
         self._topic(topic).delete()
 
+    def retention_s(self, topic: str) -> float | None:
+        """After how many seconds Pulsar may remove a record; None if it keeps them, or cannot tell by their age."""
+        minutes, _ = self._topic(topic).retention()
+        return 60.0 * minutes if minutes > 0 else None
+
     def pointer_text(self, pointer: Pointer) -> str:
         return pointer_text(pointer)
 

@@ -145,7 +145,6 @@ class PulsarTopicStream:
         return batch
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
-        self._check_open()
         return self._appender.append(records)
 
     def close(self) -> None:
@@ -162,17 +161,18 @@ class PulsarTopicStream:
         messages: list[Any] = []
         pointers: list[Pointer] = []
         most = min(limit, 4 * reader.prefetch)
-        ledger = ledger_of(start)
+        ledger, after = ledger_of(start), start
 
         def take(message: Any) -> bool:
-            nonlocal ledger
+            nonlocal ledger, after
             place = pointer_of(message.message_id())
-            if place >> LEDGER_SHIFT != ledger:
-                self._check_followed(partition, reader, pointers[-1] + 1 if pointers else start, place)
+            if place >> LEDGER_SHIFT > ledger:
+                self._check_followed(partition, reader, after, place)
                 ledger = place >> LEDGER_SHIFT
-            if place >= start:  # else it is of the entry in which reading starts, and before that place
+            if place >= after:  # else it is earlier in the entry of `start`, or was sent again on a new connection
                 messages.append(message)
                 pointers.append(place)
+                after = place + 1
             return len(pointers) < most
 
         first = self._first_message(partition, reader, until_s)
