@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 import penstock as ps
 from penstock.abc import Feature, Outcome
-from penstock.dead_letters.opening import open_dead_letters
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -36,14 +34,13 @@ from penstock.errors import (
     UnknownTopicError,
     UrlError,
 )
-from penstock.model import DeadLetterFilter, Headers, NewRecord
+from penstock.model import Headers, NewRecord
 from penstock.queues import open_queue
 from penstock.queues.pubsub import PubsubQueue
 from penstock.queues.pubsub.queue import PubsubDelivery
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
-from tests.consuming.eventually import wait_until
-from tests.forking import FORKING
+from tests.systems.killed_queue_app import check_every_record_is_handled
 from tests.systems.pubsub_server import PubsubServer
 
 pytestmark = [pytest.mark.system("Google Pub/Sub"), pytest.mark.xdist_group("pubsub")]
@@ -404,57 +401,8 @@ def _delivery(ack_id: str) -> PubsubDelivery:
 
 @pytest.mark.usefixtures("pubsub")
 def test_an_app_handles_every_record_though_handlers_fail_and_its_process_is_killed(tmp_path: Path) -> None:
-    queue = new_queue(ack_deadline_seconds=5)
-    seen = tmp_path / "seen.txt"
-    letters = f"sqlite:{tmp_path / 'letters.db'}"
-    queue.send([NewRecord("queue", b"%d" % number) for number in range(200)])
-    for most in (40, 80):
-        process = FORKING.Process(target=_work, args=(url(queue.name), seen, letters))
-        process.start()
-        wait_until(functools.partial(_has_handled, seen, most), WAIT_S)
-        process.kill()
-        process.join()
-    process = FORKING.Process(target=_work, args=(url(queue.name), seen, letters))
-    process.start()
-    try:
-        wait_until(lambda: len(set(_handled(seen))) == 199, WAIT_S)
-    finally:
-        process.terminate()
-        process.join()
-    assert set(_handled(seen)) == set(range(200)) - {13}, "every record but the bad one is handled"
-    # A record that was handled just before a kill is not settled, and may come again after all others.
-    while deliveries := queue.receive(10, 6.0):
-        assert {int(delivery.record.value or b"") for delivery in deliveries} <= set(range(200)) - {13}
-        queue.settle_all(deliveries, Outcome.DONE)
-    queue.close()
-    with closing(open_dead_letters(letters)) as dead:
-        assert [letter.record.value for letter in dead.browse(DeadLetterFilter())] == [b"13"]
-
-
-def _work(queue_url: str, seen: Path, letters: str) -> None:
-    app = ps.App(group="workers")
-    failed: set[int] = set()
-
-    @app.handle(queue_url, retry=ps.Retry(3, first_delay_s=0.01), dead_letters=letters, workers=4)
-    def work(value: bytes) -> None:
-        number = int(value)
-        if number == 13:
-            raise ps.Reject("unlucky")
-        if number % 10 == 0 and number not in failed:
-            failed.add(number)
-            raise RuntimeError("fails once")
-        with seen.open("a") as file:
-            file.write(f"{number}\n")
-
-    app.run()
-
-
-def _has_handled(seen: Path, count: int) -> bool:
-    return len(set(_handled(seen))) >= count
-
-
-def _handled(seen: Path) -> list[int]:
-    return [int(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+    name = new_queue(ack_deadline_seconds=5).name
+    check_every_record_is_handled(url(name), tmp_path, visibility_s=5.0)
 
 
 def _take(queue: PubsubQueue, count: int) -> list[PubsubDelivery]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
+import socket
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +19,6 @@ import stomp
 
 import penstock as ps
 from penstock.abc import Outcome
-from penstock.dead_letters.opening import open_dead_letters
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -29,16 +27,16 @@ from penstock.errors import (
     StaleDeliveryError,
     UrlError,
 )
-from penstock.model import DeadLetterFilter, NewRecord
+from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.stomp import StompQueue
 from penstock.queues.stomp.link import StompDelivery
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.consuming.eventually import wait_until
-from tests.forking import FORKING
-from tests.secured_kafka import make_certificates
 from tests.systems.activemq_server import LARGEST_BYTES, PASSWORD, STRANGER, USER, ActiveMq
+from tests.systems.java_keystore import make_keystore
+from tests.systems.killed_queue_app import check_every_record_is_handled
 
 pytestmark = [pytest.mark.system("ActiveMQ"), pytest.mark.xdist_group("activemq")]
 
@@ -72,14 +70,6 @@ def activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMq]:
         yield server
         _running.pop()
         del os.environ[ADDRESS]
-
-
-def make_keystore(folder: Path) -> Path:
-    """A key for 127.0.0.1, for Java; `ca.pem` beside it is the authority to trust."""
-    make_certificates(folder, folder / "ca.pem", folder / "server.pem")
-    export = ["openssl", "pkcs12", "-export", "-in", "server.pem", "-out", "server.p12", "-password", "pass:changeit"]
-    subprocess.run(export, cwd=folder, check=True, capture_output=True, timeout=60)
-    return folder / "server.p12"
 
 
 def url(name: str, parameters: str = "heartbeat_s=1") -> str:
@@ -204,9 +194,8 @@ def test_what_is_sent_can_wait_or_expire_at_the_broker() -> None:
     later.send([NewRecord("queue", b"later")])
     assert [each.record.value for each in _receive(later, 1)] == [b"later"]
     assert time.monotonic() - began_s >= 0.8
-    brief = new_queue("ttl_s=0.1&priority=9")
+    brief = new_queue("ttl_s=0.001&priority=9")
     brief.send([NewRecord("queue", b"brief")])
-    time.sleep(0.2)
     assert not brief.receive(1, 0.5)
     for queue in (later, brief):
         queue.close()
@@ -276,6 +265,25 @@ def test_an_unreachable_server_is_told_in_time() -> None:
             open_queue(f"stomp://{proxy.address}/q?connect_timeout_s=1")
 
 
+def test_a_broker_that_takes_nothing_does_not_block_a_sender_for_ever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(_accept_and_read_no_more, listener)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        queue = open_queue(f"stomp://{address}/q?send_timeout_s=1")
+        with pytest.raises(BrokerUnavailableError, match=f"stomp://{address}/q cannot be reached"):
+            queue.send([NewRecord("queue", bytes(1_000_000)) for _ in range(20)])
+        accepting.result(WAIT_S).close()
+        queue.close()
+
+
+def _accept_and_read_no_more(listener: socket.socket) -> socket.socket:
+    """As a broker does that has no room for more messages. It offers no heart-beats."""
+    connection, _ = listener.accept()
+    connection.recv(1)
+    connection.sendall(b"CONNECTED\nversion:1.2\n\n\0")
+    return connection
+
+
 def test_a_server_of_another_kind_is_told_apart(activemq: ActiveMq) -> None:
     with pytest.raises(BrokerUnavailableError, match=r"closed the connection without an answer|Is it a port for STOMP"):
         open_queue(f"stomp://127.0.0.1:{activemq.amqp_port}/q?connect_timeout_s=2")
@@ -284,7 +292,9 @@ def test_a_server_of_another_kind_is_told_apart(activemq: ActiveMq) -> None:
 def test_the_next_host_is_tried_when_one_cannot_be_reached(activemq: ActiveMq) -> None:
     secret = quote(PASSWORD, safe="")
     queue = open_queue(f"stomp://{USER}:{secret}@127.0.0.1:1,127.0.0.1:{activemq.port}/hosts")
+    assert isinstance(queue, StompQueue)
     queue.send([NewRecord("queue", b"1")])
+    assert [each.record.value for each in _receive(queue, 1)] == [b"1"]
     queue.close()
 
 
@@ -328,56 +338,7 @@ def _works(queue: StompQueue) -> bool:
 
 @pytest.mark.usefixtures("activemq")
 def test_an_app_handles_every_record_though_handlers_fail_and_its_process_is_killed(tmp_path: Path) -> None:
-    name = f"jobs-{uuid.uuid4().hex[:8]}"
-    seen = tmp_path / "seen.txt"
-    letters = f"sqlite:{tmp_path / 'letters.db'}"
-    queue = open_queue(url(name))
-    queue.send([NewRecord("queue", b"%d" % number) for number in range(200)])
-    for most in (40, 80):
-        process = FORKING.Process(target=_work, args=(url(name), seen, letters))
-        process.start()
-        wait_until(functools.partial(_has_handled, seen, most), WAIT_S)
-        process.kill()
-        process.join()
-    process = FORKING.Process(target=_work, args=(url(name), seen, letters))
-    process.start()
-    try:
-        wait_until(lambda: len(set(_handled(seen))) == 199, WAIT_S)
-    finally:
-        process.terminate()
-        process.join()
-    counts = Counter(_handled(seen))
-    assert set(counts) == set(range(200)) - {13}, "every record but the bad one is handled"
-    assert not queue.receive(1, 0.5), "nothing is left in the queue"
-    queue.close()
-    with closing(open_dead_letters(letters)) as dead:
-        assert [letter.record.value for letter in dead.browse(DeadLetterFilter())] == [b"13"]
-
-
-def _work(queue_url: str, seen: Path, letters: str) -> None:
-    app = ps.App(group="workers")
-    failed: set[int] = set()
-
-    @app.handle(queue_url, retry=ps.Retry(3, first_delay_s=0.01), dead_letters=letters, workers=4)
-    def work(value: bytes) -> None:
-        number = int(value)
-        if number == 13:
-            raise ps.Reject("unlucky")
-        if number % 10 == 0 and number not in failed:
-            failed.add(number)
-            raise RuntimeError("fails once")
-        with seen.open("a") as file:
-            file.write(f"{number}\n")
-
-    app.run()
-
-
-def _has_handled(seen: Path, count: int) -> bool:
-    return len(set(_handled(seen))) >= count
-
-
-def _handled(seen: Path) -> list[int]:
-    return [int(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+    check_every_record_is_handled(url(f"jobs-{uuid.uuid4().hex[:8]}"), tmp_path)
 
 
 class Client(stomp.ConnectionListener):  # type: ignore[misc]

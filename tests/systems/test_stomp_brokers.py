@@ -77,7 +77,9 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
 
 def on_artemis(name: str, parameters: str = "dead_letters=DLQ") -> StompQueue:
     place = os.environ[ADDRESS.format("ARTEMIS")]
-    queue = open_queue(f"stomp://{ARTEMIS_USER}@{place}/{name}?destination={{queue}}&heartbeat_s=1&connect_timeout_s=5&{parameters}")
+    queue = open_queue(
+        f"stomp://{ARTEMIS_USER}@{place}/{name}?destination={{queue}}&heartbeat_s=1&connect_timeout_s=5&{parameters}"
+    )
     assert isinstance(queue, StompQueue)
     return queue
 

@@ -99,7 +99,11 @@ class PubsubClient:
 
     def begin(self, name: str, request: Any, timeout_s: float) -> Any:
         """A request whose answer comes later: gRPC's future."""
-        return self._stubs[name].future(request, timeout=timeout_s, metadata=self._routing(request))
+        try:
+            return self._stubs[name].future(request, timeout=timeout_s, metadata=self._routing(request))
+        except ValueError:  # what gRPC raises for a channel that another thread has closed
+            self.check_open()
+            raise
 
     def explained(self, error: Any, what: str) -> PenstockError:
         """An error of gRPC in words that help."""

@@ -44,6 +44,8 @@ BACKOFF_S: Final = (0.1, 5.0)
 ARTEMIS: Final = "ActiveMQ-Artemis/"
 ARTEMIS_MESSAGE_BYTES: Final = 1024
 """Artemis limits what it sends ahead by bytes: so many for each message of the prefetch."""
+REFUSALS: Final = ("authorized", "security", "access", "permission", "denied", "password", "bad connect", "credentials")
+"""What the errors of brokers about users have in common."""
 CLOSE_S: Final = 2.0
 """How long closing waits for the broker's goodbye."""
 
@@ -215,7 +217,7 @@ class Link:
         return "receipt", number
 
     def _write(self, session: _Session, data: bytes, pending: Pending, what: str) -> None:
-        session.write(data)
+        session.write(data, self._settings.send_timeout_s)
         pending.wait(self._settings.send_timeout_s, what)
 
     def _await_first_connection(self) -> None:
@@ -261,6 +263,7 @@ class Link:
     def _begin(self, session: _Session) -> None:
         """The broker has accepted the connection: use it."""
         with self._changed:
+            session.check()
             self.server = session.server
             self._generation += 1
             self._session = session
@@ -330,8 +333,12 @@ class Link:
         if is_connecting:
             if "version" in lower:
                 return BrokerUnavailableError(f"{self._shown} does not speak STOMP {VERSION}: {text}", retriable=False)
-            return BrokerUnavailableError(f"{self._shown} refused the user or the password: {text}", retriable=False)
-        if any(word in lower for word in ("not authorized", "security", "access", "permission", "denied")):
+            if any(word in lower for word in REFUSALS):
+                return BrokerUnavailableError(
+                    f"{self._shown} refused the user or the password: {text}", retriable=False
+                )
+            return BrokerUnavailableError(f"{self._shown} refused the connection: {text}")
+        if any(word in lower for word in REFUSALS):
             return NotAllowedError(f"{self._shown} denied a request: {text}")
         if any(word in lower for word in ("unexpected ack", "no message", "not been consumed", "not found")):
             return StaleDeliveryError(f"{self._shown} no longer knows a delivery of {self._queue}: {text}")
@@ -364,7 +371,7 @@ class _Session:
     def connect(self, host: Host, settings: StompSettings, tls: ssl.SSLContext | None, url: BackendUrl) -> None:
         """Open the connection and wait for the broker's answer."""
         timeout_s = settings.connect_timeout_s
-        self._transport = new_transport(self, host, timeout_s, tls, self._deliver)
+        self._transport = new_transport(self, host, settings, tls, self._deliver)
         try:
             self._transport.start()
         except ssl.SSLCertVerificationError as error:
@@ -387,10 +394,9 @@ class _Session:
             headers |= {"login": url.user, "passcode": url.password or ""}
         # This frame is not escaped, for brokers that know STOMP 1.0 only.
         lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
-        self.write(f"CONNECT\n{lines}\n\0".encode())
+        self.write(f"CONNECT\n{lines}\n\0".encode(), timeout_s)
         self._answered.wait(timeout_s)
-        if self._error is not None:
-            raise self._error
+        self.check()
         if self._answer is None:
             raise self._link.unavailable(f"there was no answer within {timeout_s:g} s. Is it a port for STOMP?")
         if self._answer.get("version") != VERSION:
@@ -426,13 +432,21 @@ class _Session:
 
     # Called by any thread.
 
-    def write(self, data: bytes) -> None:
+    def check(self) -> None:
+        """Raise why the connection has ended, if it has."""
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: bytes, timeout_s: float) -> None:
         """Errors end the connection, and are told to those who wait for receipts."""
-        with self._writing:
-            try:
-                self._transport.send(data)
-            except Exception as error:  # OSError, or what stomp.py makes of it
-                self.end(self._link.unavailable(error))
+        if not self._writing.acquire(timeout=timeout_s):
+            raise self._link.unavailable(f"it takes nothing since {timeout_s:g} s")
+        try:
+            self._transport.send(data)
+        except Exception as error:  # OSError, or what stomp.py makes of it
+            self.end(self._link.unavailable(error))
+        finally:
+            self._writing.release()
 
     def try_write(self, data: bytes) -> bool:
         """Whether it was written at once."""

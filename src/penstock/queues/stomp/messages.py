@@ -36,14 +36,14 @@ REASON: Final = "penstock-reason"
 
 # fmt: off
 PROTOCOL: Final = frozenset({
-    "_AMQ_SCHED_DELIVERY", "AMQ_SCHEDULED_DELAY", "ack", "content-length", "destination", "destination-type", "expiration", "expires",
-    "message-id", "original-destination", "originalDestination", "originalExpiration", "persistent", "priority",
-    "receipt", "redelivered", "scheduledJobId", "subscription", "timestamp",
+    "_AMQ_SCHED_DELIVERY", "AMQ_SCHEDULED_DELAY", "ack", "content-length", "destination", "destination-type",
+    "expiration", "expires", "message-id", "original-destination", "originalDestination", "originalExpiration",
+    "persistent", "priority", "receipt", "redelivered", "scheduledJobId", "subscription", "timestamp", "transaction",
 })
 """Headers about a message, not of it: they are not given to readers."""
 MEANINGFUL: Final = PROTOCOL | frozenset({
     "app-id", "browser", "client-id", "cluster-id", "content-encoding", "content-type", "correlation-id", "id",
-    "host", "login", "passcode", "receipt-id", "reply-to", "requeue", "selector", "server", "session", "transaction",
+    "host", "login", "passcode", "receipt-id", "reply-to", "requeue", "selector", "server", "session",
     "transformation", "transformation-error", "type", "user-id", "version",
 })
 # fmt: on

@@ -13,12 +13,14 @@ import os
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.errors import ConfigError, MissingExtraError
+from penstock.queues.stomp.settings import StompSettings
 from penstock.streams.url import Host
 
 RECEIVED_AT_ONCE_BYTES: Final = 1 << 16
@@ -34,14 +36,16 @@ def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None
     return context
 
 
-def connected(host: Host, timeout_s: float, tls: ssl.SSLContext | None) -> Any:
-    """A connected socket. The timeout is for the connection and the handshake, not for what follows."""
-    plain = socket.create_connection((host.name, host.port), timeout_s)
+def connected(host: Host, connect_timeout_s: float, send_timeout_s: float, tls: ssl.SSLContext | None) -> Any:
+    """A connected socket, whose reads wait without end, and whose writes wait for `send_timeout_s`."""
+    plain = socket.create_connection((host.name, host.port), connect_timeout_s)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
-            return TlsSocket(tls.wrap_socket(plain, server_hostname=host.name))
+            return TlsSocket(tls.wrap_socket(plain, server_hostname=host.name), send_timeout_s)
         plain.settimeout(None)
+        whole_s, part_s = divmod(send_timeout_s, 1)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole_s), int(part_s * 1e6)))
     except BaseException:
         plain.close()
         raise
@@ -58,19 +62,20 @@ def is_writable(one: Any) -> bool:
 class TlsSocket:
     """A TLS socket that one thread reads while others write: OpenSSL must not do both at once."""
 
-    def __init__(self, inner: ssl.SSLSocket) -> None:
+    def __init__(self, inner: ssl.SSLSocket, send_timeout_s: float) -> None:
         inner.setblocking(False)
         self._inner = inner
+        self._send_timeout_s = send_timeout_s
         self._lock = threading.Lock()
 
     def recv(self, size: int) -> bytes:
-        data: bytes = self._when_ready(functools.partial(self._inner.recv, size))
+        data: bytes = self._when_ready(functools.partial(self._inner.recv, size), None)
         return data
 
     def sendall(self, data: bytes) -> None:
         left = memoryview(data)
         while left:  # ends: with the data, or with the connection
-            left = left[self._when_ready(functools.partial(self._inner.send, left)) :]
+            left = left[self._when_ready(functools.partial(self._inner.send, left), self._send_timeout_s) :]
 
     def fileno(self) -> int:
         return self._inner.fileno()
@@ -87,7 +92,7 @@ class TlsSocket:
         with self._lock:
             self._inner.close()
 
-    def _when_ready(self, action: Callable[[], Any]) -> Any:
+    def _when_ready(self, action: Callable[[], Any], timeout_s: float | None) -> Any:
         while True:  # ends: when it is done, or with the connection
             with self._lock:
                 try:
@@ -98,16 +103,19 @@ class TlsSocket:
                     event = select.POLLOUT
                 poll = select.poll()
                 poll.register(self._inner, event)
-            poll.poll()
+            if not poll.poll(None if timeout_s is None else timeout_s * 1000):
+                raise TimeoutError(f"nothing was taken for {timeout_s:g} s")
 
 
 def new_transport(
-    listener: object, host: Host, timeout_s: float, tls: ssl.SSLContext | None, before_read: Callable[[], None]
+    listener: object, host: Host, settings: StompSettings, tls: ssl.SSLContext | None, before_read: Callable[[], None]
 ) -> Any:
     """stomp.py's transport, not yet started, which tells the listener about frames. `before_read` is called when all
     frames that were read are handled."""
     transport = _transport_class()(auto_decode=False, recv_bytes=RECEIVED_AT_ONCE_BYTES)
-    transport.connect_socket = lambda: connected(host, timeout_s, tls)
+    transport.connect_socket = functools.partial(
+        connected, host, settings.connect_timeout_s, settings.send_timeout_s, tls
+    )
     transport.before_read = before_read
     transport.set_listener("penstock", listener)
     return transport
