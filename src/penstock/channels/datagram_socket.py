@@ -68,6 +68,32 @@ def resolve(host: Host, kind: int = socket.SOCK_DGRAM) -> ResolvedAddress:
     return ResolvedAddress(family, address, str(host))
 
 
+def resolve_target(host: Host) -> ResolvedAddress:
+    """Look up where to send to."""
+    found = resolve(host)
+    if found.is_any:
+        raise ConfigError(f"{host} stands for all addresses of a machine: name the one to send to")
+    return found
+
+
+class DropCount:
+    """How many datagrams the system dropped, over all sockets of a listener; 0 where it does not tell."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._before = 0
+
+    @property
+    def count(self) -> int:
+        by_system = None if self._socket is None else dropped_datagrams(self._socket)
+        return self._before + (by_system or 0)
+
+    def watch(self, listener: socket.socket | None) -> None:
+        """Count those of this socket from now on, besides those of earlier ones."""
+        self._before = self.count
+        self._socket = listener
+
+
 def open_listening(endpoint: ResolvedAddress, interface: str | None, buffer_bytes: int) -> socket.socket:
     """A non-blocking socket that gets what is sent to an address of this machine, or to a group."""
     listener = socket.socket(endpoint.family, socket.SOCK_DGRAM)

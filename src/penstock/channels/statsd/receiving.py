@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from penstock.channels.datagram_socket import ResolvedAddress, dropped_datagrams, open_listening, unavailable
+from penstock.channels.datagram_socket import ResolvedAddress, open_listening, unavailable
 from penstock.channels.rare_warnings import RareWarnings
 from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
-from penstock.channels.socket_thread import SocketThread
+from penstock.channels.socket_channel import SocketReceiver
 from penstock.channels.statsd.aggregates import Aggregates
 from penstock.channels.statsd.lines import LONGEST_LINE_BYTES, BadLineError, Metric, parse_line
 from penstock.channels.statsd.settings import StatsdSettings
@@ -26,7 +26,6 @@ _DATAGRAMS_AT_ONCE: Final = 128
 _CHUNK_BYTES: Final = 1 << 16
 _LONGEST_WAIT_S: Final = 1.0
 _ROOM_WAIT_S: Final = 0.01
-_STOP_S: Final = 10.0
 _SHOWN_BYTES: Final = 80
 _encoder: Final = msgspec.json.Encoder()
 
@@ -53,87 +52,51 @@ class _Connection:
         self.rest = b""
 
 
-class StatsdReceiver:
-    """Fills a buffer from `start` to `close`. After an error of the network it can be started again."""
+class StatsdReceiver(SocketReceiver):
+    """Fills a buffer with metrics, or with aggregates of them."""
 
-    def __init__(self, endpoint: ResolvedAddress, settings: StatsdSettings, buffer: ReceiveBuffer) -> None:
+    def __init__(self, address: ResolvedAddress, settings: StatsdSettings, buffer: ReceiveBuffer) -> None:
+        super().__init__(address.shown, buffer)
         self.counts = StatsdCounts()
-        self._endpoint = endpoint
+        self._address = address
         self._settings = settings
-        self._buffer = buffer
         self._aggregates = Aggregates(settings.percentages, settings.max_series) if settings.flush_s else None
         self._flush_s = 0.0
         """When the interval ends."""
-        self._warnings = RareWarnings(logger, f"statsd {endpoint.shown}")
-        self._closing = threading.Event()
-        self._listener: socket.socket | None = None
-        self._thread: SocketThread | None = None
-        self._dropped_before = 0
-        """By sockets that were closed after an error."""
+        self._warnings = RareWarnings(logger, f"statsd {address.shown}")
         self._connections: set[_Connection] = set()
         self._waiting: set[_Connection] = set()
         """Connections that are not read until there is room."""
 
     @property
-    def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_running
-
-    @property
     def dropped(self) -> int:
         """Datagrams that did not fit into the socket's buffer, where the system tells, and records without room."""
-        by_system = None if self._listener is None else dropped_datagrams(self._listener)
-        return self._dropped_before + (by_system or 0) + self._buffer.lost + self.counts.left_out
+        return self.dropped_by_system.count + self.buffer.lost + self.counts.left_out
 
-    def start(self) -> None:
-        """Open the socket. Raises BrokerUnavailableError or ConfigError."""
-        is_tcp = self._settings.transport == "tcp"
-        self._listener = (
-            _listen_for_connections(self._endpoint)
-            if is_tcp
-            else open_listening(self._endpoint, None, self._settings.socket_buffer_bytes)
-        )
-        self._thread = SocketThread(f"penstock-statsd-{self._endpoint.shown}", self._step, self._failed)
-        self._thread.watch(self._listener, self._accept if is_tcp else self._read_datagrams)
+    def open_sockets(self) -> Mapping[socket.socket, Callable[[], None]]:
         self._connections.clear()
         self._waiting.clear()
-        self._buffer.report(None)
         self._flush_s = time.monotonic() + self._settings.flush_s
-        self._thread.start()
+        if self._settings.transport == "tcp":
+            listener = _listen_for_connections(self._address)
+            return {listener: functools.partial(self._accept, listener)}
+        listener = open_listening(self._address, None, self._settings.socket_buffer_bytes)
+        self.dropped_by_system.watch(listener)
+        return {listener: functools.partial(self._read_datagrams, listener)}
 
-    def tell_room(self) -> None:
-        """The buffer may have room again."""
-        if self._waiting and self._thread is not None:
-            self._thread.wake()
-
-    def close(self) -> None:
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.wake()
-            self._thread.join(_STOP_S)
-
-    def _step(self) -> float | None:
-        if self._closing.is_set():
-            self._end()
-            return None
+    def step(self) -> float:
         wait_s = _LONGEST_WAIT_S
         if self._aggregates is not None:
             wait_s = self._flush_if_due(self._aggregates)
-        if self._waiting:
-            for connection in list(self._waiting):
-                self._resume(connection)
-            wait_s = min(wait_s, _ROOM_WAIT_S)
-        return wait_s
+        for connection in list(self._waiting):
+            self._resume(connection)
+        self.waits_for_room = bool(self._waiting)
+        return min(wait_s, _ROOM_WAIT_S) if self._waiting else wait_s
 
-    def _failed(self, error: OSError) -> None:
-        self._end()
-        self._buffer.report(unavailable(error, f"listening at {self._endpoint.shown} ended"))
-
-    def _end(self) -> None:
+    def ended(self) -> None:
+        super().ended()
         for connection in self._waiting:  # the thread does not watch these, and so does not close them
             connection.socket.close()
-        if self._listener is not None and self._settings.transport == "udp":
-            self._dropped_before += dropped_datagrams(self._listener) or 0
-        self._listener = None
 
     def _flush_if_due(self, aggregates: Aggregates) -> float:
         """How long until the interval ends."""
@@ -141,31 +104,28 @@ class StatsdReceiver:
         if now_s >= self._flush_s:
             now_ms = time.time_ns() // 1_000_000
             flushed = aggregates.flush(self._settings.flush_s)
-            self._buffer.put_all([(value, name.encode(), (), now_ms) for name, value in flushed])
+            self.buffer.put_all([(value, name.encode(), (), now_ms) for name, value in flushed])
             late_s = (now_s - self._flush_s) % self._settings.flush_s
             self._flush_s = now_s - late_s + self._settings.flush_s
         return min(_LONGEST_WAIT_S, max(0.0, self._flush_s - now_s))
 
-    def _read_datagrams(self) -> None:
-        assert self._listener is not None
+    def _read_datagrams(self, listener: socket.socket) -> None:
         now_ms = time.time_ns() // 1_000_000
         arrived: list[Arrived] = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
-                data = self._listener.recv(_CHUNK_BYTES)
+                data = listener.recv(_CHUNK_BYTES)
             except BlockingIOError:
                 break
             for line in data.split(b"\n"):
                 if line:
                     arrived += self._arrived(line, now_ms)
         if arrived:
-            self._buffer.put_all(arrived)
+            self.buffer.put_all(arrived)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        assert self._thread is not None
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            accepted, address = self._listener.accept()
+            accepted, address = listener.accept()
         except (BlockingIOError, ConnectionError):  # gone again
             return
         if len(self._connections) >= self._settings.max_connections:
@@ -176,7 +136,7 @@ class StatsdReceiver:
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection = _Connection(accepted)
         self._connections.add(connection)
-        self._thread.watch(accepted, functools.partial(self._read_connection, connection))
+        self.thread.watch(accepted, functools.partial(self._read_connection, connection))
 
     def _read_connection(self, connection: _Connection) -> None:
         try:
@@ -184,7 +144,7 @@ class StatsdReceiver:
         except BlockingIOError:
             return
         except OSError as error:
-            logger.debug("statsd %s: a connection ended: %s", self._endpoint.shown, error)
+            logger.debug("statsd %s: a connection ended: %s", self.shown, error)
             data = b""
         if not data:
             connection.rest += b"\n" if connection.rest else b""  # a last line may have no end
@@ -193,16 +153,14 @@ class StatsdReceiver:
         if not data and has_room:
             self._disconnect(connection)
         elif not has_room:
-            assert self._thread is not None
-            self._thread.forget(connection.socket)
+            self.thread.forget(connection.socket)
             self._waiting.add(connection)
 
     def _resume(self, connection: _Connection) -> None:
         """Read a connection again once what it sent before has found room."""
         if self._take_lines(connection) and connection in self._connections:
-            assert self._thread is not None
             self._waiting.discard(connection)
-            self._thread.watch(connection.socket, functools.partial(self._read_connection, connection))
+            self.thread.watch(connection.socket, functools.partial(self._read_connection, connection))
 
     def _take_lines(self, connection: _Connection) -> bool:
         """Take the whole lines that a connection has sent. False: there is no room for the next one."""
@@ -212,10 +170,10 @@ class StatsdReceiver:
         while (end := data.find(b"\n", start)) >= 0:
             line = data[start:end].rstrip(b"\r")
             if line:
-                if not self._buffer.wait_for_room(0.0) and not self._closing.is_set():
+                if not self.buffer.wait_for_room(0.0) and not self.closing.is_set():
                     connection.rest = data[start:]
                     return False
-                self._buffer.put_all(self._arrived(line, now_ms))
+                self.buffer.put_all(self._arrived(line, now_ms))
             start = end + 1
         connection.rest = data[start:]
         if len(connection.rest) > LONGEST_LINE_BYTES:
@@ -225,12 +183,11 @@ class StatsdReceiver:
 
     def _disconnect(self, connection: _Connection) -> None:
         if connection in self._connections:
-            assert self._thread is not None
             self._connections.discard(connection)
             if connection in self._waiting:
                 self._waiting.discard(connection)
             else:
-                self._thread.forget(connection.socket)
+                self.thread.forget(connection.socket)
             connection.socket.close()
 
     def _arrived(self, line: bytes, now_ms: int) -> list[Arrived]:

@@ -6,10 +6,10 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 
-from penstock.channels.datagram_socket import Address, open_sending, resolve, unavailable
+from penstock.channels.datagram_socket import Address, open_sending, resolve_target, unavailable
 from penstock.channels.statsd.lines import BadLineError, format_line, metric_of, parse_line
 from penstock.channels.statsd.settings import StatsdSettings
-from penstock.errors import BrokerUnavailableError, ConfigError, DeliveryError, RecordTooLargeError
+from penstock.errors import BrokerUnavailableError, DeliveryError, RecordTooLargeError
 from penstock.model import NewRecord
 from penstock.streams.url import Host
 
@@ -98,11 +98,9 @@ class StatsdSender:
 
     def _connected(self) -> socket.socket:
         if self._settings.transport == "udp":
-            endpoint = resolve(self._host)
-            if endpoint.is_any:
-                raise ConfigError(f"{self._host} stands for all addresses of a machine: name the one to send to")
-            self._address = endpoint.address
-            return open_sending(endpoint, None, None, None)
+            target = resolve_target(self._host)
+            self._address = target.address
+            return open_sending(target, None, None, None)
         try:
             connected = socket.create_connection((self._host.name, self._host.port), self._settings.connect_timeout_s)
         except OSError as error:

@@ -1,98 +1,61 @@
-"""`RawUdpChannel`: each datagram is the value of a record, for packets of other programs. Best effort."""
+"""Datagrams as they are: each is the value of a record, for packets of other programs. Best effort."""
 
 from __future__ import annotations
 
+import functools
 import socket
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from penstock.channels.datagram_socket import (
     LARGEST_DATAGRAM_BYTES,
     ResolvedAddress,
-    dropped_datagrams,
     open_listening,
     open_sending,
     unavailable,
 )
 from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
-from penstock.channels.socket_thread import SocketThread
+from penstock.channels.socket_channel import SocketReceiver
 from penstock.channels.udp.settings import UdpSettings
 from penstock.errors import RecordTooLargeError
 from penstock.model import NewRecord
 
 _DATAGRAMS_AT_ONCE: Final = 128
 _WAIT_S: Final = 1.0
-_STOP_S: Final = 10.0
 
 
-class RawReceiver:
-    """Fills a buffer with datagrams, from `start` to `close`. After an error of the network it can be started again."""
+class RawReceiver(SocketReceiver):
+    """Fills a buffer with datagrams."""
 
-    def __init__(self, endpoint: ResolvedAddress, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
-        self._endpoint = endpoint
+    def __init__(self, address: ResolvedAddress, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
+        super().__init__(address.shown, buffer)
+        self._address = address
         self._settings = settings
-        self._buffer = buffer
-        self._closing = threading.Event()
-        self._socket: socket.socket | None = None
-        self._thread: SocketThread | None = None
-        self._dropped_before = 0
-        """By sockets that were closed after an error."""
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_running
 
     @property
     def dropped(self) -> int:
         """Datagrams that did not fit into the socket's buffer, where the system tells, or into `buffer`."""
-        by_system = dropped_datagrams(self._socket) if self._socket is not None else None
-        return self._dropped_before + (by_system or 0) + self._buffer.lost
+        return self.dropped_by_system.count + self.buffer.lost
 
-    def start(self) -> None:
-        """Open the socket. Raises BrokerUnavailableError or ConfigError."""
-        self._socket = open_listening(self._endpoint, self._settings.interface, self._settings.socket_buffer_bytes)
-        self._thread = SocketThread(f"penstock-udp-receiver-{self._endpoint.shown}", self._step, self._failed)
-        self._thread.watch(self._socket, self._read)
-        self._buffer.report(None)
-        self._thread.start()
+    def open_sockets(self) -> Mapping[socket.socket, Callable[[], None]]:
+        listener = open_listening(self._address, self._settings.interface, self._settings.socket_buffer_bytes)
+        self.dropped_by_system.watch(listener)
+        return {listener: functools.partial(self._read, listener)}
 
-    def tell_room(self) -> None:
-        """What had no room is lost."""
+    def step(self) -> float:
+        return _WAIT_S
 
-    def close(self) -> None:
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.wake()
-            self._thread.join(_STOP_S)
-
-    def _step(self) -> float | None:
-        if not self._closing.is_set():
-            return _WAIT_S
-        self._remember_dropped()
-        return None
-
-    def _read(self) -> None:
-        assert self._socket is not None
+    def _read(self, listener: socket.socket) -> None:
         now_ms = time.time_ns() // 1_000_000
         arrived: list[Arrived] = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
-                arrived.append((self._socket.recv(65536), None, (), now_ms))
+                arrived.append((listener.recv(65536), None, (), now_ms))
             except BlockingIOError:
                 break
         if arrived:
-            self._buffer.put_all(arrived)
-
-    def _failed(self, error: OSError) -> None:
-        self._remember_dropped()
-        self._buffer.report(unavailable(error, f"listening at {self._endpoint.shown} ended"))
-
-    def _remember_dropped(self) -> None:
-        if self._socket is not None:
-            self._dropped_before += dropped_datagrams(self._socket) or 0
-            self._socket = None
+            self.buffer.put_all(arrived)
 
 
 class RawSender:

@@ -6,14 +6,14 @@ import collections
 import functools
 import logging
 import socket
-import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from penstock.channels.datagram_socket import Address, ResolvedAddress, open_asking, open_listening, unavailable
+from penstock.channels.datagram_socket import Address, ResolvedAddress, open_asking, open_listening
 from penstock.channels.rare_warnings import RareWarnings
 from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
-from penstock.channels.socket_thread import SocketThread
+from penstock.channels.socket_channel import SocketReceiver
 from penstock.channels.udp.ordering import HeldBytes, Payload, SenderOrder, UdpCounts
 from penstock.channels.udp.packets import (
     CHALLENGE,
@@ -43,7 +43,6 @@ _ROOM_WAIT_S: Final = 0.01
 """How soon to look again whether a full buffer has room, if nobody tells."""
 _SILENT_S: Final = 60.0
 """A sender that was silent for longer gives up its place to a new one when there are too many."""
-_STOP_S: Final = 10.0
 
 
 class _Sender:
@@ -57,17 +56,17 @@ class _Sender:
         self.heard_s = heard_s
 
 
-class UdpReceiver:
-    """Fills a buffer from `start` to `close`. After an error of the network it can be started again."""
+class UdpReceiver(SocketReceiver):
+    """Fills a buffer with records of all senders, each in order."""
 
-    def __init__(self, endpoint: ResolvedAddress, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
+    def __init__(self, address: ResolvedAddress, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
+        super().__init__(address.shown, buffer)
         self.counts = UdpCounts()
-        self._endpoint = endpoint
+        self._address = address
         self._settings = settings
         self._codec = PacketCodec(settings.secrets())
-        self._buffer = buffer
-        self._senders: collections.OrderedDict[int, _Sender] = collections.OrderedDict()
-        """By session, the one heard last at the end."""
+        self._senders: dict[int, _Sender] = {}
+        """By session."""
         self._behind: dict[int, _Sender] = {}
         """Those with packets that are missing or wait for room."""
         self._ready: collections.deque[list[Arrived]] = collections.deque()
@@ -75,48 +74,28 @@ class UdpReceiver:
         self._at_once = min(_RECORDS_AT_ONCE, settings.buffer // 4)
         self._held_bytes = HeldBytes(settings.reorder_bytes)
         self._since_s = 0.0
-        self._closing = threading.Event()
         self._asking: socket.socket | None = None
-        self._thread: SocketThread | None = None
-        self._warnings = RareWarnings(logger, f"udp {endpoint.shown}")
+        self._warnings = RareWarnings(logger, f"udp {address.shown}")
         self._lost_logged = 0
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_running
-
-    def start(self) -> None:
-        """Open the sockets. Raises BrokerUnavailableError or ConfigError."""
-        listener = open_listening(self._endpoint, self._settings.interface, self._settings.socket_buffer_bytes)
-        self._thread = SocketThread(f"penstock-udp-receiver-{self._endpoint.shown}", self._step, self._failed)
-        self._thread.watch(listener, functools.partial(self._read, listener))
+    def open_sockets(self) -> Mapping[socket.socket, Callable[[], None]]:
+        listener = open_listening(self._address, self._settings.interface, self._settings.socket_buffer_bytes)
         self._asking = listener
-        if self._endpoint.is_multicast:  # answers come to an address of this machine
-            self._asking = open_asking(self._endpoint, self._settings.socket_buffer_bytes)
-            self._thread.watch(self._asking, functools.partial(self._read, self._asking))
-        if not self._since_s:
-            self._since_s = time.monotonic()
-        self._buffer.report(None)
-        self._thread.start()
+        if self._address.is_multicast:  # answers come to an address of this machine
+            try:
+                self._asking = open_asking(self._address, self._settings.socket_buffer_bytes)
+            except BaseException:
+                listener.close()
+                raise
+        self._since_s = self._since_s or time.monotonic()
+        return {each: functools.partial(self._read, each) for each in {listener, self._asking}}
 
-    def tell_room(self) -> None:
-        """The buffer may have room again."""
-        if self._ready and self._thread is not None:
-            self._thread.wake()
-
-    def close(self) -> None:
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.wake()
-            self._thread.join(_STOP_S)
-
-    def _step(self) -> float | None:
-        if self._closing.is_set():
-            return None
+    def step(self) -> float:
         if not self._behind and not self._ready:
             return _LONGEST_WAIT_S
         self._deliver()
         self._ask()
+        self.waits_for_room = bool(self._ready)
         if self._ready:
             return _ROOM_WAIT_S
         now_s = time.monotonic()
@@ -125,9 +104,6 @@ class UdpReceiver:
             default=now_s + _LONGEST_WAIT_S,
         )
         return min(max(_SHORTEST_WAIT_S, due_s - now_s), _LONGEST_WAIT_S)
-
-    def _failed(self, error: OSError) -> None:
-        self._buffer.report(unavailable(error, f"listening at {self._endpoint.shown} ended"))
 
     def _read(self, source: socket.socket) -> None:
         now_s = time.monotonic()
@@ -223,7 +199,7 @@ class UdpReceiver:
             while packets < len(ready) and len(together) + len(ready[packets]) <= self._at_once:
                 together += ready[packets]
                 packets += 1
-            if not self._buffer.put_request(together, _nothing):
+            if not self.buffer.put_request(together, _nothing):
                 return False
             for _ in range(packets):
                 ready.popleft()
