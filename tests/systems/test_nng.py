@@ -7,30 +7,41 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pynng
 import pytest
 
-from penstock.abc import Channel
 from penstock.channels import frames, open_channel
 from penstock.channels.nng.one_way import CountingNngChannel
 from penstock.channels.nng.request import NngRequestChannel
 from penstock.errors import BrokerUnavailableError, ConfigError, MissingExtraError, UrlError
-from penstock.model import NewRecord, Record
+from penstock.model import NewRecord
 from penstock.testing import conformance
 from tests import system_table
 from tests.consuming.eventually import wait_until
 from tests.secured_kafka import make_certificates
-from tests.systems.killed_gateway import COUNT, send_through_a_killed_gateway
+from tests.systems.two_sides import (
+    ANSWER_S,
+    REQUEST,
+    TOO_LARGE,
+    WAIT_S,
+    bound,
+    check_that_a_full_buffer_holds_senders_back,
+    check_that_a_killed_gateway_loses_nothing,
+    check_that_an_address_is_taken_only_for_now,
+    check_that_plain_requests_are_answered,
+    connected,
+    ipc,
+    take,
+    values,
+)
 
 pytestmark = [pytest.mark.system("nng"), pytest.mark.xdist_group("nng")]
 
 QUICK = "send_timeout_s=2&linger_s=0.1&wait_for_listener_s=0.2"
-ANSWER_S = 3.0
-WAIT_S = 30.0
-TOO_LARGE = 17 << 20
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,48 +50,15 @@ def _met() -> None:
     system_table.met("nng", f"nng {version}", CountingNngChannel.FEATURES | NngRequestChannel.FEATURES)
 
 
-def bound(folder: Path, settings: str) -> Channel:
-    return open_channel(f"nng+tcp://127.0.0.1:{conformance.port_to_bind(folder)}/ticks?{QUICK}&{settings}")
-
-
-def connected(folder: Path, settings: str) -> Channel:
-    return open_channel(f"nng+tcp://127.0.0.1:{conformance.port_to_connect(folder)}/ticks?{QUICK}&{settings}")
-
-
-def publisher(folder: Path) -> Channel:
-    return bound(folder, "pattern=pubsub")
-
-
-def subscriber(folder: Path) -> Channel:
-    return connected(folder, "pattern=pubsub")
-
-
-def puller(folder: Path) -> Channel:
-    return bound(folder, "pattern=pipeline")
-
-
-def pusher(folder: Path) -> Channel:
-    return connected(folder, "pattern=pipeline")
-
-
-def answering(folder: Path) -> Channel:
-    return bound(folder, f"pattern=request&answer_timeout_s={ANSWER_S}")
-
-
-def asking(folder: Path) -> Channel:
-    return connected(folder, f"pattern=request&answer_timeout_s={ANSWER_S}")
-
-
-def ipc_subscriber(folder: Path) -> Channel:
-    return open_channel(f"nng+ipc://{folder}/ticks?{QUICK}&bind=true&topic=other,tick")
-
-
-def small_ipc_subscriber(folder: Path) -> Channel:
-    return open_channel(f"nng+ipc://{folder}/ticks?{QUICK}&bind=true&topic=tick&buffer=2")
-
-
-def ipc_publisher(folder: Path) -> Channel:
-    return open_channel(f"nng+ipc://{folder}/ticks?{QUICK}&bind=false&topic=ticks.x&buffer=100")
+publisher = partial(bound, "nng", f"{QUICK}&pattern=pubsub")
+subscriber = partial(connected, "nng", f"{QUICK}&pattern=pubsub")
+puller = partial(bound, "nng", f"{QUICK}&pattern=pipeline")
+pusher = partial(connected, "nng", f"{QUICK}&pattern=pipeline")
+answering = partial(bound, "nng", f"{QUICK}&{REQUEST}")
+asking = partial(connected, "nng", f"{QUICK}&{REQUEST}")
+ipc_subscriber = partial(ipc, "nng", f"{QUICK}&bind=true&topic=other,tick")
+small_ipc_subscriber = partial(ipc, "nng", f"{QUICK}&bind=true&topic=tick&buffer=2")
+ipc_publisher = partial(ipc, "nng", f"{QUICK}&bind=false&topic=ticks.x&buffer=100")
 
 
 class TestPubSub(conformance.channel(subscriber, publisher, network=True, too_large_bytes=TOO_LARGE)):  # type: ignore[misc]
@@ -117,16 +95,6 @@ def plain() -> Iterator[Plain]:
             )
 
         yield make
-
-
-def take(channel: Channel, count: int) -> list[Record]:
-    records: list[Record] = []
-    wait_until(lambda: len(records.__iadd__(channel.listen(count - len(records), 1.0))) == count, WAIT_S)
-    return records
-
-
-def values(records: list[Record]) -> list[bytes | None]:
-    return [record.value for record in records]
 
 
 def test_messages_of_other_programs_are_read(tmp_path: Path, plain: Plain) -> None:
@@ -186,23 +154,15 @@ def test_a_damaged_frame_is_dropped_and_the_next_one_arrives(
 
 
 def test_a_plain_req_socket_is_told_what_is_stored(tmp_path: Path, plain: Plain) -> None:
-    listener = open_channel(f"nng+ipc://{tmp_path}/ticks?pattern=request&format=plain")
-    assert isinstance(listener, NngRequestChannel)
-    listener.listen(1, 0.0)
     req = plain(pynng.Req0, dial=f"ipc://{tmp_path}/ticks")
-    for message in (b"1", b""):
-        req.send(message)
-        records = take(listener, 1)
-        assert values(records) == [message]
-        listener.acknowledge(records)
-        assert req.recv() == b"OK"
-    for again, answer in ((True, b"AGAIN the disk is full"), (False, b"REFUSED the disk is full")):
-        req.send(b"2")
-        listener.refuse(take(listener, 1), "the disk is full", again=again)
-        assert req.recv() == answer
+    check_that_plain_requests_are_answered("nng", tmp_path, req.send, req.recv)
+
+
+def test_plain_requests_are_not_sent(tmp_path: Path) -> None:
+    channel = ipc("nng", "pattern=request&format=plain", tmp_path)
     with pytest.raises(ConfigError, match="format=plain is for listening"):
-        listener.send([NewRecord("ticks", b"1")])
-    listener.close()
+        channel.send([NewRecord("ticks", b"1")])
+    channel.close()
 
 
 def test_a_listener_that_speaks_another_language_is_not_taken_for_an_answer(
@@ -220,38 +180,11 @@ def test_a_listener_that_speaks_another_language_is_not_taken_for_an_answer(
 
 
 def test_a_full_buffer_holds_senders_back_and_nothing_is_lost(tmp_path: Path) -> None:
-    listener = open_channel(f"nng+ipc://{tmp_path}/ticks?pattern=request&buffer=3")
-    assert isinstance(listener, NngRequestChannel)
-    listener.listen(1, 0.0)
-    sender = open_channel(f"nng+ipc://{tmp_path}/ticks?pattern=request")
-    threads = [
-        threading.Thread(
-            target=sender.send, args=([NewRecord("ticks", b"%d %d" % (number, each)) for each in range(2)],)
-        )
-        for number in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    records: list[Record] = []
-    while len(records) < 40:
-        taken = listener.listen(1, WAIT_S)
-        assert taken, f"{len(records)} of 40 records came, and then none"
-        listener.acknowledge(taken)
-        records += taken
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert not any(thread.is_alive() for thread in threads)
-    assert len(set(values(records))) == 40
-    sender.close()
-    listener.close()
+    check_that_a_full_buffer_holds_senders_back("nng", tmp_path)
 
 
 def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
-    source = f"nng+tcp://127.0.0.1:{conformance.port_to_bind(tmp_path)}/ticks?pattern=request"
-    sender = open_channel(source, answer_timeout_s=10.0)
-    delivered = send_through_a_killed_gateway(source, sender, tmp_path)
-    sender.close()
-    assert sorted(set(delivered)) == list(range(COUNT))
+    check_that_a_killed_gateway_loses_nothing("nng", tmp_path)
 
 
 class TestTls:
@@ -263,12 +196,12 @@ class TestTls:
     def test_what_is_sent_is_encrypted_and_the_server_is_checked(self, certificates: Path) -> None:
         folder = certificates
         own = f"cert_file={folder}/server.crt&key_file={folder}/server.key"
-        listener = bound(folder, f"pattern=pipeline&tls=true&{own}")
+        listener = bound("nng", f"send_timeout_s=2&pattern=pipeline&tls=true&{own}", folder)
         listener.listen(1, 0.0)
-        sender = connected(folder, f"pattern=pipeline&tls=true&ca_file={folder}/ca.pem")
+        sender = connected("nng", f"send_timeout_s=2&pattern=pipeline&tls=true&ca_file={folder}/ca.pem", folder)
         sender.send([NewRecord("ticks", b"secret")])
         assert values(take(listener, 1)) == [b"secret"]
-        stranger = connected(folder, f"pattern=pipeline&tls=true&ca_file={folder}/server.crt")
+        stranger = connected("nng", f"send_timeout_s=2&pattern=pipeline&tls=true&ca_file={folder}/server.crt", folder)
         for other in (pusher(folder), stranger):
             with pytest.raises(BrokerUnavailableError, match="nobody listens"):
                 other.send([NewRecord("ticks", b"false")])
@@ -279,12 +212,12 @@ class TestTls:
     def test_a_listener_with_an_authority_asks_for_certificates(self, certificates: Path) -> None:
         folder = certificates
         own = f"cert_file={folder}/server.crt&key_file={folder}/server.key"
-        listener = bound(folder, f"pattern=pipeline&tls=true&{own}&ca_file={folder}/ca.pem")
+        listener = bound("nng", f"send_timeout_s=2&pattern=pipeline&tls=true&{own}&ca_file={folder}/ca.pem", folder)
         listener.listen(1, 0.0)
-        known = connected(folder, f"pattern=pipeline&tls=true&ca_file={folder}/ca.pem&{own}")
+        known = connected("nng", f"send_timeout_s=2&pattern=pipeline&tls=true&ca_file={folder}/ca.pem&{own}", folder)
         known.send([NewRecord("ticks", b"secret")])
         assert values(take(listener, 1)) == [b"secret"]
-        unknown = connected(folder, f"pattern=pipeline&tls=true&ca_file={folder}/ca.pem")
+        unknown = connected("nng", f"send_timeout_s=2&pattern=pipeline&tls=true&ca_file={folder}/ca.pem", folder)
         with suppress(BrokerUnavailableError):  # TLS 1.3: the sender may be done before the listener refuses it
             unknown.send([NewRecord("ticks", b"false")])
         assert listener.listen(1, 0.5) == []
@@ -301,30 +234,14 @@ class TestTls:
         ],
     )
     def test_certificates_that_cannot_work_are_refused(self, tmp_path: Path, settings: str, message: str) -> None:
-        channel = bound(tmp_path, settings)
+        channel = bound("nng", settings, tmp_path)
         with pytest.raises(ConfigError, match=message):
             channel.listen(1, 0.0)
         channel.close()
 
 
 def test_an_address_that_is_taken_is_an_error_that_may_pass(tmp_path: Path) -> None:
-    first, second = puller(tmp_path), puller(tmp_path)
-    first.listen(1, 0.0)
-    with pytest.raises(
-        BrokerUnavailableError, match=r"nng\+tcp://127.0.0.1:\d+/ticks cannot be bound: another process"
-    ):
-        second.listen(1, 0.0)
-    first.close()
-    wait_until(lambda: _listens(second), WAIT_S)
-    second.close()
-
-
-def _listens(channel: Channel) -> bool:
-    try:
-        channel.listen(1, 0.0)
-    except BrokerUnavailableError:
-        return False
-    return True
+    check_that_an_address_is_taken_only_for_now("nng", tmp_path)
 
 
 @pytest.mark.parametrize(

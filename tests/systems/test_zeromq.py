@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,25 @@ from penstock.model import NewRecord, Record
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.consuming.eventually import wait_until
-from tests.systems.killed_gateway import COUNT, send_through_a_killed_gateway
+from tests.systems.two_sides import (
+    ANSWER_S,
+    REQUEST,
+    TOO_LARGE,
+    WAIT_S,
+    bound,
+    check_that_a_full_buffer_holds_senders_back,
+    check_that_a_killed_gateway_loses_nothing,
+    check_that_an_address_is_taken_only_for_now,
+    check_that_plain_requests_are_answered,
+    connected,
+    ipc,
+    take,
+    values,
+)
 
 pytestmark = [pytest.mark.system("ZeroMQ"), pytest.mark.xdist_group("zeromq")]
 
 QUICK = "heartbeat_s=1&send_timeout_s=2&linger_s=1&wait_for_listener_s=0.2"
-ANSWER_S = 3.0
-WAIT_S = 30.0
-TOO_LARGE = 17 << 20
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,49 +51,15 @@ def _met() -> None:
     system_table.met("ZeroMQ", f"libzmq {zmq.zmq_version()}", features)
 
 
-def bound(folder: Path, settings: str) -> Channel:
-    return open_channel(f"zmq+tcp://127.0.0.1:{conformance.port_to_bind(folder)}/ticks?{QUICK}&{settings}")
-
-
-def connected(folder: Path, settings: str) -> Channel:
-    return open_channel(f"zmq+tcp://127.0.0.1:{conformance.port_to_connect(folder)}/ticks?{QUICK}&{settings}")
-
-
-def publisher(folder: Path) -> Channel:
-    return bound(folder, "pattern=pubsub")
-
-
-def subscriber(folder: Path) -> Channel:
-    return connected(folder, "pattern=pubsub")
-
-
-def puller(folder: Path) -> Channel:
-    return bound(folder, "pattern=pipeline")
-
-
-def pusher(folder: Path) -> Channel:
-    return connected(folder, "pattern=pipeline")
-
-
-def answering(folder: Path) -> Channel:
-    return bound(folder, f"pattern=request&answer_timeout_s={ANSWER_S}")
-
-
-def asking(folder: Path) -> Channel:
-    return connected(folder, f"pattern=request&answer_timeout_s={ANSWER_S}")
-
-
-def ipc_subscriber(folder: Path) -> Channel:
-    return open_channel(f"zmq+ipc://{folder}/ticks?{QUICK}&bind=true&topic=other,tick")
-
-
-def small_ipc_subscriber(folder: Path) -> Channel:
-    return open_channel(f"zmq+ipc://{folder}/ticks?{QUICK}&bind=true&topic=tick&buffer=2&socket_buffer_bytes=4096")
-
-
-def ipc_publisher(folder: Path) -> Channel:
-    settings = "bind=false&topic=ticks.x&buffer=10&socket_buffer_bytes=4096"
-    return open_channel(f"zmq+ipc://{folder}/ticks?{QUICK}&{settings}")
+publisher = partial(bound, "zmq", f"{QUICK}&pattern=pubsub")
+subscriber = partial(connected, "zmq", f"{QUICK}&pattern=pubsub")
+puller = partial(bound, "zmq", f"{QUICK}&pattern=pipeline")
+pusher = partial(connected, "zmq", f"{QUICK}&pattern=pipeline")
+answering = partial(bound, "zmq", f"{QUICK}&{REQUEST}")
+asking = partial(connected, "zmq", f"{QUICK}&{REQUEST}")
+ipc_subscriber = partial(ipc, "zmq", f"{QUICK}&bind=true&topic=other,tick")
+small_ipc_subscriber = partial(ipc, "zmq", f"{QUICK}&bind=true&topic=tick&buffer=2&socket_buffer_bytes=4096")
+ipc_publisher = partial(ipc, "zmq", f"{QUICK}&bind=false&topic=ticks.x&buffer=10&socket_buffer_bytes=4096")
 
 
 class TestPubSub(conformance.channel(subscriber, publisher, network=True, too_large_bytes=TOO_LARGE)):  # type: ignore[misc]
@@ -127,16 +105,6 @@ def plain() -> Iterator[Plain]:
     made = Plain()
     yield made
     made.close()
-
-
-def take(channel: Channel, count: int) -> list[Record]:
-    records: list[Record] = []
-    wait_until(lambda: len(records.__iadd__(channel.listen(count - len(records), 1.0))) == count, WAIT_S)
-    return records
-
-
-def values(records: list[Record]) -> list[bytes | None]:
-    return [record.value for record in records]
 
 
 def test_messages_of_other_programs_are_read(tmp_path: Path, plain: Plain) -> None:
@@ -249,22 +217,15 @@ def _sent_and_heard(sender: Channel, listener: Channel) -> bool:
 
 
 def test_a_plain_req_socket_is_told_what_is_stored(tmp_path: Path, plain: Plain) -> None:
-    listener = open_channel(f"zmq+ipc://{tmp_path}/ticks?pattern=request&format=plain")
-    assert isinstance(listener, ZmqRequestChannel)
-    listener.listen(1, 0.0)
     req = plain.socket(zmq.REQ, f"ipc://{tmp_path}/ticks")
-    req.send_multipart([b"key", b"1"])
-    [record] = take(listener, 1)
-    assert (record.key, record.value) == (b"key", b"1")
-    listener.acknowledge([record])
-    assert req.recv() == b"OK"
-    for again, answer in ((True, b"AGAIN the disk is full"), (False, b"REFUSED the disk is full")):
-        req.send(b"2")
-        listener.refuse(take(listener, 1), "the disk is full", again=again)
-        assert req.recv() == answer
+    check_that_plain_requests_are_answered("zmq", tmp_path, req.send, req.recv)
+
+
+def test_plain_requests_are_not_sent(tmp_path: Path) -> None:
+    channel = ipc("zmq", "pattern=request&format=plain", tmp_path)
     with pytest.raises(ConfigError, match="format=plain is for listening"):
-        listener.send([NewRecord("ticks", b"1")])
-    listener.close()
+        channel.send([NewRecord("ticks", b"1")])
+    channel.close()
 
 
 def test_a_damaged_request_is_refused(tmp_path: Path, plain: Plain) -> None:
@@ -277,38 +238,11 @@ def test_a_damaged_request_is_refused(tmp_path: Path, plain: Plain) -> None:
 
 
 def test_a_full_buffer_holds_senders_back_and_nothing_is_lost(tmp_path: Path) -> None:
-    listener = open_channel(f"zmq+ipc://{tmp_path}/ticks?pattern=request&buffer=3")
-    assert isinstance(listener, ZmqRequestChannel)
-    listener.listen(1, 0.0)
-    sender = open_channel(f"zmq+ipc://{tmp_path}/ticks?pattern=request")
-    threads = [
-        threading.Thread(
-            target=sender.send, args=([NewRecord("ticks", b"%d %d" % (number, each)) for each in range(2)],)
-        )
-        for number in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    records: list[Record] = []
-    while len(records) < 40:
-        taken = listener.listen(1, WAIT_S)
-        assert taken, f"{len(records)} of 40 records came, and then none"
-        listener.acknowledge(taken)
-        records += taken
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert not any(thread.is_alive() for thread in threads)
-    assert len(set(values(records))) == 40
-    sender.close()
-    listener.close()
+    check_that_a_full_buffer_holds_senders_back("zmq", tmp_path)
 
 
 def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
-    source = f"zmq+tcp://127.0.0.1:{conformance.port_to_bind(tmp_path)}/ticks?pattern=request"
-    sender = open_channel(source, answer_timeout_s=10.0)
-    delivered = send_through_a_killed_gateway(source, sender, tmp_path)
-    sender.close()
-    assert sorted(set(delivered)) == list(range(COUNT))
+    check_that_a_killed_gateway_loses_nothing("zmq", tmp_path)
 
 
 def test_results_of_a_handler_go_to_a_channel(tmp_path: Path) -> None:
@@ -340,14 +274,16 @@ class TestCurve:
 
     def listener(self, keys: Path) -> Channel:
         return bound(
+            "zmq",
+            f"send_timeout_s=2&pattern=pipeline&curve_key_file={keys}/server.key_secret&curve_clients_folder={keys}/clients",
             keys,
-            f"pattern=pipeline&curve_key_file={keys}/server.key_secret&curve_clients_folder={keys}/clients",
         )
 
     def sender(self, keys: Path, name: str) -> Channel:
         return connected(
+            "zmq",
+            f"send_timeout_s=2&pattern=pipeline&curve_key_file={keys}/{name}.key_secret&curve_server_file={keys}/server.key",
             keys,
-            f"pattern=pipeline&curve_key_file={keys}/{name}.key_secret&curve_server_file={keys}/server.key",
         )
 
     def test_who_has_the_keys_is_heard_and_others_are_not(self, keys: Path) -> None:
@@ -385,30 +321,14 @@ class TestCurve:
         ],
     )
     def test_keys_that_cannot_work_are_refused(self, keys: Path, settings: str, message: str) -> None:
-        channel = bound(keys, settings.format(keys=keys))
+        channel = bound("zmq", settings.format(keys=keys), keys)
         with pytest.raises(ConfigError, match=message):
             channel.listen(1, 0.0)
         channel.close()
 
 
 def test_an_address_that_is_taken_is_an_error_that_may_pass(tmp_path: Path) -> None:
-    first, second = puller(tmp_path), puller(tmp_path)
-    first.listen(1, 0.0)
-    with pytest.raises(
-        BrokerUnavailableError, match=r"zmq\+tcp://127.0.0.1:\d+/ticks cannot be bound.*Another process"
-    ):
-        second.listen(1, 0.0)
-    first.close()
-    wait_until(lambda: _listens(second), WAIT_S)
-    second.close()
-
-
-def _listens(channel: Channel) -> bool:
-    try:
-        channel.listen(1, 0.0)
-    except BrokerUnavailableError:
-        return False
-    return True
+    check_that_an_address_is_taken_only_for_now("zmq", tmp_path)
 
 
 @pytest.mark.parametrize(

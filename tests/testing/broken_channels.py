@@ -259,17 +259,12 @@ class WaitsForEver(AnsweringMemoryChannel):
 class TakesLateAnswers(Answering):
     """An answer that is too late counts for the next record."""
 
-    late = False
-
-    def acknowledge(self, records: Sequence[Record]) -> None:
-        super().acknowledge(records)
-
     def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
         records = super().listen(limit, wait_s)
         for record in records:
-            if (record.value or b"").startswith(b"case") and record.value and b" 1 " in record.value:
+            if (record.value or b"").startswith(b"case") and b" 1 " in (record.value or b""):
                 self.acknowledge([record])
-                time.sleep(0.1)
+                threading.Event().wait(0.1)  # until the sender has it
         return records
 
 

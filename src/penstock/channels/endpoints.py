@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import UrlError
-from penstock.queues.opening import queue_name
-from penstock.streams.backend_url import BackendUrl
+from penstock.streams.backend_url import BackendUrl, name_in_url
 
 Pattern = Literal["pubsub", "pipeline", "request"]
 
@@ -38,7 +37,7 @@ def endpoint_of(url: BackendUrl) -> Endpoint:
     if transport == "ipc":
         if url.hosts or not url.path.strip("/"):
             raise UrlError(f"{url.shown!r} is not {scheme}+ipc:/PATH or {scheme}+ipc:///PATH")
-        return Endpoint(queue_name(url.shown), "ipc", "", 0, url.path, url.shown)
+        return Endpoint(name_in_url(url.shown.rstrip("/")), "ipc", "", 0, url.path, url.shown)
     if len(url.hosts) != 1:
         raise UrlError(f"{url.shown!r} is not {scheme}+tcp://HOST:PORT or {scheme}+tcp://HOST:PORT/NAME")
-    return Endpoint(queue_name(url.shown), "tcp", url.host.name, url.host.port, "", url.shown)
+    return Endpoint(name_in_url(url.shown.rstrip("/")), "tcp", url.host.name, url.host.port, "", url.shown)
