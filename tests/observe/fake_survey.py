@@ -18,7 +18,14 @@ from tests.log.engine import records_from
 class FakeStream:
     """One partition of one topic, and groups that read it. A test sets what is so; `look` gives what is told of it."""
 
-    def __init__(self, clock: Clock, config: Mapping[str, str] | None = None, log: PartitionLog | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        config: Mapping[str, str] | None = None,
+        log: PartitionLog | None = None,
+        *,
+        is_counted: bool = True,
+    ) -> None:
         self.clock = clock
         self.config: dict[str, str | None] | None = dict(config or {})
         self.log = log
@@ -28,10 +35,12 @@ class FakeStream:
         self.members: dict[str, int] = {}
         self.times: dict[int, int] = {}
         """The timestamps of the records, by pointer. While it is empty, reading takes too long to tell anything."""
+        self.expired_before = 0
+        """Reads from an earlier pointer tell that records have expired."""
         self.reads = 0
         self.library: dict[str, LibraryGroup] = {}
         self._topics = TopicObserver(clock)
-        self._topics.use(self._as_survey(), self._sizes)
+        self._topics.use(self._as_survey(), self._sizes, is_counted=is_counted)
         self._groups = GroupObserver()
         self._groups.use(self._as_survey())
 
@@ -75,8 +84,9 @@ class FakeStream:
                 there = records_from(self.log, pointer)
                 found[place] = RecordTime(there[0].offset, there[0].timestamp) if there else None
             elif self.times:
-                later = [each for each in self.times if each >= pointer]
-                found[place] = RecordTime(min(later), self.times[min(later)]) if later else None
+                later = [each for each in self.times if each >= max(pointer, self.expired_before)]
+                is_after_loss = pointer < self.expired_before
+                found[place] = RecordTime(min(later), self.times[min(later)], is_after_loss) if later else None
         return found
 
     def _sizes(self) -> dict[PartitionId, int] | None:

@@ -288,7 +288,7 @@ class _Group:
             self._partitions = tables.Table(_PARTITIONS, (), height="60vh", sort_by="lag", is_descending=True)
         with parts.panel("Members"):
             self._members = tables.Table(_MEMBERS, ())
-            self._nobody = parts.label("It has no members, so nothing is read.").classes("about")
+            self._nobody = parts.label("").classes("about")
         self._show()
         await self._plots.draw()
         live(self._update)
@@ -359,6 +359,11 @@ class _Group:
         )
         self._members.element.set_visibility(bool(self._detail.members))
         self._nobody.set_visibility(not self._detail.members)
+        self._nobody.set_text(
+            f"{texts.count_text(facts.members, 'member')}; the leases that they hold are with its checkpoints."
+            if facts.members
+            else "It has no members, so nothing is read."
+        )
 
     def _lines(self, metric: str, since_ms: int) -> list[charts.Line]:
         return [charts.Line("lag", self._service.series("group", self._facts.name, metric, since_ms))]

@@ -151,7 +151,8 @@ class MessageDrawer:
             with self._card:
                 self._draw(detail)
             self._dialog.open()
-            self._chosen.keep(message=f"{partition}:{pointer}")
+            with self._dialog:  # the clicked button may have been in the card
+                self._chosen.keep(message=f"{partition}:{pointer}")
 
     def _draw(self, detail: MessageDetail) -> None:
         row = detail.row
