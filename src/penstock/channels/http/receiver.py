@@ -19,6 +19,7 @@ import errno
 import hmac
 import importlib
 import logging
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -143,8 +144,8 @@ class HttpReceiver:
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                 raise BrokerUnavailableError(
-                    f"cannot listen at {self._url.shown}: {error.strerror or error}. Stop the program that uses the "
-                    "address, or choose another port"
+                    f"cannot listen at {self._url.shown}: {os.strerror(error.errno)}. Stop the program that uses the "
+                    "address, or choose another one"
                 ) from error
             raise ConfigError(f"cannot listen at {self._url.shown}: {error.strerror or error}") from error
 
