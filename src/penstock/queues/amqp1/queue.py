@@ -120,7 +120,7 @@ class Amqp1Queue:
         return self._settle(ours, outcome, reason)
 
     def _settle(self, deliveries: Sequence[Amqp1Delivery], outcome: Outcome, reason: str = "") -> Sequence[Delivery]:
-        return self._link.settle(deliveries, outcome, self._keeps_rejected, reason)  # type: ignore[return-value]
+        return self._link.settle(deliveries, outcome, self._keeps_rejected, reason)
 
     def _delay(self, deliveries: Sequence[Amqp1Delivery], outcome: Outcome, delay_s: float) -> Sequence[Delivery]:
         """Send a delayed copy of each, then accept it. Where the second fails, the record is delivered twice."""
@@ -130,8 +130,7 @@ class Amqp1Queue:
         for delivery in deliveries:
             if delivery.tag not in held:
                 continue
-            attempts = delivery.attempt if outcome is Outcome.RETRY else delivery.attempt - 1
-            copy = delayed_copy(delivery.message, attempts, delay_s, time.time())
+            copy = self._copy_of(delivery, outcome, delay_s)
             if copy is None:
                 at_once.append(delivery)
             else:
@@ -143,6 +142,15 @@ class Amqp1Queue:
         if at_once:
             late += self._settle(at_once, outcome)
         return late
+
+    def _copy_of(self, delivery: Amqp1Delivery, outcome: Outcome, delay_s: float) -> bytes | None:
+        """None if the broker would not take a copy, or it cannot be made: such a record is delivered again at once."""
+        attempts = delivery.attempt if outcome is Outcome.RETRY else delivery.attempt - 1
+        try:
+            copy = delayed_copy(delivery.message, attempts, delay_s, time.time())
+        except ValueError:  # no valid message, as `receive` has logged
+            return None
+        return copy if copy is not None and self._link.takes(copy) else None
 
     def send(self, records: Sequence[NewRecord]) -> None:
         if records:
