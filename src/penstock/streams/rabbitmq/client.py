@@ -71,10 +71,13 @@ class StreamClient:
             self._check_open()
             return self._usable() or self._connect(self._url.hosts)
 
-    def connection_for(self, stream: str, *, to_write: bool) -> StreamConnection:
-        """A connection to a node that can read a stream, or write to it. Raises UnknownTopicError."""
+    def connection_for(self, stream: str, *, at_leader: bool) -> StreamConnection:
+        """A connection to the leader of a stream, or to any node that has it. Raises UnknownTopicError.
+
+        The leader takes messages, and knows the end of the stream: what others have may be older.
+        """
         leader, replicas = self.connection().leader(stream)
-        wanted = [leader] if to_write else [leader, *replicas]
+        wanted = [leader] if at_leader else [leader, *replicas]
         with self._connecting:
             self._check_open()
             found = self._usable(wanted)
@@ -83,7 +86,14 @@ class StreamClient:
             if self._settings.load_balancer or self._known(wanted):
                 return self._connect_through(wanted)
             name, port = random.choice(wanted)
-            return self._connect([Host(name, int(port))])
+            try:
+                return self._connect([Host(name, int(port))])
+            except BrokerUnavailableError as error:
+                raise BrokerUnavailableError(
+                    f"{error} The node of stream {stream!r} tells this address; if it cannot be reached from here, set "
+                    "load_balancer=true",
+                    retriable=error.retriable,
+                ) from error
 
     def request(self, command: Command, what: str, *parts: bytes) -> Reply:
         """An answer of any node. RequestRefusedError if it refuses."""

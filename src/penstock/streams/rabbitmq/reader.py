@@ -47,7 +47,7 @@ class PartitionReader:
         self._credit = FIRST_CREDIT
         """How many chunks the server may still deliver."""
         with place.translating():
-            self._connection = client.connection_for(stream, to_write=False)
+            self._connection = client.connection_for(stream, at_leader=False)
             self._id = self._connection.subscribe(
                 stream, OffsetSpec(OffsetKind.OFFSET, start), self._credit, self._mailbox
             )

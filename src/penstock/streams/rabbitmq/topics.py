@@ -135,7 +135,7 @@ class StreamTopic:
     def state(self, stream: str) -> StreamSpan:
         """What a partition holds."""
         with self.translating():
-            connection = self._client.connection_for(stream, to_write=False)
+            connection = self._client.connection_for(stream, at_leader=True)
             first, last = self._chunk_ids(connection, stream)
             if first < 0:
                 return StreamSpan(0, 0, None)
@@ -147,7 +147,7 @@ class StreamTopic:
     def first(self, stream: str) -> Pointer:
         """The first pointer that was not removed."""
         with self.translating():
-            return max(0, self._chunk_ids(self._client.connection_for(stream, to_write=False), stream)[0])
+            return max(0, self._chunk_ids(self._client.connection_for(stream, at_leader=True), stream)[0])
 
     def at_time(self, stream: str, time_ms: int) -> Pointer:
         """The first record that was stored at this time or later; the end if there is none."""
@@ -155,7 +155,7 @@ class StreamTopic:
         if state.last is None or state.last.time_ms < time_ms:
             return state.end
         with self.translating():
-            connection = self._client.connection_for(stream, to_write=False)
+            connection = self._client.connection_for(stream, at_leader=True)
             start = OffsetSpec(OffsetKind.TIMESTAMP, max(0, time_ms))
             chunk = self.first_chunk(connection, stream, start, from_ms=time_ms)
             return chunk.first if chunk is not None else state.end

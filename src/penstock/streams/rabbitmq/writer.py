@@ -34,6 +34,8 @@ CREDIT: Final = 16
 """How many chunks the server may deliver that were not looked at."""
 _FRAME_BYTES: Final = 256 << 10
 """About how large frames are, if the messages are small."""
+_OTHERS: Final = 5
+"""After how many timeouts, in which only messages of others came, to try again."""
 _LASTING: Final = frozenset({Code.ACCESS_REFUSED, Code.FRAME_TOO_LARGE})
 """Refusals that another attempt does not change."""
 
@@ -89,14 +91,23 @@ class PartitionWriter:
     def wait(self) -> None:
         """Settle the receipts of all that was sent, when it is found in the stream. BrokerUnavailableError: not all."""
         until_s = time.monotonic() + self._timeout_s
+        pause_s = until_s + _OTHERS * self._timeout_s
         while self._outgoing:
             chunk = self._mailbox.take(until_s - time.monotonic())
             if chunk is not None:
+                before = len(self._outgoing)
                 self._settle(chunk.first, chunk.messages())
                 self._seen = chunk.end
                 assert self._connection is not None
                 self._connection.give_credit(self._subscription, 1)
                 until_s = time.monotonic() + self._timeout_s
+                if len(self._outgoing) < before:
+                    pause_s = until_s + _OTHERS * self._timeout_s
+                elif until_s > pause_s:
+                    raise BrokerUnavailableError(
+                        f"{self._client.where}: messages sent to stream {self._stream!r} were not found among those "
+                        "of others yet"
+                    )
             elif refused := self._mailbox.take_refused():
                 self._refuse(dict(refused))
             elif time.monotonic() >= until_s:
@@ -118,7 +129,7 @@ class PartitionWriter:
         self.close()
         if self._seen is None:
             self._seen = self._place.state(self._stream).end
-        connection = self._connection = self._client.connection_for(self._stream, to_write=True)
+        connection = self._connection = self._client.connection_for(self._stream, at_leader=True)
         self._mailbox = Mailbox(self._stream)
         try:
             with self._place.translating():
