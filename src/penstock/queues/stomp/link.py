@@ -11,7 +11,6 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import logging
 import socket
 import ssl
 import threading
@@ -36,8 +35,6 @@ from penstock.queues.stomp.settings import StompSettings
 from penstock.queues.stomp.sockets import is_writable, new_transport, tls_context
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.url import Host
-
-logger = logging.getLogger(__name__)
 
 VERSION: Final = "1.2"
 BACKOFF_S: Final = (0.1, 5.0)
@@ -110,9 +107,9 @@ class Link:
             while not self._arrived:
                 self._check_open()
                 left_s = until_s - time.monotonic()
+                if self._problem is not None and (left_s <= 0 or not getattr(self._problem, "retriable", False)):
+                    raise self._problem
                 if left_s <= 0:
-                    if self._problem is not None:
-                        raise self._problem
                     return []
                 self._changed.wait(left_s)
             return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
@@ -134,7 +131,7 @@ class Link:
             session = self._session
             assert session is not None, "deliveries of a lost connection are late"
             # A broker may refuse NACKs in a transaction, as ActiveMQ does.
-            data, pending = self._in_transaction(work) if command == "ACK" else self._each(work)
+            data, pending = self._in_transaction(work, confirm_each=True) if command == "ACK" else self._each(work)
         self._write(session, data, pending, f"settling deliveries of {self._queue}")
         return late
 
@@ -157,10 +154,7 @@ class Link:
             session = self._session
             assert session is not None, "there is a session while there is no problem"
             work = [("SEND", headers, body) for headers, body in messages]
-            if len(work) == 1:
-                data, pending = self._each(work)
-            else:
-                data, pending = self._in_transaction(work, confirm_each=confirm_each)
+            data, pending = self._in_transaction(work, confirm_each=confirm_each)
         self._write(session, data, pending, f"sending to {self._queue}")
 
     def close(self) -> None:
@@ -196,9 +190,10 @@ class Link:
         return b"".join(data), pending
 
     def _in_transaction(
-        self, work: Sequence[tuple[str, Sequence[tuple[str, str]], bytes]], *, confirm_each: bool = False
+        self, work: Sequence[tuple[str, Sequence[tuple[str, str]], bytes]], *, confirm_each: bool
     ) -> tuple[bytes, Pending]:
-        """Frames that take effect together when the receipt of the COMMIT comes. The caller holds `_changed`."""
+        """Frames that take effect together when the receipt of the COMMIT comes, and with `confirm_each` those of all
+        SENDs. The caller holds `_changed`."""
         if len(work) == 1:
             return self._each(work)
         pending = Pending(0)
