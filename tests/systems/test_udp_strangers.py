@@ -27,7 +27,7 @@ from penstock.channels.udp.packets import (
     encode_request,
 )
 from penstock.errors import BrokerUnavailableError, ConfigError, RecordTooLargeError, UrlError
-from penstock.model import NewRecord
+from penstock.model import NewRecord, Record
 from tests.consuming.eventually import wait_until
 from tests.sampling import times
 from tests.seeds import seed_of
@@ -144,9 +144,9 @@ class TestRequests:
                 codec = PacketCodec()
                 yield receiver, codec, codec.decode(data)
 
-    def answers(self, receiver: socket.socket, codec: PacketCodec, wait_s: float = 0.5) -> list[Packet]:
-        """What arrives within a while, without heartbeats."""
-        receiver.settimeout(wait_s)
+    def answers(self, receiver: socket.socket, codec: PacketCodec) -> list[Packet]:
+        """What arrives until nothing does for a while, without heartbeats."""
+        receiver.settimeout(WAIT_S)
         found: list[Packet] = []
         while True:  # ends: with a while without packets
             try:
@@ -155,6 +155,7 @@ class TestRequests:
                 return found
             if packet.kind != HEARTBEAT:
                 found.append(packet)
+                receiver.settimeout(1.5)
 
     def test_without_a_cookie_the_answer_is_smaller_than_the_request(self, port: int) -> None:
         with self.asked(port) as (_, codec, packet), socket.socket(type=socket.SOCK_DGRAM) as stranger:
@@ -230,10 +231,12 @@ class TestRawDatagrams:
             channel.listen(1, 0.0)
             for _ in range(500):
                 program.sendto(b"x" * 500, (LOOPBACK, port))
-            arrived = 0
-            while records := channel.listen(100, 0.5):
-                arrived += len(records)
-            assert arrived + channel.dropped == 500
+            arrived: list[Record] = []
+            deadline_s = time.monotonic() + WAIT_S
+            while len(arrived) + channel.dropped < 500 and time.monotonic() < deadline_s:
+                arrived += channel.listen(100, 0.1)
+            assert len(arrived) + channel.dropped == 500
+            assert channel.dropped
 
 
 class TestSettings:
