@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.checkpoints.opening import open_store
-from penstock.checkpoints.presence import is_absent
+from penstock.checkpoints.opening import is_absent, open_store
 from penstock.errors import ConfigError
 from penstock.model import Change, Checkpoint, CheckpointKey
+from penstock.model.pointer_forms import pointer_value
 from penstock.observe.library_groups import check_given, default_store, no_groups_text
 from penstock.observe.looking import Looker
-from penstock.streams.pointer_forms import pointer_text_at, pointer_value
+from penstock.streams.connecting import pointer_text_at
 from tests.postgres import shared_postgres
 
 KEY = CheckpointKey("bill", "orders", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -11,8 +12,10 @@ from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.checkpoints.objects.dynamodb import DynamoCheckpoints
 from penstock.checkpoints.objects.s3 import S3Checkpoints
 from penstock.checkpoints.redis.store import RedisCheckpoints
+from penstock.checkpoints.sqlite.statements import SCHEMA as SQLITE_SCHEMA
 from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.errors import ConfigError
+from penstock.sql.sqlite import has_tables
 from penstock.streams.schemes import CHECKPOINTS, has_scheme, installed_schemes, opener
 
 STORE_URLS: Final = (
@@ -43,6 +46,25 @@ def open_store(store: str | CheckpointStore, stream: Stream | None = None) -> Ch
         raise ConfigError(f"{scheme!r} is not a kind of checkpoint store; {_forms()}. Installed: {installed}")
     opened: CheckpointStore = opener(CHECKPOINTS, store, "a checkpoint store")(store, stream)
     return opened
+
+
+def is_absent(url: str) -> bool:
+    """Whether opening the store of this URL would create it. Asking creates nothing. Raises StoreUnavailableError if a
+    database is away.
+
+    False for stores whose opening creates nothing, such as Redis and S3.
+    """
+    scheme, _, rest = url.partition(":")
+    path = Path(rest.partition("?")[0])
+    if scheme == "sqlite":
+        return not path.exists() or not has_tables(path, SQLITE_SCHEMA)
+    if scheme == "file":
+        return not path.exists()
+    if scheme in ("postgresql", "postgres"):
+        from penstock.checkpoints.postgres.store import is_in  # it needs a package that may not be installed
+
+        return not is_in(url)
+    return False
 
 
 # Each store is imported when it is opened: some need packages that may not be installed.

@@ -19,9 +19,10 @@ from penstock.cli.stream import open_connection, position, silence_log
 from penstock.dead_letters.opening import names_a_topic, open_dead_letters, path_of
 from penstock.errors import ConfigError
 from penstock.model import DeadLetter, DeadLetterFilter, LetterState, PositionKind
+from penstock.model.pointer_forms import PointerText, place_text
 from penstock.model.text import count_text
 from penstock.streams import Connection
-from penstock.streams.pointer_forms import PointerText, place_text, pointer_text_at
+from penstock.streams.connecting import pointer_text_at
 
 COLUMNS: Final = ("id", "state", "group", "record", "given up", "attempts", "redrives", "error")
 NUMBERS: Final = ("attempts", "redrives")

@@ -10,8 +10,8 @@ import msgspec
 
 from penstock.cli.output import plain_json, time_text
 from penstock.model import Record
+from penstock.model.pointer_forms import PointerText, pointer_value
 from penstock.model.text import printable
-from penstock.streams.pointer_forms import PointerText, pointer_value
 
 Format = Callable[[Record, PointerText], bytes]
 """The second argument gives a pointer as people know it."""

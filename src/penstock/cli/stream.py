@@ -14,9 +14,9 @@ import typer
 from penstock.cli.output import say
 from penstock.errors import ConfigError, DeliveryError
 from penstock.model import Position
+from penstock.model.pointer_forms import is_named_pointer, parse_position
 from penstock.streams import Connection
 from penstock.streams.connecting import connect_for
-from penstock.streams.pointer_forms import is_named_pointer, parse_position
 
 INTERRUPTED_FLUSH_S: Final = 3.0
 

@@ -14,7 +14,7 @@ from penstock.console.messages.showing import UNDECODABLE
 from penstock.console.views import Difference
 from penstock.console.visible import utf8_beginning
 from penstock.model import DeadLetter
-from penstock.streams.pointer_forms import PointerText
+from penstock.model.pointer_forms import PointerText
 
 MOST: Final = 500
 _DEEPEST: Final = 20

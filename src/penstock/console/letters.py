@@ -28,9 +28,9 @@ from penstock.dead_letters.redriving import RedriveReport, redrive
 from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError, StoreUnavailableError
 from penstock.model import DeadLetter, DeadLetterFilter, HistoryEntry, LetterState
 from penstock.model.letter import is_of_query
+from penstock.model.pointer_forms import PointerText
 from penstock.observe.facts import LetterFacts, Snapshot
 from penstock.streams import Connection
-from penstock.streams.pointer_forms import PointerText
 
 MOST_ROWS: Final = 1_000
 MOST_DISCARDED: Final = 10_000

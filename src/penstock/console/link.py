@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from penstock.abc import Admin, Feature, GroupAdmin, Reachable
 from penstock.errors import BrokerUnavailableError, ConfigError, DeliveryError, PenstockError
+from penstock.model.pointer_forms import PointerText
 from penstock.streams import Connection
 from penstock.streams.capability import capability
-from penstock.streams.connecting import check_url, open_backend
-from penstock.streams.pointer_forms import PointerText, pointer_text_at
+from penstock.streams.connecting import check_url, open_backend, pointer_text_at
 from penstock.streams.schemes import scheme_of
 from penstock.streams.url import KAFKA_SCHEMES, is_memory, without_password
 

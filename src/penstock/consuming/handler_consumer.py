@@ -34,7 +34,7 @@ from penstock.errors import ConfigError, OffsetOutOfRangeError
 from penstock.model import CheckpointKey, Guarantee, HistoryEntry, Ordering, Pointer
 from penstock.serde import Topic
 from penstock.streams.aliases import current_topic
-from penstock.streams.pointer_forms import pointer_text_of
+from penstock.streams.capability import pointer_text_of
 
 
 class HandlerConsumer(LoopConsumer):

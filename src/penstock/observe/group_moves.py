@@ -21,8 +21,8 @@ from penstock.errors import ConfigError, FencedError, GroupError, UnknownTopicEr
 from penstock.model import Change, Checkpoint, CheckpointKey, Lease, Pointer, Position
 from penstock.model.administration import GroupDescription, PartitionId
 from penstock.model.clock import SystemClock
+from penstock.model.pointer_forms import is_named_pointer, parse_position
 from penstock.observe.library_groups import ALIVE_S, MEMBER, checkpoints_of, newest
-from penstock.streams.pointer_forms import is_named_pointer, parse_position
 
 _SHIFT: Final = re.compile(r"[+-]\d{1,18}", re.ASCII)
 

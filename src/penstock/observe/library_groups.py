@@ -17,8 +17,7 @@ from typing import Final
 
 from penstock.abc import CheckpointStore, Clock, Feature, HasCheckpoints
 from penstock.checkpoints.kafka.store import KafkaCheckpoints
-from penstock.checkpoints.opening import open_store
-from penstock.checkpoints.presence import is_absent
+from penstock.checkpoints.opening import is_absent, open_store
 from penstock.errors import ConfigError, CorruptCheckpointError, PenstockError, StoreUnavailableError
 from penstock.model import Checkpoint, Lease
 from penstock.model.administration import PartitionId

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from penstock.abc import Reachable, Stream
-from penstock.errors import UrlError
-from penstock.streams.capability import capability
+from penstock.errors import PenstockError, UrlError
+from penstock.model.pointer_forms import PointerText
+from penstock.streams.capability import capability, pointer_text_of
 from penstock.streams.connection import Connection
 from penstock.streams.options import ConnectOptions
 from penstock.streams.schemes import STREAMS, has_scheme, listed_schemes, opener, scheme_of
-from penstock.streams.url import KAFKA_SCHEMES, without_password
+from penstock.streams.url import KAFKA_SCHEMES, is_memory, without_password
 
 
 def connect(url: str, **given: Unpack[ConnectOptions]) -> Connection:
@@ -72,3 +73,17 @@ def _hint(url: str) -> str:
     if re.fullmatch(r"[\w.-]+:\d{1,5}", url):
         return f", did you mean kafka://{url}"
     return ""
+
+
+def pointer_text_at(url: str) -> PointerText:
+    """How the pointers of the stream at this URL are written, without connecting to it."""
+    if scheme_of(url) in KAFKA_SCHEMES or is_memory(url):
+        return str
+    try:
+        backend = open_backend(url, {})
+    except PenstockError:
+        return str
+    try:
+        return pointer_text_of(backend)
+    finally:
+        backend.close()

@@ -12,7 +12,7 @@ from tests.clients.worked_stream import GROUP, LETTERS, TOPIC, work
 from tests.console.web.console_process import ConsoleProcess
 from tests.redis_server import RedisServer
 
-REDIS_ID = re.compile(r"\b\d{13}-\d+\b")
+REDIS_ID = re.compile(r"\d{13}-\d+")
 LONG_NUMBER = re.compile(r"\d{17,}|\d{1,3}(,\d{3}){5,}")
 
 

@@ -17,6 +17,7 @@ from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
 from penstock.errors import BrokerUnavailableError, ConfigError, GroupError
 from penstock.model.administration import ANSWER_TIMEOUT_S, GroupDescription
+from penstock.model.pointer_forms import PointerText, is_named_pointer, pointer_value
 from penstock.model.text import count_text, duration_text, printable
 from penstock.observe import group_moves
 from penstock.observe.facts import GroupFacts, ReaderFacts
@@ -24,7 +25,6 @@ from penstock.observe.group_moves import Move, Target
 from penstock.observe.library_groups import check_given, default_store, no_groups_text, opened_stores
 from penstock.observe.looking import Looker
 from penstock.streams import Connection
-from penstock.streams.pointer_forms import PointerText, is_named_pointer, pointer_value
 
 app = typer.Typer(
     name="groups", cls=ListByDefault, rich_markup_mode=None, help="List, describe, reset and delete groups."

@@ -15,10 +15,10 @@ from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
 from penstock.errors import StreamError, TopicExistsError
 from penstock.model.administration import ANSWER_TIMEOUT_S, PartitionId, Span, TopicSummary
+from penstock.model.pointer_forms import pointer_value
 from penstock.model.text import count_text
 from penstock.observe.facts import total
 from penstock.streams import Connection
-from penstock.streams.pointer_forms import pointer_value
 from penstock.streams.url import without_password
 
 app = typer.Typer(

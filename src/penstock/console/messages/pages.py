@@ -24,7 +24,7 @@ from penstock.console.views import Decode, MessageDetail, MessagePage, MessageQu
 from penstock.errors import BrokerUnavailableError, ConfigError, OffsetOutOfRangeError, StreamError, UnknownTopicError
 from penstock.model import Pointer, PositionKind, Record
 from penstock.model.administration import Offsets
-from penstock.streams.pointer_forms import parse_position
+from penstock.model.pointer_forms import parse_position
 
 _LONGEST: Final = 1_000_000
 

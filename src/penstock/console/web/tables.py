@@ -11,7 +11,7 @@ from nicegui.events import GenericEventArguments
 
 from penstock.console.visible import is_hiding, visible
 from penstock.console.web import texts
-from penstock.streams.pointer_forms import LARGEST_NUMBER
+from penstock.model.pointer_forms import LARGEST_NUMBER
 
 Row = dict[str, Any]
 Tone = Literal["plain", "good", "warn", "bad", "info"]

@@ -21,9 +21,9 @@ from penstock.errors import HandlerError, PenstockError, WorkerDiedError
 from penstock.model import Batch, DeadLetter, Failing, Guarantee, Ordering, Record
 from penstock.model.circuit_breaker import BreakerState, Circuit
 from penstock.model.observing import OBSERVED
+from penstock.model.pointer_forms import PointerText, place_text
 from penstock.model.retry import NEVER_AGAIN, Retry
 from penstock.model.text import count_text
-from penstock.streams.pointer_forms import PointerText, place_text
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from penstock.errors import ConfigError, GuaranteeError
 from penstock.model import CheckpointKey, DeadLetter, Guarantee, HistoryEntry, Ordering, Pointer
 from penstock.model.clock import SystemClock
 from penstock.streams.aliases import current_topic
-from penstock.streams.pointer_forms import pointer_text_of
+from penstock.streams.capability import pointer_text_of
 
 DEFAULT_VISIBILITY_S: Final = 30.0
 _PREFETCH: Final = 2

@@ -15,7 +15,7 @@ from penstock.console.web.background import in_background
 from penstock.console.web.frame import Console, frame, live
 from penstock.errors import PenstockError
 from penstock.model import Checkpoint, HistoryEntry, Status
-from penstock.streams.pointer_forms import PointerText
+from penstock.model.pointer_forms import PointerText
 
 _NEWEST_LINES: Final = 200
 _STATUS_TONES: Final[dict[Status, tables.Tone]] = {

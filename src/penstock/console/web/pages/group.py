@@ -24,9 +24,9 @@ from penstock.console.web.pages.group_words import (
     state_tone,
 )
 from penstock.errors import PenstockError
+from penstock.model.pointer_forms import PREFIX, PointerText
 from penstock.observe.facts import GroupFacts, ReaderFacts
 from penstock.observe.group_moves import Move
-from penstock.streams.pointer_forms import PREFIX, PointerText
 
 _EARLIEST, _LATEST, _TIME, _AGE, _POINTER, _SHIFT = "earliest", "latest", "time", "age", "pointer", "shift"
 WHERE_TO: Final = {

@@ -22,8 +22,8 @@ from penstock.console.web.frame import Console, live
 from penstock.console.web.pages.message_drawer import MessageDrawer
 from penstock.console.web.parts import Chosen
 from penstock.errors import FilterError, PenstockError
+from penstock.model.pointer_forms import PREFIX, PointerText
 from penstock.observe.facts import TopicFacts
-from penstock.streams.pointer_forms import PREFIX, PointerText
 
 LIMITS: Final = (100, 500, 1_000)
 KEPT_LIVE: Final = 300

@@ -17,7 +17,7 @@ from penstock.console.web.background import in_background
 from penstock.console.web.pages.consumer import draw_timeline
 from penstock.model import LetterState
 from penstock.model.letter import is_of_query
-from penstock.streams.pointer_forms import PointerText
+from penstock.model.pointer_forms import PointerText
 
 STATE_TONES: dict[LetterState, tables.Tone] = {
     LetterState.WAITING: "warn",

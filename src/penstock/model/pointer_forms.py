@@ -1,6 +1,7 @@
 """Pointers as people and programs see them: in the system's own form if it has one, such as Redis' `MS-SEQ`.
 
-Every tool that shows or reads a pointer uses this module.
+`penstock.streams.capability.pointer_text_of` tells the form of a stream. Every tool that shows or reads a pointer uses
+these functions.
 """
 
 from __future__ import annotations
@@ -9,13 +10,8 @@ import datetime
 from collections.abc import Callable
 from typing import Final
 
-from penstock.abc import NamesPointers, Stream
-from penstock.errors import PenstockError
-from penstock.model import Pointer, Position, Record
-from penstock.streams.capability import capability
-from penstock.streams.connecting import open_backend
-from penstock.streams.schemes import scheme_of
-from penstock.streams.url import KAFKA_SCHEMES, is_memory
+from penstock.model.position import Position
+from penstock.model.record import Pointer, Record
 
 PointerText = Callable[[Pointer], str]
 """Returns a pointer as people know it."""
@@ -24,26 +20,6 @@ PREFIX: Final = "offset:"
 """Marks a text as a pointer where it might be a time, too."""
 LARGEST_NUMBER: Final = 2**53
 """JSON numbers up to this are read exactly by every program."""
-
-
-def pointer_text_of(stream: Stream | None) -> PointerText:
-    """How the pointers of a stream are written. It can be used after the stream is closed."""
-    named = None if stream is None else capability(stream, NamesPointers)
-    return str if named is None else named.pointer_text
-
-
-def pointer_text_at(url: str) -> PointerText:
-    """How the pointers of the stream at this URL are written, without connecting to it."""
-    if scheme_of(url) in KAFKA_SCHEMES or is_memory(url):
-        return str
-    try:
-        backend = open_backend(url, {})
-    except PenstockError:
-        return str
-    try:
-        return pointer_text_of(backend)
-    finally:
-        backend.close()
 
 
 def pointer_value(pointer: Pointer, pointer_text: PointerText = str) -> int | str:
