@@ -317,7 +317,7 @@ def build_pubsub() -> str:
             [go, "build", "-o", str(fresh / "pubsub-server"), "."],
             timeout_s=GO_TIMEOUT_S,
             working_folder=parts.PUBSUB_MODULE,
-            telling=r"^(go: |.*error)",
+            telling=r"^(go: (?!downloading)|.*error)",
         )
         stamp(fresh, recipe)
     return str(folder)
