@@ -144,6 +144,8 @@ def open_sending(
         if endpoint.is_multicast:
             if interface is not None:
                 _send_through(sender, endpoint, interface)
+                if source is None and _is_ipv4(interface):  # so that answers to receivers come from the same address
+                    sender.bind((interface, 0))
             if ttl is not None:
                 if endpoint.family == socket.AF_INET6:
                     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, ttl)
@@ -217,10 +219,17 @@ def _of_ipv4(interface: str | None) -> bytes:
     """The second half of `struct ip_mreqn`: an address of the interface, or its number."""
     if interface is None:
         return bytes(8)
-    try:
+    if _is_ipv4(interface):
         return ipaddress.IPv4Address(interface).packed + bytes(4)
+    return bytes(4) + struct.pack("@i", _index(interface))
+
+
+def _is_ipv4(interface: str) -> bool:
+    try:
+        ipaddress.IPv4Address(interface)
     except ValueError:
-        return bytes(4) + struct.pack("@i", _index(interface))
+        return False
+    return True
 
 
 def _index(interface: str) -> int:

@@ -92,6 +92,7 @@ class UdpReceiver(SocketReceiver):
 
     def step(self) -> float:
         if not self._behind and not self._ready:
+            self.waits_for_room = False
             return _LONGEST_WAIT_S
         self._deliver()
         self._ask()
