@@ -44,6 +44,15 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return ForkedCommand(url)
 
 
+def test_the_log_names_a_letters_record_in_the_systems_own_form(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "records").mkdir()
+    work(f"file:{tmp_path / 'records'}")
+    told = r"bill moved 1 record to its dead letters; the last is orders-0 at 0/\d+, after 1 attempt: ValueError"
+    assert re.search(told, caplog.text)
+
+
 @pytest.mark.parametrize(("system", "pointer"), [("redis", REDIS_ID), ("file", re.compile(r"0/\d+"))])
 def test_a_group_is_found_and_its_lag_is_told_in_time(
     system: str, pointer: re.Pattern[str], request: pytest.FixtureRequest

@@ -85,10 +85,15 @@ class RedisBackend:
         url, settings = self._url, self._settings
         password = password_of(url)
         who = f"{quote(url.user or '', safe='')}:{quote(password, safe='')}@" if password else ""
-        options = {"timeout_s": f"{settings.timeout_s:g}", "wait_replicas": str(settings.wait_replicas)}
+        defaults = RedisSettings()  # those of the store are the same
+        options = {}
+        if settings.timeout_s != defaults.timeout_s:
+            options["timeout_s"] = f"{settings.timeout_s:g}"
+        if settings.wait_replicas != defaults.wait_replicas:
+            options["wait_replicas"] = str(settings.wait_replicas)
         if url.scheme == "rediss":
             options |= {name: str(value) for name, value in settings.tls.items() if value is not None}
-        return f"{url.scheme}://{who}{url.host}/{url.path or '0'}?{urlencode(options)}"
+        return f"{url.scheme}://{who}{url.host}/{url.path or '0'}" + (f"?{urlencode(options)}" if options else "")
 
     def check_reachable(self) -> None:
         version = self._client.info("server").get("redis_version", "")
