@@ -22,7 +22,17 @@ from tests.seeds import VARIABLE
 from tests.slowest import Slowest
 from tests.system_table import Systems
 
-LONGEST: Final = ("spark", "spark-examples", "spark-cluster", "chromium", "demo", "java", "type-checkers", "rabbitmq-stream")
+LONGEST: Final = (
+    "spark",
+    "spark-examples",
+    "spark-cluster",
+    "chromium",
+    "demo",
+    "java",
+    "type-checkers",
+    "rabbitmq-stream",
+    "amqp1",
+)
 """The groups of tests that take longest, the longest first."""
 SOAK_TIMEOUT_S: Final = 4 * 3600
 EXAMPLES: Final = {"test": 30, "soak": 1_000}
