@@ -90,7 +90,7 @@ def test_a_place_that_cannot_be_understood_is_said_in_the_dialog(page: Page, wor
     expect(dialog).to_contain_text("Say where to")
     dialog.get_by_label("Pointer").fill("not a number")
     dialog.get_by_role("button", name="Dry run").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("is not a position")
+    expect(dialog.get_by_role("alert")).to_contain_text("is not an offset of")
 
 
 def test_a_group_of_any_name_has_a_page_and_is_deleted_once_its_name_is_typed(page: Page, worked: Worked) -> None:
