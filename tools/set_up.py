@@ -369,9 +369,9 @@ def fetch_rabbitmq_4() -> str:
         )
         for unused in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
             shutil.rmtree(fresh / unused, ignore_errors=True)
-        # Servers run in a mount namespace: a machine that forbids it cannot use the part.
+        # Servers run in namespaces of their own: a machine that forbids it cannot use the part.
         run(
-            ["unshare", "--mount", "--propagation", "private", "chroot", str(fresh), "/bin/true"],
+            ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "chroot", str(fresh), "/bin/true"],
             timeout_s=DEBOOTSTRAP_TIMEOUT_S,
             telling=r"^(unshare|chroot): ",
         )

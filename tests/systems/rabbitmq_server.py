@@ -7,7 +7,8 @@ import re
 import socket
 import subprocess
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -55,6 +56,10 @@ class RabbitMq:
 
     def start(self) -> None:
         """Start on the folder and ports of the first start; returns when it serves."""
+        self.launch()
+        self.wait_until_it_serves()
+
+    def launch(self) -> None:
         (self.folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].")
         inside = INSIDE if self._major == 4 else str(self.folder)
         (self.folder / "rabbitmq.conf").write_text(
@@ -70,6 +75,9 @@ class RabbitMq:
         self._process = ServerProcess(
             self._command("rabbitmq-server"), self.folder / "output.txt", environment=self.environment()
         )
+
+    def wait_until_it_serves(self) -> None:
+        assert self._process is not None, "RabbitMQ has not been started"
         wait_for_start(self._process, lambda: answers(self.port))
 
     def environment(self) -> dict[str, str]:
@@ -122,10 +130,10 @@ class RabbitMq:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
+        if self._process is not None and self._major == 3:
             # The port mapper that the node has started goes on without it.
-            epmd = ["chroot", str(real_parts.rabbitmq_4()), "epmd"] if self._major == 4 else ["epmd"]
             subprocess.run(
-                [*epmd, "-port", str(self._epmd_port), "-kill"],
+                ["epmd", "-port", str(self._epmd_port), "-kill"],
                 env={**os.environ, **self.environment()},
                 capture_output=True,
                 timeout=10,
@@ -133,13 +141,14 @@ class RabbitMq:
             )
 
     def _command(self, program: str) -> list[str]:
-        """How a program of RabbitMQ is run: that of version 4 in its own mount namespace, where its folder is /srv."""
+        """How a program of RabbitMQ is run. That of version 4 has its own mounts, where its folder is /srv, and its own
+        process ids, so that nothing that it has started outlives it."""
         if self._major == 3:
             return [str(Path(real_parts.rabbitmq_server()).with_name(program))]
         root = real_parts.rabbitmq_4()
         [found] = root.glob(f"usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/{program}")
-        mounted = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT_AND_RUN, "sh"]
-        return [*mounted, str(self.folder), str(root), f"/{found.relative_to(root)}"]
+        own = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
+        return [*own, "sh", "-c", _MOUNT_AND_RUN, "sh", str(self.folder), str(root), f"/{found.relative_to(root)}"]
 
     def __enter__(self) -> Self:
         try:
@@ -155,8 +164,9 @@ class RabbitMq:
         self.stop()
 
 
-def cluster_of(folder: Path, count: int) -> list[RabbitMq]:
-    """Nodes of RabbitMQ 4 that form a cluster once all are started, at the same time."""
+@contextmanager
+def cluster_of(folder: Path, count: int) -> Iterator[list[RabbitMq]]:
+    """Nodes of RabbitMQ 4 that form a cluster, while they run."""
     nodes = [RabbitMq(folder / str(number), 4) for number in range(count)]
     settings = "cluster_formation.peer_discovery_backend = classic_config\n" + "".join(
         f"cluster_formation.classic_config.nodes.{number} = {node.name}\n" for number, node in enumerate(nodes, 1)
@@ -164,7 +174,15 @@ def cluster_of(folder: Path, count: int) -> list[RabbitMq]:
     secret = uuid.uuid4().hex
     for node in nodes:
         node.join(nodes[0], settings, secret)
-    return nodes
+    try:
+        for node in nodes:
+            node.launch()
+        for node in nodes:
+            node.wait_until_it_serves()
+        yield nodes
+    finally:
+        for node in nodes:
+            node.stop()
 
 
 def answers(port: int) -> bool:

@@ -11,7 +11,6 @@ import socket
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -638,11 +637,7 @@ def test_closing_a_topic_leaves_no_consumers_behind(server: RabbitMq, url: str, 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RabbitMq]]:
-    nodes = cluster_of(tmp_path_factory.mktemp("rabbitmq-cluster"), 3)
-    with contextlib.ExitStack() as running, ThreadPoolExecutor() as pool:
-        for node in nodes:
-            running.callback(node.stop)
-        list(pool.map(RabbitMq.start, nodes))
+    with cluster_of(tmp_path_factory.mktemp("rabbitmq-cluster"), 3) as nodes:
         yield nodes
 
 
