@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -49,7 +50,7 @@ class Endpoint:
     kind: Literal["topic", "queue", "channel"]
     url: str
     name: str
-    """The topic, or the last part of the URL; "" for a stream whose topic is not named."""
+    """The topic, or the last part of the URL's path; "" if there is none."""
 
     @property
     def shown(self) -> str:
@@ -78,7 +79,7 @@ def endpoint_of(text: str) -> Endpoint:
         )
     if mark:
         raise UrlError(f"{without_password(text)!r} names a topic, but {scheme}: is a {kind}: omit the #")
-    return Endpoint(kind, url, queue_name(url))
+    return Endpoint(kind, url, queue_name(url) if urlsplit(url).path.strip("/") else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,9 @@ class Gateway:
         if self.source.kind == "topic" and not self.source.name:
             raise UrlError(f"{without_password(source)!r} has no topic: name it, {without_password(source)}#TOPIC")
         if self.sink.kind == "topic" and not self.sink.name:
+            if not self.source.name:
+                shown = without_password(sink)
+                raise UrlError(f"{shown!r} has no topic, and {self.source.shown} no name for one: write {shown}#TOPIC")
             self.sink = dataclasses.replace(self.sink, name=self.source.name)
         if partitions is not None and self.sink.kind != "topic":
             raise ConfigError(f"partitions={partitions}: {self.sink.shown} is not a topic")

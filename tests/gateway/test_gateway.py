@@ -52,6 +52,8 @@ class TestEndpoints:
             ("log:./data#orders", "topic", "orders"),
             ("kafka://127.0.0.1:9092", "topic", ""),
             ("amqp://localhost/orders", "queue", "orders"),
+            ("http://127.0.0.1:8080/hooks/orders?secret_env=S", "channel", "orders"),
+            ("udp://239.1.2.3:5000", "channel", ""),
             ("memory:jobs", "queue", "jobs"),
             ("memory:jobs#orders", "topic", "orders"),
         ],
@@ -73,6 +75,7 @@ class TestEndpoints:
             (("kafka://127.0.0.1:9092", "memory:a#t"), "has no topic: name it"),
             (("memory:a#t", "memory:a#t"), "both source and sink"),
             (("amqp://localhost/orders#t", "memory:a#t"), "omit the #"),
+            (("udp://239.1.2.3:5000", "log:./data"), "no name for one: write log:./data#TOPIC"),
         ],
     )
     def test_what_cannot_work_is_refused_at_once(self, arguments: tuple[str, str], message: str) -> None:
