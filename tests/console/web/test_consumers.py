@@ -40,7 +40,7 @@ def test_a_record_without_history_is_said_to_be_unread_in_progress_or_finished(p
         expect(found).to_contain_text(told)
     page.get_by_label("Pointer").fill("12<b>")
     page.get_by_role("button", name="Look up").click()
-    expect(page.get_by_text("A pointer is a number")).to_be_visible()
+    expect(page.get_by_text("is not an offset of")).to_be_visible()
 
 
 def test_a_group_that_keeps_no_checkpoints_is_said_to_be_none_of_the_library(page: Page, worked: Worked) -> None:
