@@ -13,8 +13,8 @@ import typer
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: it comes with penstock[spark]")
 
-from penstock.cli.commands.reprocess import Watch, should_switch
 from penstock.cli.comparisons import print_comparisons
+from penstock.cli.reprocess import Watch, should_switch
 from penstock.spark.run.progress import QueryProgress
 from penstock.spark.versions.comparing import Comparison, Example
 

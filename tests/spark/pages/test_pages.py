@@ -19,8 +19,8 @@ import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from pyspark.sql import SparkSession
 
-import penstock.cli.commands.reprocess
 import penstock.cli.programs
+import penstock.cli.reprocess
 from penstock.cli.main import app
 from penstock.spark.pipeline import defined_pipelines
 from penstock.spark.run.settings import RunSettings, running_with
@@ -106,7 +106,7 @@ def test_what_a_page_shows_works(
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    for command in (penstock.cli.programs, penstock.cli.commands.reprocess):
+    for command in (penstock.cli.programs, penstock.cli.reprocess):
         monkeypatch.setattr(command, "stop_session", lambda: None)
     try:
         with servers_of(page, tmp_path / "servers") as replace:

@@ -13,9 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock import Connection
-from penstock.cli import programs
-from penstock.cli.commands import reprocess
-from penstock.cli.commands.reprocess import ReprocessOptions, reprocess_file
+from penstock.cli import programs, reprocess
+from penstock.cli.reprocess import ReprocessOptions, reprocess_file
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.run.settings import Engine, RunSettings
 from penstock.spark.sessions.opening import has_connector

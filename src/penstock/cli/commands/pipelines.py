@@ -308,8 +308,8 @@ def retire(
     master: Master = None,
 ) -> None:
     """Stop a version that is not current, and remove its checkpoints."""
-    from penstock.cli.commands.reprocess import say_retired
     from penstock.cli.programs import stop_session
+    from penstock.cli.reprocess import say_retired
     from penstock.spark.versions.retiring import retire as retire_version
 
     with open_connection(url) as stream:

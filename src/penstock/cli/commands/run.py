@@ -192,7 +192,7 @@ def run(
 
         run_file(file, arguments or [], settings)
         return
-    from penstock.cli.commands.reprocess import ReprocessOptions, reprocess_file
+    from penstock.cli.reprocess import ReprocessOptions, reprocess_file
 
     reprocess_file(file, arguments or [], settings, ReprocessOptions(switch.value, retire, delete_topics, once))
 
