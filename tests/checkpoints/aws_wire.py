@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.streams.aws import descriptions
+from penstock.streams.adapting.aws import descriptions
 from tests.moto_server import REGION, shared_endpoint
 
 WRITING: Final = ("PutItem", "DeleteItem", "BatchWriteItem")

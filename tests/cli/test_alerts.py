@@ -190,21 +190,21 @@ def test_what_stands_still_is_seen_from_one_check_to_the_next(
 ) -> None:
     url = f"kafka://{server.bootstrap}"
     write_rules(rules, Rule(name="stands", kind=RuleKind.STALLED, threshold=3600, match=behind))
-    assert look_and_check(AlertConfigFile(rules), url, 0.0, [], None) == []
+    assert look_and_check(AlertConfigFile(rules), url, 0.0, [], None, None) == []
     remembered = rules.with_name("alerts.check.json")
     memory = json.loads(remembered.read_text())
     memory["at_ms"] -= 3_600_000
     memory["good_ms"] -= 3_600_000
     remembered.write_text(json.dumps(memory))
-    (state,) = look_and_check(AlertConfigFile(rules), url, 0.0, [], None)
+    (state,) = look_and_check(AlertConfigFile(rules), url, 0.0, [], None, None)
     assert "has committed nothing" in state.text
     remembered.write_text("{")
-    assert look_and_check(AlertConfigFile(rules), url, 0.0, [], None) == []
+    assert look_and_check(AlertConfigFile(rules), url, 0.0, [], None, None) == []
     assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_stream_that_is_away_is_what_is_wrong_and_no_error(rules: Path) -> None:
-    (state,) = look_and_check(AlertConfigFile(rules), "kafka://127.0.0.1:1", 0.0, [], None)
+    (state,) = look_and_check(AlertConfigFile(rules), "kafka://127.0.0.1:1", 0.0, [], None, None)
     assert state.rule == "stream-away"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.model import NewRecord
 from penstock.queues.amqp1.messages import decoded_message, delayed_copy, encoded_message, sections
-from penstock.streams.amqp_values import Described, decode
+from penstock.streams.adapting.amqp_values import Described, decode
 
 HEADER, ANNOTATIONS = 0x70, 0x72
 SOME = st.binary(max_size=300)

@@ -18,7 +18,7 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.model import NewRecord
-from penstock.streams.append_queue import Appended, AppendQueue, Attempt, QueueLimits
+from penstock.streams.adapting.append_queue import Appended, AppendQueue, Attempt, QueueLimits
 
 
 class Storage:

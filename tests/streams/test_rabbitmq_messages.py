@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import BrokerUnavailableError
 from penstock.model import Headers, NewRecord
-from penstock.streams.amqp_values import NotAmqpError, decode
+from penstock.streams.adapting.amqp_values import NotAmqpError, decode
 from penstock.streams.rabbitmq.messages import message_of, record_of
 from penstock.streams.rabbitmq.protocol import read_chunk
 from tests import real_parts

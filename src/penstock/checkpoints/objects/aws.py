@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from penstock.errors import ConfigError, MissingExtraError, PenstockError, StoreUnavailableError
-from penstock.streams.aws import BAD_CREDENTIALS, DENIED, EXTRA, FOR_NOW, code_of, descriptions
+from penstock.streams.adapting.aws import BAD_CREDENTIALS, DENIED, EXTRA, FOR_NOW, code_of, descriptions
 
 CONNECTIONS: Final = 32
 ATTEMPTS: Final = 4

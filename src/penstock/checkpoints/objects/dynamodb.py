@@ -15,7 +15,7 @@ from penstock.checkpoints.objects.aws import options_in, quoted, translated_erro
 from penstock.checkpoints.objects.heads import Stamp
 from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import ConfigError, StoreUnavailableError
-from penstock.streams.aws import code_of
+from penstock.streams.adapting.aws import code_of
 
 PIECE_BYTES: Final = 380 * 1000
 BATCH: Final = 25

@@ -17,7 +17,7 @@ from penstock.checkpoints.objects.aws import options_in, quoted, translated_erro
 from penstock.checkpoints.objects.heads import Stamp
 from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import ConfigError, StoreUnavailableError
-from penstock.streams.aws import code_of
+from penstock.streams.adapting.aws import code_of
 
 AT_ONCE: Final = 8
 """How many objects are read or removed at the same time."""

@@ -165,10 +165,10 @@ PRODUCER_OLDEST: Final = gauge(
 INBOX_RECORDS: Final = counter(
     "penstock_inbox_records",
     ("channel", "outcome"),
-    "Records of a channel by outcome: stored in the inbox of a gateway, refused (could not be stored, and the sender was "
-    "told), lost (in transit, as far as the channel can know, or because they could not be stored).",
-    "Refused above 0: the disk of the inbox is full or failing; senders send again. Lost above 0: data was lost; look at "
-    "the page of the channel.",
+    "Records of a channel by outcome: stored in the inbox of a gateway, refused (could not be stored, and the sender "
+    "was told), lost (in transit, as far as the channel can know, or because they could not be stored).",
+    "Refused above 0: the disk of the inbox is full or failing; senders send again. Lost above 0: data was lost; look "
+    "at the page of the channel.",
 )
 
 LIBRARY: Final = tuple(each for each in list(globals().values()) if isinstance(each, Definition))

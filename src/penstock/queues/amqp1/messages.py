@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from penstock.model import NewRecord, Record
-from penstock.streams.amqp_values import (
+from penstock.streams.adapting.amqp_values import (
     NULL,
     TRUE,
     Described,

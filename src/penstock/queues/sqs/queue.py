@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.model import NewRecord, Record
 from penstock.queues.sqs.messages import copied, decode, encode
-from penstock.streams.aws import FOR_NOW, AwsClient, RefusedError, pause_s
+from penstock.streams.adapting.aws import FOR_NOW, AwsClient, RefusedError, pause_s
 from penstock.streams.backend_url import parse_backend_url, settings_of
 
 FEATURES: Final[Features] = frozenset(

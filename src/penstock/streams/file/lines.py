@@ -27,7 +27,7 @@ import msgspec
 
 from penstock.errors import OffsetOutOfRangeError, StorageError, StreamError, UnknownTopicError
 from penstock.model import Batch, NewRecord, Pointer, Record
-from penstock.streams.batch_writer import Outcome
+from penstock.streams.adapting.batch_writer import Outcome
 from penstock.streams.file.records import decode_line, encode_line, from_object
 from penstock.streams.file.settings import FileSettings
 from penstock.streams.file.sidecar import Sidecar, lock_file

@@ -26,11 +26,11 @@ from penstock.model import (
     check_topic_name,
     is_topic_name,
 )
+from penstock.streams.adapting.batch_writer import BatchWriter, Outcome
+from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups, pointer_of
 from penstock.streams.backend_url import parse_backend_url, settings_of
-from penstock.streams.batch_writer import BatchWriter, Outcome
 from penstock.streams.file.lines import GENERATION_BITS, OFFSET_MASK, CsvFile, LineFile
 from penstock.streams.file.settings import FileSettings
-from penstock.streams.polled_topic import PolledTopic, Wakeups, pointer_of
 
 JSON_ENDINGS: Final = (".jsonl", ".ndjson")
 SCAN_RECORDS: Final = 1_000

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from penstock.errors import StreamError, UnknownTopicError
 from penstock.model import Pointer
-from penstock.streams.aws import AwsClient, RefusedError
+from penstock.streams.adapting.aws import AwsClient, RefusedError
 
 _NUMBER: Final = re.compile(r".*-(\d+)")
 _PAGE: Final = 1000

@@ -19,7 +19,7 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import check_topic_name
-from penstock.streams.aws import AwsClient, RefusedError
+from penstock.streams.adapting.aws import AwsClient, RefusedError
 from penstock.streams.backend_url import parse_backend_url, settings_of
 from penstock.streams.kinesis.shards import Shards
 from penstock.streams.kinesis.topic import FEATURES, KinesisTopic

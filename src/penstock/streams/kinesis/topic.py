@@ -13,7 +13,7 @@ from typing import Any, Final
 from penstock.abc import Feature, Features
 from penstock.errors import ConfigError, ConnectionClosedError, OffsetOutOfRangeError
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, Record
-from penstock.streams.aws import AwsClient, RefusedError, ThrottledError, pause_s
+from penstock.streams.adapting.aws import AwsClient, RefusedError, ThrottledError, pause_s
 from penstock.streams.kinesis.encoding import arrival_ms, decode
 from penstock.streams.kinesis.shards import Shard, Shards
 from penstock.streams.kinesis.writer import RecordWriter

@@ -19,7 +19,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.model import NewRecord, Receipt
-from penstock.streams.aws import FOR_NOW, AwsClient, RefusedError, pause_s
+from penstock.streams.adapting.aws import FOR_NOW, AwsClient, RefusedError, pause_s
 from penstock.streams.kinesis.encoding import encode
 from penstock.streams.kinesis.shards import Shards, shard_number
 

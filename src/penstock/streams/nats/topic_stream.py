@@ -23,7 +23,7 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, Record
-from penstock.streams.append_queue import Appended, AppendQueue, Attempt
+from penstock.streams.adapting.append_queue import Appended, AppendQueue, Attempt
 from penstock.streams.nats.client import (
     Answers,
     Inbox,

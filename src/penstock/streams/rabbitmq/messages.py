@@ -18,7 +18,7 @@ import json
 from typing import Any, Final
 
 from penstock.model import Headers, NewRecord, Record
-from penstock.streams.amqp_values import (
+from penstock.streams.adapting.amqp_values import (
     Described,
     NotAmqpError,
     decode,

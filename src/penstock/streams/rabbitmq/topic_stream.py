@@ -21,7 +21,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt
-from penstock.streams.append_queue import Appended, AppendQueue, Attempt
+from penstock.streams.adapting.append_queue import Appended, AppendQueue, Attempt
 from penstock.streams.rabbitmq.client import StreamClient, new_name
 from penstock.streams.rabbitmq.messages import message_of
 from penstock.streams.rabbitmq.protocol import MESSAGE_OVERHEAD, PUBLISH_OVERHEAD

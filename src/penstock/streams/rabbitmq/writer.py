@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from penstock.errors import BrokerUnavailableError, DeliveryError
 from penstock.model import Pointer
-from penstock.streams.append_queue import Appended
+from penstock.streams.adapting.append_queue import Appended
 from penstock.streams.rabbitmq.client import StreamClient
 from penstock.streams.rabbitmq.connection import Mailbox, StreamConnection
 from penstock.streams.rabbitmq.protocol import (

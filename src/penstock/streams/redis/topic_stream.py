@@ -21,7 +21,7 @@ from penstock.errors import (
 )
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt
 from penstock.model.administration import RecordCounts
-from penstock.streams.append_queue import Appended, AppendQueue, Attempt
+from penstock.streams.adapting.append_queue import Appended, AppendQueue, Attempt
 from penstock.streams.redis import scripts
 from penstock.streams.redis.client import BLOCK_S, Command, RedisClient
 from penstock.streams.redis.entries import EntryFormat, RedisBatch, id_of, parse_id, pointer_of

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from penstock.abc import Feature, Features
 from penstock.errors import ConfigError, ConnectionClosedError, OffsetOutOfRangeError, UnknownTopicError
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, check_topic_name
-from penstock.streams.polled_topic import PolledTopic, Wakeups, pointer_of
+from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups, pointer_of
 from penstock.streams.sql.row_batch import Row, RowBatch
 from penstock.streams.sql.topic_tables import TopicSettings
 

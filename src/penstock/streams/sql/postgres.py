@@ -13,8 +13,8 @@ from penstock.errors import InvalidTopicError, TopicExistsError
 from penstock.model import NewRecord, Pointer
 from penstock.sql import Schema
 from penstock.sql.postgres import Rows, make_tables, psycopg
+from penstock.streams.adapting.polled_topic import Wakeups
 from penstock.streams.backend_url import parse_backend_url, settings_of
-from penstock.streams.polled_topic import Wakeups
 from penstock.streams.sql.existing_postgres import PostgresRows
 from penstock.streams.sql.existing_tables import ExistingStream
 from penstock.streams.sql.postgres_pool import Listener, PostgresSettings, TablePool, quoted

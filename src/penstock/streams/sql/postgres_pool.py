@@ -20,7 +20,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.sql.postgres import PostgresConnection, PostgresPool, psycopg
-from penstock.streams.polled_topic import Wakeups
+from penstock.streams.adapting.polled_topic import Wakeups
 from penstock.streams.sql.topic_tables import TopicSettings
 
 ANSWER_S: Final = 5.0

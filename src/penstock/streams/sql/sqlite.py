@@ -31,8 +31,8 @@ from penstock.errors import (
 from penstock.model import NewRecord, Pointer, is_topic_name
 from penstock.sql import Schema
 from penstock.sql.sqlite import Rows, SqliteDatabase, connect
+from penstock.streams.adapting.polled_topic import Wakeups
 from penstock.streams.backend_url import parse_backend_url, settings_of
-from penstock.streams.polled_topic import Wakeups
 from penstock.streams.sql.existing_tables import LOWEST, ExistingStream
 from penstock.streams.sql.row_batch import Row, headers_text
 from penstock.streams.sql.topic_tables import TableStream, TopicSettings

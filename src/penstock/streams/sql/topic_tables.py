@@ -27,8 +27,8 @@ from penstock.model import (
     Receipt,
     check_topic_name,
 )
-from penstock.streams.batch_writer import BatchWriter, Outcome
-from penstock.streams.polled_topic import PolledTopic, Wakeups, pointer_of
+from penstock.streams.adapting.batch_writer import BatchWriter, Outcome
+from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups, pointer_of
 from penstock.streams.sql.row_batch import Row, RowBatch
 
 FEATURES: Final[Features] = frozenset(

@@ -1,0 +1,4 @@
+"""What adapters share: queues of records to append, writers of batches, polling, AWS clients, AMQP 1.0 values.
+
+`penstock.streams.backend_url`, which adapters of other packages use, too, stands outside.
+"""
