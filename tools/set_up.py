@@ -475,6 +475,7 @@ FETCHED: Final[Sequence[Mapping[str, Callable[[], str]]]] = (
     {"activemq": fetch_activemq},
     {"pubsub": build_pubsub},
     {"qpid": fetch_qpid},
+    {"rabbitmq-4": fetch_rabbitmq_4},
 )
 """What is got beside each other; the steps of one line in turn."""
 
