@@ -253,15 +253,15 @@ def test_the_command_reads_a_redis_stream(url: str, topic: str, raw: Any) -> Non
     assert "from redis" in done.output
 
 
-def test_the_command_shows_ids_and_does_not_count_by_them(url: str, topic: str, raw: Any) -> None:
+def test_the_command_shows_ids_and_counts_records_by_their_number(url: str, topic: str, raw: Any) -> None:
     for number in (7, 9):
         raw.xadd(topic, {"value": "x"}, id=f"1526919030474-{number}")
     described = CliRunner().invoke(command, ["topics", "describe", topic, "--url", url])
     assert described.exit_code == 0, described.output
-    assert described.output.splitlines()[1].split() == ["0", "1526919030474-7", "1526919030474-10", "-", "-"]
+    assert described.output.splitlines()[1].split() == ["0", "1526919030474-7", "1526919030474-10", "2", "-"]
     listed = CliRunner().invoke(command, ["topics", "--url", url, "--json"])
     [row] = [row for row in json.loads(listed.stdout) if row["topic"] == topic]
-    assert (row["partitions"], row["records"]) == (1, None)
+    assert (row["partitions"], row["records"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
