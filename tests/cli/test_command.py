@@ -30,6 +30,7 @@ OF_NO_STREAM = {
     ("run",),
     ("plan",),
     ("asyncapi",),
+    ("gateway",),
     ("spark", "jars"),
     ("spark", "archive"),
     ("prove", "outage"),

@@ -16,9 +16,12 @@ from penstock.cli.checks.finding import Finding, fail, ok, warn
 from penstock.errors import ConfigError
 
 MODULES: Final = {
+    "aiohttp": "aiohttp",
     "boto3": "boto3",
     "deltalake": "deltalake",
     "fastavro": "fastavro",
+    "google-cloud-pubsub": "google.cloud.pubsub_v1",
+    "mmh3": "mmh3",
     "nats-py": "nats",
     "nicegui": "nicegui",
     "numba": "numba",
@@ -29,10 +32,15 @@ MODULES: Final = {
     "protobuf": "google.protobuf",
     "psycopg": "psycopg",
     "psycopg-pool": "psycopg_pool",
+    "pulsar-client": "pulsar",
     "pyarrow": "pyarrow",
     "pydantic": "pydantic",
+    "pynng": "pynng",
     "pyspark": "pyspark",
+    "python-qpid-proton": "proton",
+    "pyzmq": "zmq",
     "redis": "redis",
+    "stomp-py": "stomp",
 }
 BROUGHT: Final = {("psycopg", "pool"): "psycopg-pool"}
 """Packages that an extra of a requirement installs, and that we import."""
