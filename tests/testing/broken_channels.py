@@ -410,6 +410,21 @@ class HearsTheFirstSender(Puller):
         return [record for record in records if record.headers[0][1] == self.first]
 
 
+class ListensOnce(Puller):
+    """Only the first process that listens hears anything."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._first = folder / "first-listener"
+
+    def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
+        if not self._first.exists():
+            self._first.write_text(str(os.getpid()))
+        if self._first.read_text() != str(os.getpid()):
+            raise BrokerUnavailableError("another process has listened before")
+        return super().listen(limit, wait_s)
+
+
 class StaysBroken(Pusher):
     is_broken = False
 
