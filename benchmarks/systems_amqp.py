@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,9 +10,8 @@ from typing import Any, Final
 
 import pika
 
-from benchmarks.report import Report, Row
-from penstock.abc import Outcome
-from penstock.model import NewRecord
+from benchmarks import our_rates
+from benchmarks.report import Report
 from penstock.queues import open_queue
 from tests.systems.rabbitmq_server import RabbitMq
 
@@ -26,18 +24,22 @@ BAR: Final = 0.6
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: dict[str, list[float]] = {}
+    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, RabbitMq(Path(name)) as server:
         for turn in range(rounds):
-            for what, seconds in _round(server, count, turn).items():
-                rates.setdefault(what, []).append(count / seconds)
-                say(f"  {what}: {count / seconds:,.0f} records/s")
-        for what in ("send", "receive"):
-            ours, theirs = (statistics.median(rates[f"{who} {what}"]) for who in ("penstock", "pika"))
-            title = f"RabbitMQ, {what}, {RECORD_BYTES} B records, quorum queue, one thread"
-            row = Row(title, ours, "amqp:// URL", theirs, "pika's SelectConnection", "records/s", BAR)
-            say("  " + row.line())
-            report.rows.append(row)
+            seconds = _round(server, count, turn)
+            our_rates.note(rates, {what: count / each_s for what, each_s in seconds.items()}, say)
+        our_rates.add_rows(
+            report,
+            rates,
+            ("send", "receive"),
+            title=lambda what: f"RabbitMQ, {what}, {RECORD_BYTES} B records, quorum queue, one thread",
+            ours="amqp:// URL",
+            peer="pika",
+            theirs="pika's SelectConnection",
+            bar=BAR,
+            say=say,
+        )
         report.notes.append(
             f"RabbitMQ {server.version}, one node, pika {pika.__version__}: messages are confirmed on both sides, "
             f"{AT_ONCE} under way at a time; prefetch {PREFETCH}, and deliveries are settled {AT_ONCE} at a time."
@@ -50,20 +52,9 @@ def _round(server: RabbitMq, count: int, turn: int) -> dict[str, float]:
     queue = open_queue(f"amqp://{server.address}/ours-{turn}?prefetch={PREFETCH}")
     open_queue(f"amqp://{server.address}/theirs-{turn}").close()
     seconds = {"pika send": Pika(server, f"theirs-{turn}", count, value).send()}
-    started_s = time.perf_counter()
-    for _ in range(0, count, AT_ONCE):
-        queue.send([NewRecord("queue", value) for _ in range(AT_ONCE)])
-    seconds["penstock send"] = time.perf_counter() - started_s
+    seconds["penstock send"] = our_rates.send_s(queue, count, AT_ONCE, value)
     seconds["pika receive"] = Pika(server, f"theirs-{turn}", count, value).receive()
-    started_s = time.perf_counter()
-    left = count
-    while left:
-        deliveries = queue.receive(min(left, AT_ONCE), 10.0)
-        for delivery in deliveries:
-            assert delivery.record.value == value
-        queue.settle_all(deliveries, Outcome.DONE)  # type: ignore[attr-defined]
-        left -= len(deliveries)
-    seconds["penstock receive"] = time.perf_counter() - started_s
+    seconds["penstock receive"] = our_rates.receive_s(queue, count, AT_ONCE, value)
     queue.close()
     return seconds
 

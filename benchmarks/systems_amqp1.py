@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from benchmarks.report import Report, Row
-from penstock.abc import Outcome
-from penstock.model import NewRecord
+from benchmarks import our_rates
+from benchmarks.report import Report
 from penstock.queues import open_queue
 from tests.systems.artemis_server import PASSWORD, USER, Artemis
 from tools import parts
@@ -27,18 +25,22 @@ BAR: Final = 0.6
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: dict[str, list[float]] = {}
+    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, Artemis(Path(name)) as server:
         for turn in range(rounds):
-            for what, seconds in _round(server, count, turn).items():
-                rates.setdefault(what, []).append(count / seconds)
-                say(f"  {what}: {count / seconds:,.0f} records/s")
-        for what in ("send", "receive"):
-            ours, theirs = (statistics.median(rates[f"{who} {what}"]) for who in ("penstock", "proton"))
-            title = f"Artemis by AMQP 1.0, {what}, {RECORD_BYTES} B records, durable, one thread"
-            row = Row(title, ours, "amqp1:// URL", theirs, "proton's Container", "records/s", BAR)
-            say("  " + row.line())
-            report.rows.append(row)
+            seconds = _round(server, count, turn)
+            our_rates.note(rates, {what: count / each_s for what, each_s in seconds.items()}, say)
+        our_rates.add_rows(
+            report,
+            rates,
+            ("send", "receive"),
+            title=lambda what: f"Artemis by AMQP 1.0, {what}, {RECORD_BYTES} B records, durable, one thread",
+            ours="amqp1:// URL",
+            peer="proton",
+            theirs="proton's Container",
+            bar=BAR,
+            say=say,
+        )
         report.notes.append(
             f"Artemis {server.version}, one node, python-qpid-proton {parts.proton()}: durable messages are accepted "
             f"by the broker on both sides, {AT_ONCE} under way at a time; {PREFETCH} credits, and deliveries are "
@@ -53,20 +55,9 @@ def _round(server: Artemis, count: int, turn: int) -> dict[str, float]:
     queue = open_queue(f"{address}/ours-{turn}?prefetch={PREFETCH}")
     open_queue(f"{address}/theirs-{turn}").close()
     seconds = {"proton send": _proton_send(server, f"theirs-{turn}", count, value)}
-    started_s = time.perf_counter()
-    for _ in range(0, count, AT_ONCE):
-        queue.send([NewRecord("queue", value) for _ in range(AT_ONCE)])
-    seconds["penstock send"] = time.perf_counter() - started_s
+    seconds["penstock send"] = our_rates.send_s(queue, count, AT_ONCE, value)
     seconds["proton receive"] = _proton_receive(server, f"theirs-{turn}", count, value)
-    started_s = time.perf_counter()
-    left = count
-    while left:
-        deliveries = queue.receive(min(left, AT_ONCE), 10.0)
-        for delivery in deliveries:
-            assert delivery.record.value == value
-        queue.settle_all(deliveries, Outcome.DONE)  # type: ignore[attr-defined]
-        left -= len(deliveries)
-    seconds["penstock receive"] = time.perf_counter() - started_s
+    seconds["penstock receive"] = our_rates.receive_s(queue, count, AT_ONCE, value)
     queue.close()
     return seconds
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,9 +13,8 @@ from typing import Any, Final
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
-import penstock
-from benchmarks.report import Report, Row
-from penstock.model import NewRecord
+from benchmarks import our_rates
+from benchmarks.report import Report
 from tests.systems.nats_server import NatsServer, version
 
 COUNT: Final = 30_000
@@ -27,20 +25,23 @@ BAR: Final = 0.7
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: dict[str, list[float]] = {}
+    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, NatsServer(Path(name)) as server:
         for turn in range(rounds):
             measured = asyncio.run(_by_client(server.url, f"theirs-{turn}", count))
-            for what, rate in (measured | _by_penstock(server.url, turn, count)).items():
-                rates.setdefault(what, []).append(rate)
-                say(f"  {what}: {rate:,.0f} records/s")
-    for what in ("append", "send", "read"):
-        ours = statistics.median(rates[f"penstock {what}"])
-        theirs = statistics.median(rates["nats-py read" if what == "read" else "nats-py append"])
-        title = f"NATS JetStream, {what}, {RECORD_BYTES} B records, one thread"
-        row = Row(title, ours, "nats:// URL", theirs, f"nats-py, {AT_ONCE} in flight", "records/s", BAR)
-        say("  " + row.line())
-        report.rows.append(row)
+            ours = our_rates.stream_rates(server.url, turn, count, AT_ONCE, b"x" * RECORD_BYTES)
+            our_rates.note(rates, measured | ours, say)
+    our_rates.add_rows(
+        report,
+        rates,
+        ("append", "send", "read"),
+        title=lambda what: f"NATS JetStream, {what}, {RECORD_BYTES} B records, one thread",
+        ours="nats:// URL",
+        peer="nats-py",
+        theirs=f"nats-py, {AT_ONCE} in flight",
+        bar=BAR,
+        say=say,
+    )
     report.notes.append(
         f"NATS JetStream: nats-server {version()}, sync_interval 2m, nats-py {version_of('nats-py')}; both sides send "
         "a message id with each record; append is 1,000 records in one call, send is one record in one call."
@@ -69,32 +70,4 @@ async def _by_client(url: str, stream: str, count: int) -> dict[str, float]:
             found += message.metadata.sequence.stream > 0  # a reader needs to know where it is
     rates["nats-py read"] = count / (time.perf_counter() - started_s)
     await client.close()
-    return rates
-
-
-def _by_penstock(url: str, turn: int, count: int) -> dict[str, float]:
-    value = b"x" * RECORD_BYTES
-    ours, sent = f"ours-{turn}", f"sent-{turn}"
-    rates = {}
-    with penstock.connect(url) as stream:
-        opened = stream.open_topic(ours)
-        started_s = time.perf_counter()
-        for _ in range(0, count, AT_ONCE):
-            receipts = opened.append([NewRecord(ours, value, b"%d" % number) for number in range(AT_ONCE)])
-        receipts[-1].result(60)
-        rates["penstock append"] = count / (time.perf_counter() - started_s)
-        started_s = time.perf_counter()
-        for number in range(count):
-            stream.send(sent, value, key=b"%d" % (number % AT_ONCE))
-        stream.flush(60)
-        rates["penstock send"] = count / (time.perf_counter() - started_s)
-        pointer, _ = opened.span(0)
-        found = 0
-        started_s = time.perf_counter()
-        while found < count:
-            batch = opened.read(0, pointer, AT_ONCE, 1.0)
-            found += len(batch)
-            pointer = batch.next
-        rates["penstock read"] = count / (time.perf_counter() - started_s)
-        opened.close()
     return rates

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,9 +12,8 @@ from typing import Final
 
 from google.cloud import pubsub_v1
 
-from benchmarks.report import Report, Row
-from penstock.abc import Outcome
-from penstock.model import NewRecord
+from benchmarks import our_rates
+from benchmarks.report import Report
 from penstock.queues import open_queue
 from tests.systems.pubsub_server import PubsubServer
 
@@ -28,18 +26,22 @@ WAIT_S: Final = 60.0
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: dict[str, list[float]] = {}
+    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, PubsubServer(Path(name)) as server:
         for turn in range(rounds):
-            for what, seconds in _round(server, count, turn).items():
-                rates.setdefault(what, []).append(count / seconds)
-                say(f"  {what}: {count / seconds:,.0f} records/s")
-        for what in ("send", "receive"):
-            ours, theirs = (statistics.median(rates[f"{who} {what}"]) for who in ("penstock", "google"))
-            title = f"Google Pub/Sub (a fake), {what}, {RECORD_BYTES} B records, one thread"
-            row = Row(title, ours, "pubsub:// URL", theirs, "google-cloud-pubsub", "records/s", BAR)
-            say("  " + row.line())
-            report.rows.append(row)
+            seconds = _round(server, count, turn)
+            our_rates.note(rates, {what: count / each_s for what, each_s in seconds.items()}, say)
+        our_rates.add_rows(
+            report,
+            rates,
+            ("send", "receive"),
+            title=lambda what: f"Google Pub/Sub (a fake), {what}, {RECORD_BYTES} B records, one thread",
+            ours="pubsub:// URL",
+            peer="google",
+            theirs="google-cloud-pubsub",
+            bar=BAR,
+            say=say,
+        )
         report.notes.append(
             f"pstest {server.version}, Google's fake of Pub/Sub, in memory: it shows what the clients cost, not what "
             f"Pub/Sub can do. google-cloud-pubsub {importlib.metadata.version('google-cloud-pubsub')}: {AT_ONCE} "
@@ -53,20 +55,9 @@ def _round(server: PubsubServer, count: int, turn: int) -> dict[str, float]:
     queue = open_queue(f"pubsub://bench/ours-{turn}?emulator={server.address}&create=true&topic=ours-{turn}")
     theirs = Google(server, f"theirs-{turn}", value)
     seconds = {"google send": theirs.send(count)}
-    started_s = time.perf_counter()
-    for _ in range(0, count, AT_ONCE):
-        queue.send([NewRecord("queue", value) for _ in range(AT_ONCE)])
-    seconds["penstock send"] = time.perf_counter() - started_s
+    seconds["penstock send"] = our_rates.send_s(queue, count, AT_ONCE, value)
     seconds["google receive"] = theirs.receive(count)
-    started_s = time.perf_counter()
-    left = count
-    while left:
-        deliveries = queue.receive(min(left, AT_ONCE), WAIT_S)
-        for delivery in deliveries:
-            assert delivery.record.value == value
-        queue.settle_all(deliveries, Outcome.DONE)  # type: ignore[attr-defined]
-        left -= len(deliveries)
-    seconds["penstock receive"] = time.perf_counter() - started_s
+    seconds["penstock receive"] = our_rates.receive_s(queue, count, AT_ONCE, value)
     queue.close()
     return seconds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import threading
 import time
@@ -14,8 +13,9 @@ from typing import Any, Final
 import pulsar
 
 import penstock
-from benchmarks.report import Report, Row
-from penstock.model import NewRecord
+from benchmarks import our_rates
+from benchmarks.report import Report
+from penstock.model import Batch
 from tests.systems.pulsar_server import PulsarServer, version
 
 COUNT: Final = 100_000
@@ -26,23 +26,28 @@ BAR: Final = 0.7
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: dict[str, list[float]] = {}
+    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, PulsarServer(Path(name)) as server:
-        _by_penstock(server.url, -1, AT_ONCE)  # a broker's first topic takes it longer
+        our_rates.stream_rates(
+            server.url, -1, AT_ONCE, AT_ONCE, b"x" * RECORD_BYTES, _look_at
+        )  # a broker's first topic takes it longer
         for turn in range(rounds):
             with penstock.connect(server.url) as stream:
                 stream.create_topic(f"theirs-{turn}")
             measured = _by_client(server, f"theirs-{turn}", count)
-            for what, rate in (measured | _by_penstock(server.url, turn, count)).items():
-                rates.setdefault(what, []).append(rate)
-                say(f"  {what}: {rate:,.0f} records/s")
-    for what in ("append", "send", "read"):
-        ours = statistics.median(rates[f"penstock {what}"])
-        theirs = statistics.median(rates["pulsar-client read" if what == "read" else "pulsar-client append"])
-        title = f"Apache Pulsar, {what}, {RECORD_BYTES} B records, one thread"
-        row = Row(title, ours, "pulsar:// URL", theirs, "pulsar-client, batches of 1,000", "records/s", BAR)
-        say("  " + row.line())
-        report.rows.append(row)
+            ours = our_rates.stream_rates(server.url, turn, count, AT_ONCE, b"x" * RECORD_BYTES, _look_at)
+            our_rates.note(rates, measured | ours, say)
+    our_rates.add_rows(
+        report,
+        rates,
+        ("append", "send", "read"),
+        title=lambda what: f"Apache Pulsar, {what}, {RECORD_BYTES} B records, one thread",
+        ours="pulsar:// URL",
+        peer="pulsar-client",
+        theirs="pulsar-client, batches of 1,000",
+        bar=BAR,
+        say=say,
+    )
     report.notes.append(
         f"Apache Pulsar: {version()} standalone, journal synced, pulsar-client {version_of('pulsar-client')}; both "
         "sides send keys, and look at the key, value and id of each message that they read; append is 1,000 records in "
@@ -90,32 +95,6 @@ def _by_client(server: PulsarServer, topic: str, count: int) -> dict[str, float]
     return rates
 
 
-def _by_penstock(url: str, turn: int, count: int) -> dict[str, float]:
-    value = b"x" * RECORD_BYTES
-    ours, sent = f"ours-{turn}", f"sent-{turn}"
-    rates = {}
-    with penstock.connect(url) as stream:
-        stream.create_topic(ours)
-        stream.create_topic(sent)
-        opened = stream.open_topic(ours)
-        started_s = time.perf_counter()
-        for _ in range(0, count, AT_ONCE):
-            receipts = opened.append([NewRecord(ours, value, b"%d" % number) for number in range(AT_ONCE)])
-        receipts[-1].result(60)
-        rates["penstock append"] = count / (time.perf_counter() - started_s)
-        started_s = time.perf_counter()
-        for number in range(count):
-            stream.send(sent, value, key=b"%d" % (number % AT_ONCE))
-        stream.flush(60)
-        rates["penstock send"] = count / (time.perf_counter() - started_s)
-        pointer, _ = opened.span(0)
-        found = 0
-        started_s = time.perf_counter()
-        while found < count:
-            batch = opened.read(0, pointer, AT_ONCE, 1.0)
-            for key, value_read in zip(batch.keys(), batch.values(), strict=True):
-                found += bool(key) and bool(value_read)
-            pointer = batch.next
-        rates["penstock read"] = count / (time.perf_counter() - started_s)
-        opened.close()
-    return rates
+def _look_at(batch: Batch) -> int:
+    """How many records it has, by looking at each."""
+    return sum(bool(key) and bool(value) for key, value in zip(batch.keys(), batch.values(), strict=True))

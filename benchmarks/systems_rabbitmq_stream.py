@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,9 +12,8 @@ from typing import Any, Final
 
 import rstream
 
-import penstock
-from benchmarks.report import Report, Row
-from penstock.model import NewRecord
+from benchmarks import our_rates
+from benchmarks.report import Report
 from tests.systems.rabbitmq_server import RabbitMq
 
 COUNT: Final = 60_000
@@ -26,21 +24,26 @@ BAR: Final = 0.7
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: dict[str, list[float]] = {}
+    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, RabbitMq(Path(name), 4) as server:
         for turn in range(rounds):
             measured = asyncio.run(_by_client(server, f"theirs-{turn}", count))
-            for what, rate in (measured | _by_penstock(server, turn, count)).items():
-                rates.setdefault(what, []).append(rate)
-                say(f"  {what}: {rate:,.0f} records/s")
+            ours = our_rates.stream_rates(
+                f"rabbitmq-stream://127.0.0.1:{server.stream_port}", turn, count, AT_ONCE, b"x" * RECORD_BYTES
+            )
+            our_rates.note(rates, measured | ours, say)
         version = server.version
-    for what in ("append", "send", "read"):
-        ours = statistics.median(rates[f"penstock {what}"])
-        theirs = statistics.median(rates["rstream read" if what == "read" else "rstream append"])
-        title = f"RabbitMQ streams, {what}, {RECORD_BYTES} B records, one thread"
-        row = Row(title, ours, "rabbitmq-stream:// URL", theirs, "rstream", "records/s", BAR)
-        say("  " + row.line())
-        report.rows.append(row)
+    our_rates.add_rows(
+        report,
+        rates,
+        ("append", "send", "read"),
+        title=lambda what: f"RabbitMQ streams, {what}, {RECORD_BYTES} B records, one thread",
+        ours="rabbitmq-stream:// URL",
+        peer="rstream",
+        theirs="rstream",
+        bar=BAR,
+        say=say,
+    )
     report.notes.append(
         f"RabbitMQ streams: RabbitMQ {version}, one node, rstream {version_of('rstream')}; AMQP 1.0 messages with a "
         "key, by a publisher with a name, confirmed; ours also finds out the offset of each. append is 1,000 records "
@@ -87,32 +90,4 @@ async def _by_client(server: RabbitMq, stream: str, count: int) -> dict[str, flo
     await asyncio.wait_for(consumer.run(), 120)
     rates["rstream read"] = count / (time.perf_counter() - started_s)
     await consumer.close()
-    return rates
-
-
-def _by_penstock(server: RabbitMq, turn: int, count: int) -> dict[str, float]:
-    value = b"x" * RECORD_BYTES
-    ours, sent = f"ours-{turn}", f"sent-{turn}"
-    rates = {}
-    with penstock.connect(f"rabbitmq-stream://127.0.0.1:{server.stream_port}") as stream:
-        opened = stream.open_topic(ours)
-        started_s = time.perf_counter()
-        for _ in range(0, count, AT_ONCE):
-            receipts = opened.append([NewRecord(ours, value, b"%d" % number) for number in range(AT_ONCE)])
-        receipts[-1].result(60)
-        rates["penstock append"] = count / (time.perf_counter() - started_s)
-        started_s = time.perf_counter()
-        for number in range(count):
-            stream.send(sent, value, key=b"%d" % (number % AT_ONCE))
-        stream.flush(60)
-        rates["penstock send"] = count / (time.perf_counter() - started_s)
-        pointer, _ = opened.span(0)
-        found = 0
-        started_s = time.perf_counter()
-        while found < count:
-            batch = opened.read(0, pointer, AT_ONCE, 1.0)
-            found += len(batch)
-            pointer = batch.next
-        rates["penstock read"] = count / (time.perf_counter() - started_s)
-        opened.close()
     return rates

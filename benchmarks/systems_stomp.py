@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import statistics
 import tempfile
 import threading
 import time
@@ -14,9 +13,8 @@ from urllib.parse import quote
 
 import stomp
 
-from benchmarks.report import Report, Row
-from penstock.abc import Outcome
-from penstock.model import NewRecord
+from benchmarks import our_rates
+from benchmarks.report import Report
 from penstock.queues import open_queue
 from tests.systems.activemq_server import PASSWORD, USER, ActiveMq
 
@@ -30,18 +28,22 @@ WAIT_S: Final = 60.0
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: dict[str, list[float]] = {}
+    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, ActiveMq(Path(name)) as server:
         for turn in range(rounds):
-            for what, seconds in _round(server, count, turn).items():
-                rates.setdefault(what, []).append(count / seconds)
-                say(f"  {what}: {count / seconds:,.0f} records/s")
-        for what in ("send", "receive"):
-            ours, theirs = (statistics.median(rates[f"{who} {what}"]) for who in ("penstock", "stomp.py"))
-            title = f"ActiveMQ, {what}, {RECORD_BYTES} B records, persistent, one thread"
-            row = Row(title, ours, "stomp:// URL", theirs, "stomp.py's Connection12", "records/s", BAR)
-            say("  " + row.line())
-            report.rows.append(row)
+            seconds = _round(server, count, turn)
+            our_rates.note(rates, {what: count / each_s for what, each_s in seconds.items()}, say)
+        our_rates.add_rows(
+            report,
+            rates,
+            ("send", "receive"),
+            title=lambda what: f"ActiveMQ, {what}, {RECORD_BYTES} B records, persistent, one thread",
+            ours="stomp:// URL",
+            peer="stomp.py",
+            theirs="stomp.py's Connection12",
+            bar=BAR,
+            say=say,
+        )
         report.notes.append(
             f"ActiveMQ Classic {server.version}, KahaDB that syncs each commit, stomp.py "
             f"{importlib.metadata.version('stomp.py')}: both sides send, and acknowledge, {AT_ONCE} messages in a "
@@ -56,20 +58,9 @@ def _round(server: ActiveMq, count: int, turn: int) -> dict[str, float]:
     queue = open_queue(f"{place}/ours-{turn}?prefetch={PREFETCH}")
     theirs = StompPy(server, f"/queue/theirs-{turn}", value)
     seconds = {"stomp.py send": theirs.send(count)}
-    started_s = time.perf_counter()
-    for _ in range(0, count, AT_ONCE):
-        queue.send([NewRecord("queue", value) for _ in range(AT_ONCE)])
-    seconds["penstock send"] = time.perf_counter() - started_s
+    seconds["penstock send"] = our_rates.send_s(queue, count, AT_ONCE, value)
     seconds["stomp.py receive"] = theirs.receive(count)
-    started_s = time.perf_counter()
-    left = count
-    while left:
-        deliveries = queue.receive(min(left, AT_ONCE), WAIT_S)
-        for delivery in deliveries:
-            assert delivery.record.value == value
-        queue.settle_all(deliveries, Outcome.DONE)  # type: ignore[attr-defined]
-        left -= len(deliveries)
-    seconds["penstock receive"] = time.perf_counter() - started_s
+    seconds["penstock receive"] = our_rates.receive_s(queue, count, AT_ONCE, value)
     queue.close()
     return seconds
 
