@@ -15,6 +15,7 @@ from typing import Any, Final
 from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, PenstockError, StaleDeliveryError, UrlError
 from penstock.model import NewRecord, Record
+from penstock.queues.leases import Leases
 from penstock.queues.pubsub.client import BACKOFF_S, PubsubClient, RefusedError, told
 from penstock.queues.pubsub.messages import batches, copied, decode, encode
 from penstock.queues.pubsub.settings import LONGEST_DEADLINE_S, SHORTEST_DEADLINE_S, PubsubSettings
@@ -82,7 +83,7 @@ class PubsubQueue:
             raise
         self._changed = threading.Condition()
         self._arrived: collections.deque[PubsubDelivery] = collections.deque()
-        self._held: set[PubsubDelivery] = set()
+        self._leases: Leases[PubsubDelivery] = Leases()
         self._pull: Any = None
         self._problem: PenstockError | None = None
         """Why the last pull failed."""
@@ -141,36 +142,20 @@ class PubsubQueue:
             raise ConfigError(
                 f"delay_s={delay_s} with {outcome}: a delay is for RETRY or RELEASE, and at most {LONGEST_DEADLINE_S} s"
             )
-        ours = [_ours(delivery) for delivery in deliveries]
-        late = self._claim(ours)
-        claimed = [delivery for delivery in ours if delivery not in late]
-        try:
+        with self._leases.settling([_ours(delivery) for delivery in deliveries]) as (claimed, late):
             if is_again:
-                late += self._change_deadline(claimed, math.ceil(delay_s))
-            else:
-                if outcome is Outcome.REJECT and self._letters:
-                    self._publish(self._letters, [self._letter(each, reason) for each in claimed])
-                late += self._acknowledge(claimed)
-        except BaseException:
-            with self._changed:
-                for delivery in claimed:  # whether Pub/Sub has heard of it is not known: it may be tried again
-                    delivery.is_settled = False
-            raise
-        with self._changed:
-            self._held.difference_update(claimed)
-        return late
+                return late + self._change_deadline(claimed, math.ceil(delay_s))
+            if outcome is Outcome.REJECT and self._letters:
+                self._publish(self._letters, [self._letter(each, reason) for each in claimed])
+            return late + self._acknowledge(claimed)
 
     def extend(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         self._client.check_open()
-        ours = [_ours(delivery) for delivery in deliveries]
-        began_s = time.monotonic()
-        late = [delivery for delivery in ours if delivery.is_settled or delivery.until_s <= began_s]
-        asked = [delivery for delivery in ours if delivery not in late]
-        late += self._change_deadline(asked, self._deadline_s)
-        for delivery in asked:
-            if delivery not in late:
-                delivery.until_s = began_s + self._deadline_s
-        return late
+        return self._leases.extend(
+            [_ours(delivery) for delivery in deliveries],
+            self._deadline_s,
+            lambda asked: self._change_deadline(asked, self._deadline_s),
+        )
 
     def send(self, records: Sequence[NewRecord]) -> None:
         """All records are checked before anything is sent. With `ordering`, records of one key keep their order."""
@@ -187,10 +172,9 @@ class PubsubQueue:
             if self._client.is_closed:
                 return
             pull, self._pull = self._pull, None
-            now_s = time.monotonic()
-            held = [each for each in (*self._held, *self._arrived) if not each.is_settled and each.until_s > now_s]
-            self._held.clear()
+            self._leases.add(self._arrived)
             self._arrived.clear()
+            held = self._leases.clear()
             self._changed.notify_all()
         try:
             if pull is not None:
@@ -271,7 +255,7 @@ class PubsubQueue:
             delivery = self._arrived.popleft()
             if delivery.until_s > enough_s:
                 taken.append(delivery)
-        self._held.update(taken)
+        self._leases.add(taken)
         return taken
 
     def _begin_pull(self, limit: int) -> None:
@@ -308,18 +292,6 @@ class PubsubQueue:
             self._changed.notify_all()
 
     # Settling and sending.
-
-    def _claim(self, deliveries: Sequence[PubsubDelivery]) -> list[PubsubDelivery]:
-        """Mark them as settled, so that nobody else does it meanwhile. Returns those that were too late."""
-        late = []
-        now_s = time.monotonic()
-        with self._changed:
-            for delivery in deliveries:
-                if delivery.is_settled or delivery.until_s <= now_s:
-                    late.append(delivery)
-                    self._held.discard(delivery)
-                delivery.is_settled = True
-        return late
 
     def _acknowledge(self, deliveries: Sequence[PubsubDelivery]) -> list[PubsubDelivery]:
         new_request = self._client.types.AcknowledgeRequest.pb()

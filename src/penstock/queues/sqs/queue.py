@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import NewRecord, Record
+from penstock.queues.leases import Leases
 from penstock.queues.sqs.messages import copied, decode, encode
 from penstock.streams.adapting.aws import FOR_NOW, AwsClient, RefusedError, pause_s
 from penstock.streams.backend_url import parse_backend_url, settings_of
@@ -130,8 +130,7 @@ class SqsQueue:
         policy = attributes.get("RedrivePolicy")
         self._dead_letters = json.loads(policy).get("deadLetterTargetArn") if policy else None
         self._dead_letter_url: str | None = None
-        self._lock = threading.Lock()
-        self._held: set[SqsDelivery] = set()
+        self._leases: Leases[SqsDelivery] = Leases()
 
     @property
     def name(self) -> str:
@@ -176,36 +175,20 @@ class SqsQueue:
             raise ConfigError(
                 f"delay_s={delay_s} with {outcome}: a delay is for RETRY or RELEASE, and at most 12 hours"
             )
-        ours = [_ours(delivery) for delivery in deliveries]
-        late = self._claim(ours)
-        claimed = [delivery for delivery in ours if delivery not in late]
-        try:
+        with self._leases.settling([_ours(delivery) for delivery in deliveries]) as (claimed, late):
             if is_again:
-                late += self._change_visibility(claimed, math.ceil(delay_s))
-            else:
-                if outcome is Outcome.REJECT and self._dead_letters:
-                    self._send_all(self._dead_letter_queue(), [self._dead_letter(each, reason) for each in claimed])
-                late += self._refused("delete_message_batch", claimed, lambda each: {})
-        except BaseException:
-            with self._lock:
-                for delivery in claimed:  # whether SQS has heard of it is not known: it may be tried again
-                    delivery.is_settled = False
-            raise
-        with self._lock:
-            self._held.difference_update(claimed)
-        return late
+                return late + self._change_visibility(claimed, math.ceil(delay_s))
+            if outcome is Outcome.REJECT and self._dead_letters:
+                self._send_all(self._dead_letter_queue(), [self._dead_letter(each, reason) for each in claimed])
+            return late + self._refused("delete_message_batch", claimed, lambda each: {})
 
     def extend(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         self._check_open()
-        ours = [_ours(delivery) for delivery in deliveries]
-        began_s = time.monotonic()
-        late = [delivery for delivery in ours if delivery.is_settled or delivery.until_s <= began_s]
-        asked = [delivery for delivery in ours if delivery not in late]
-        late += self._change_visibility(asked, self._visibility_s)
-        for delivery in asked:
-            if delivery not in late:
-                delivery.until_s = began_s + self._visibility_s
-        return late
+        return self._leases.extend(
+            [_ours(delivery) for delivery in deliveries],
+            self._visibility_s,
+            lambda asked: self._change_visibility(asked, self._visibility_s),
+        )
 
     def send(self, records: Sequence[NewRecord]) -> None:
         """All sizes are checked before anything is sent. In a FIFO queue, records of one key keep their order."""
@@ -224,10 +207,7 @@ class SqsQueue:
         """Make what was received and not settled available to others at once, if SQS can be reached."""
         if self._client.is_closed:
             return
-        with self._lock:
-            now_s = time.monotonic()
-            held = [delivery for delivery in self._held if not delivery.is_settled and delivery.until_s > now_s]
-            self._held.clear()
+        held = self._leases.clear()
         try:
             self._change_visibility(held, 0, patience_s=0.0)
         except (BrokerUnavailableError, StreamError):
@@ -261,25 +241,12 @@ class SqsQueue:
             deliveries += [self._delivery(message, until_s) for message in messages]
             if len(messages) < asked:
                 break
-        with self._lock:
-            self._held.update(deliveries)
+        self._leases.add(deliveries)
         return deliveries
 
     def _delivery(self, message: Mapping[str, Any], until_s: float) -> SqsDelivery:
         count = int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1))
         return SqsDelivery(decode(self._name, message), max(1, count), message, until_s)
-
-    def _claim(self, deliveries: Sequence[SqsDelivery]) -> list[SqsDelivery]:
-        """Mark them as settled, so that nobody else does it meanwhile. Returns those that were too late."""
-        late = []
-        now_s = time.monotonic()
-        with self._lock:
-            for delivery in deliveries:
-                if delivery.is_settled or delivery.until_s <= now_s:
-                    late.append(delivery)
-                    self._held.discard(delivery)
-                delivery.is_settled = True
-        return late
 
     def _change_visibility(
         self, deliveries: Sequence[SqsDelivery], timeout_s: int, patience_s: float | None = None
