@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import py4j
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,6 +21,7 @@ from penstock.spark.run.settings import RunSettings, running_with
 from penstock.spark.sessions import opening as worker_sockets
 from penstock.spark.sessions.defaults import available_cores, defaults, local_cores, quiet_logging, site_defaults
 from penstock.spark.sessions.opening import active_session, has_connector, session, socket_settings, warm_workers
+from penstock.spark.sessions.worker_environment import python_without_archives
 
 CHILD = Path(__file__).with_name("session_child.py")
 CHILD_TIMEOUT_S = 240.0
@@ -71,6 +74,46 @@ def test_workers_run_the_python_that_runs_the_driver(spark: SparkSession) -> Non
         return sys.executable
 
     assert spark.sparkContext.parallelize([0], 1).map(executable).collect() == [sys.executable]
+
+
+def test_workers_import_pyspark_from_where_the_driver_has_it_from(spark: SparkSession) -> None:
+    def found(_: Any) -> tuple[str, str, list[str]]:
+        import sys
+
+        import py4j
+        import pyspark
+
+        return pyspark.__file__, py4j.__file__, [each for each in sys.path if each.endswith((".zip", ".jar"))]
+
+    ((of_pyspark, of_py4j, archives),) = spark.sparkContext.parallelize([0], 1).map(found).collect()
+    assert (of_pyspark, of_py4j) == (pyspark.__file__, py4j.__file__)
+    assert [each for each in archives if "pyspark" in each] == []
+
+
+def test_an_interpreter_for_workers_keeps_the_rest_of_the_path_and_its_arguments(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    home = str(Path(pyspark.__file__).parent)
+    script = python_without_archives(home, str(folder))
+    assert script == str(folder / "python")
+    mine = [str(tmp_path / "my modules"), str(tmp_path / "mine.zip")]
+    given = [f"{home}/python/lib/pyspark.zip", mine[0], f"{home}/jars/spark-core_2.13-4.3.0.jar", mine[1]]
+    done = subprocess.run(
+        [script, "-c", "import json, sys; print(json.dumps([sys.executable, sys.argv[1:], sys.path]))", "a b", "*"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(given)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    executable, arguments, path = json.loads(done.stdout)
+    assert (executable, arguments) == (sys.executable, ["a b", "*"])
+    assert path[1:3] == mine
+    assert not any(each.startswith(f"{home}/") for each in path)
+
+
+def test_the_archives_of_another_spark_are_left_in_the_path(tmp_path: Path) -> None:
+    assert python_without_archives(str(tmp_path), str(tmp_path)) == sys.executable
+    assert python_without_archives(str(Path(pyspark.__file__).parent), str(tmp_path / "missing")) == sys.executable
 
 
 def test_the_active_session_is_returned_with_what_can_be_changed(spark: SparkSession, shuffle_partitions: str) -> None:

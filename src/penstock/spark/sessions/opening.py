@@ -35,7 +35,7 @@ from penstock.spark.sessions.class_archive import archive_options, session_jars
 from penstock.spark.sessions.defaults import defaults, local_cores, quiet_logging, site_defaults
 from penstock.spark.sessions.jars import connector_jars
 from penstock.spark.sessions.java import find_java
-from penstock.spark.sessions.worker_environment import set_worker_environment
+from penstock.spark.sessions.worker_environment import python_without_archives, set_worker_environment
 
 ENABLED: Final = "spark.python.unix.domain.socket.enabled"
 FOLDER: Final = "spark.python.unix.domain.socket.dir"
@@ -189,7 +189,7 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
     try:
         with (
             shown_meanwhile(f"starting Spark on {chosen_master}", current_run().quiet),
-            _environment(settings, needs_java=running is None),
+            _environment(settings, is_local, needs_java=running is None),
             _importing_meanwhile(),
         ):
             spark = builder.getOrCreate()
@@ -341,9 +341,10 @@ def _can_load(jvm: Any, java_class: str) -> bool:
 
 
 @contextmanager
-def _environment(settings: Mapping[str, str], *, needs_java: bool) -> Iterator[None]:
+def _environment(settings: Mapping[str, str], is_local: bool, *, needs_java: bool) -> Iterator[None]:
+    python = python_without_archives(_find_spark_home(), _folder()) if is_local else sys.executable
     wanted = {
-        name: settings.get(setting) or os.environ.get(name) or sys.executable
+        name: settings.get(setting) or os.environ.get(name) or python
         for name, setting in (
             ("PYSPARK_PYTHON", "spark.pyspark.python"),
             ("PYSPARK_DRIVER_PYTHON", "spark.pyspark.driver.python"),
