@@ -62,7 +62,9 @@ def kcat() -> str:
 
 def chromium() -> str:
     """The path of a Chromium browser, which the tests of the console's pages drive."""
-    return _program("chromium", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return _program(
+        "chromium", "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
+    )
 
 
 def redis_server() -> str:

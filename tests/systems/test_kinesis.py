@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import boto3
 import pytest
 from typer.testing import CliRunner
 
@@ -62,6 +63,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KinesisServer]:
         _running.append(KinesisOutage(server, proxy))
         yield server
         _running.pop()
+
+
+@pytest.fixture(autouse=True)
+def streams_of_this_test(server: KinesisServer) -> Iterator[None]:
+    """kinesis-local writes all it has every second: what tests leave behind would keep it too busy to answer."""
+    yield
+    client = boto3.client("kinesis", REGION, endpoint_url=server.endpoint)
+    for name in client.list_streams()["StreamNames"]:
+        client.delete_stream(StreamName=name, EnforceConsumerDeletion=True)
 
 
 def open_kinesis(**options: Any) -> penstock.Connection:
