@@ -59,7 +59,7 @@ class Program:
 PROGRAMS: Final = (
     Program("kcat", parts.kcat, ("kcat",)),
     # With a font: pages without one have boxes for letters, and no two lines are as wide as they should be.
-    Program("chromium", parts.chromium, ("chromium", "fonts-dejavu-core")),
+    Program("chromium", parts.chromium, ("chromium-headless-shell", "fonts-dejavu-core")),
     Program("redis", parts.redis_server, ("redis-server",)),
     Program("rabbitmq", parts.rabbitmq_server, ("rabbitmq-server",)),
     Program("debootstrap", parts.debootstrap, ("debootstrap",)),
