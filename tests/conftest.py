@@ -89,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, examples in EXAMPLES.items():
         settings.register_profile(name, max_examples=examples)
     settings.load_profile("soak" if is_soak() else "test")
-    config.addinivalue_line("markers", f"{MARKER}(count, each=()): `make test` tries a sample, see tests/sampling.py")
+    config.addinivalue_line("markers", f"{MARKER}(count, each=, among=): `make test` tries some, see tests/sampling.py")
     config.addinivalue_line("markers", f"{SOAK_MARKER}: `make soak` alone runs it, see tests/sampling.py")
     config.addinivalue_line("markers", f"{system_table.MARKER}(name): of one stream system, see tests/system_table.py")
     config.stash[LAST_LINES] = last_lines = LastLines()

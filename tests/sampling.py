@@ -1,10 +1,11 @@
 """Cases of which `make test` tries a seeded sample, and `make soak` all.
 
 A parametrised test carries `@pytest.mark.sampled(count)`, or `@pytest.mark.sampled(count, each="store")` for so many
-cases of every value of the parameter `store`. `@pytest.mark.soak` leaves a test to the soak altogether: for a second
-opinion about what others test already. A test that tries its cases in a loop asks `sample` for them, or `times` for how
-often to repeat something; one of hypothesis asks `examples`. The run ends with how many of the cases were tried, and
-with the seed: PENSTOCK_SEED set to it tries the same ones.
+cases of every value of the parameter `store`. Tests of which each is long, and about the same thing, carry
+`@pytest.mark.sampled(count, among="their common name")`: so many of them all are run. `@pytest.mark.soak` leaves a test
+to the soak altogether: for a second opinion about what others test already. A test that tries its cases in a loop asks
+`sample` for them, or `times` for how often to repeat something; one of hypothesis asks `examples`. The run ends with
+how many of the cases were tried, and with the seed: PENSTOCK_SEED set to it tries the same ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.seeds import VARIABLE, seed_of
 SOAK: Final = "PENSTOCK_SOAK"
 MARKER: Final = "sampled"
 SOAK_MARKER: Final = "soak"
+AMONG: Final = "among"
 KEY: Final = "sampled"
 
 Case = TypeVar("Case")
@@ -84,7 +86,7 @@ class Sampling:
         for item in items:
             marker = item.get_closest_marker(MARKER)
             if marker is not None:
-                groups[unparametrised_name(item), stratum_of(item, marker)].append(item)
+                groups[marker.kwargs.get(AMONG) or unparametrised_name(item), stratum_of(item, marker)].append(item)
         left_out: set[pytest.Item] = set()
         for item in items:
             if item.get_closest_marker(SOAK_MARKER) is not None:
@@ -131,5 +133,7 @@ def unparametrised_name(item: pytest.Item) -> str:
 def stratum_of(item: pytest.Item, marker: pytest.Mark) -> str:
     """The value of the parameter of which every value is sampled on its own."""
     each: str | Sequence[str] = marker.kwargs.get("each", ())
+    if not each:
+        return ""
     parameters = item.callspec.params  # type: ignore[attr-defined]
     return repr([str(parameters[name]) for name in ([each] if isinstance(each, str) else each)])

@@ -42,6 +42,15 @@ def test_repeated():
     for number in range(times(2, soak=20)):
         tell(f"repeated {number}")
 
+@pytest.mark.sampled(1, among="long ones")
+def test_one_long():
+    tell("long one")
+
+@pytest.mark.sampled(1, among="long ones")
+@pytest.mark.parametrize("number", [2, 3])
+def test_other_long(number):
+    tell(f"long {number}")
+
 @pytest.mark.soak
 def test_second_opinion():
     tell("second opinion")
@@ -65,13 +74,14 @@ def test_a_run_tries_a_sample_and_says_so_with_the_seed_that_repeats_it(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     cases, printed = tried(tmp_path, *arguments)
-    assert [sum(case.startswith(kind) for case in cases) for kind in ("marked", "sqlite", "redis", "loop")] == [
+    assert [sum(case.startswith(kind) for case in cases) for kind in ("marked", "sqlite", "redis", "long", "loop")] == [
         5,
+        1,
         1,
         1,
         3,
     ]
-    told = re.search(rf"^sampled: 12 of 191 cases of 5 tests \({VARIABLE}=(\d+) ", printed, re.MULTILINE)
+    told = re.search(rf"^sampled: 13 of 194 cases of 6 tests \({VARIABLE}=(\d+) ", printed, re.MULTILINE)
     assert told is not None, printed
     again, _ = tried(tmp_path, *arguments, **{VARIABLE: told[1]})
     assert again == cases
@@ -82,7 +92,7 @@ def test_a_run_tries_a_sample_and_says_so_with_the_seed_that_repeats_it(
 @pytest.mark.parametrize("arguments", [IN_ONE_PROCESS, IN_WORKERS], ids=["one process", "workers"])
 def test_a_soak_tries_everything(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     cases, printed = tried(tmp_path, *arguments, **{SOAK: "1", VARIABLE: "7"})
-    assert len(cases) == len(set(cases)) == 100 + 20 + 50 + 20 + 1
+    assert len(cases) == len(set(cases)) == 100 + 20 + 50 + 20 + 3 + 1
     assert f"sampled: nothing, every case was tried ({VARIABLE}=7)\n" in printed
 
 
@@ -95,7 +105,7 @@ def test_a_case_that_is_asked_for_by_its_name_is_always_tried(tmp_path: Path) ->
 def test_the_slowest_tests_are_named_at_the_end(tmp_path: Path) -> None:
     _, printed = tried(tmp_path, *IN_WORKERS)
     last = printed.partition("the slowest of ")[2].splitlines()
-    assert re.fullmatch(r"10 tests, which took \d+ s in all workers:", last[0]), printed
+    assert re.fullmatch(r"11 tests, which took \d+ s in all workers:", last[0]), printed
     assert re.fullmatch(r" +0\.\d s  test_cases\.py::test_slow", last[1]), printed
     assert last[-2].startswith("sampled: ")
     assert last[-1].startswith("could not run: ")

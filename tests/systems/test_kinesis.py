@@ -77,7 +77,7 @@ def streams_of_this_test(server: KinesisServer) -> Iterator[None]:
 def open_kinesis(**options: Any) -> penstock.Connection:
     """Found by the environment, so that child processes find it, too. Requests may follow each other at once, and hold
     many records of one key: one request each would take minutes on this server."""
-    settings = {"request_timeout_s": 5.0, "retry_s": 5.0, "strict_order": False, **options}
+    settings = {"request_timeout_s": 10.0, "retry_s": 5.0, "strict_order": False, **options}
     return penstock.connect(url(), **settings)
 
 

@@ -57,12 +57,13 @@ class Case:
             self._driver.kill()
 
     def send_batch(self, connection: Connection, gate: str | None = None) -> None:
-        """As many records as a batch takes, for all names. The last of them is to wait at this gate."""
+        """As many records as a batch takes, for all names. The first is to wait at this gate: no batch may pass
+        it that has only some of the others."""
         begin = len(self.sent)
         for number in range(begin, begin + PER_BATCH):
             self.sent.append((NAMES[number % len(NAMES)].encode(), str(number).encode()))
         if gate is not None:
-            self.sent[-1] = (self.sent[-1][0], GATE_MARK + gate.encode())
+            self.sent[begin] = (self.sent[begin][0], GATE_MARK + gate.encode())
         for key, value in self.sent[begin:]:
             connection.send("numbers", value, key=key)
         connection.flush()

@@ -30,6 +30,7 @@ def test_every_example_has_a_test_of_its_name() -> None:
     assert examples - {path.stem.removeprefix("test_") for path in (ROOT / "tests/spark").rglob("test_*.py")} == set()
 
 
+@pytest.mark.sampled(1, among="programs with a JVM of their own")
 @pytest.mark.timeout(600)
 def test_an_example_is_one_command(spark: SparkSession, tmp_path: Path) -> None:
     told = re.search(r"^    python (\S+) \[URL\]$", (ROOT / NAME).read_text(), re.MULTILINE)

@@ -152,6 +152,7 @@ def test_the_programs_of_the_readme_run_one_after_the_other_in_an_empty_folder(f
     assert not strange, "nothing is shown that a newcomer would wonder about"
 
 
+@pytest.mark.sampled(1, among="programs with a JVM of their own")
 @pytest.mark.timeout(600)
 def test_functions_at_the_top_of_a_program_find_a_session_and_its_errors_are_a_few_lines(folder: Path) -> None:
     url = f"log:{folder / 'data'}"

@@ -121,6 +121,7 @@ def test_windows_are_exact_over_restarts_with_records_in_between(pipe: Pipeline,
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ["python", "native"])
 def test_rows_in_order_are_never_late_however_unequal_their_partitions_are(
     pipe: Pipeline, connection: ps.Connection, engine: Engine
@@ -234,6 +235,7 @@ def test_rows_that_a_table_refuses_wait_in_the_dead_letters_of_the_topic_that_th
     assert "go to the dead letters in orders.dlq" in caplog.text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_typed", [True, False])
 def test_without_dead_letters_a_row_that_a_table_refuses_fails_the_query(
     pipe: Pipeline, connection: ps.Connection, tmp_path: Path, is_typed: bool
@@ -335,6 +337,7 @@ def test_a_query_that_fails_too_often_ends_the_pipeline_with_the_reason(
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("late", [None, "late"])
 def test_a_run_killed_between_delivery_and_commit_is_taken_up_by_the_next_without_a_failure(
     pipe: Pipeline, connection: ps.Connection, monkeypatch: pytest.MonkeyPatch, late: str | None
@@ -393,6 +396,7 @@ def test_what_comes_too_late_for_some_of_its_windows_is_among_the_late_rows_with
     assert sorted(spent) == [(10, 1), (20, 1), (100, 4), (110, 2), (120, 2)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("reads", ["read", "table"])
 def test_without_dead_letters_what_cannot_be_decoded_fails_the_query(
     pipe: Pipeline, connection: ps.Connection, reads: str
