@@ -213,12 +213,11 @@ def test_without_java_the_rest_takes_part_and_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed")
-    from penstock.spark.sessions import java
 
     def find_none() -> None:
         raise JavaMissingError("Spark needs Java 17 or newer; found none. Install one with `install java`.")
 
-    monkeypatch.setattr(java, "find_java", find_none)
+    monkeypatch.setattr("penstock.demo.process_group.find_java", find_none)
     parts = parts_for(DemoSettings(report=tmp_path, with_console=False))
     assert not parts.spark
     assert any("Install one with" in sentence for sentence in parts.advice)

@@ -268,7 +268,7 @@ def test_java_is_found_or_what_to_install_is_told(tmp_path: Path, monkeypatch: p
     program.write_text("")
     program.chmod(0o755)
     (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="21.0.1"\n')
-    monkeypatch.setattr("penstock.spark.sessions.java._installed", lambda: iter(()))
+    monkeypatch.setattr("penstock.java.installed._installed", lambda: iter(()))
     found = only(java.check_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": ""}))
     assert (found.level, found.text) == (Level.OK, f"21 (JAVA_HOME={tmp_path}/jdk)")
     (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="11.0.1"\n')

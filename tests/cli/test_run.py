@@ -145,7 +145,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     hidden = (
-        "from pathlib import Path; import penstock.spark.sessions.java as java; java.jvm_folders = lambda: (); "
+        "from pathlib import Path; import penstock.java.installed as java; java.jvm_folders = lambda: (); "
         "from penstock.cli import main; main()"
     )
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_REMOTE")}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from penstock.java.installed import find_java
 from penstock.spark.sessions.class_archive import archive_file, session_jars
-from penstock.spark.sessions.java import find_java
 from tests.cli.running import Command
 
 

@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError
-from penstock.spark.sessions import java
+from penstock.java import installed as java
 from penstock.spark.sessions.opening import session
 
 NAMES = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")

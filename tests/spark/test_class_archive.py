@@ -13,9 +13,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import PipelineError
+from penstock.java.installed import Java, find_java
 from penstock.spark.sessions import class_archive
 from penstock.spark.sessions.class_archive import SILENCE, archive_file, archive_options, current_archive, session_jars
-from penstock.spark.sessions.java import Java, find_java
 
 PATH = "spark.driver.extraClassPath"
 EXTRA = "spark.driver.extraJavaOptions"

@@ -16,10 +16,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConnectorMissingError, JavaMissingError
+from penstock.java.installed import find_java
 from penstock.spark.sessions import jars
 from penstock.spark.sessions.jar_resolvers import Artifact, Choices, Ivy, Maven
 from penstock.spark.sessions.jars import HIGHEST_PATCH, fetch_all, older_than_or, properties_of
-from penstock.spark.sessions.java import find_java
 from penstock.spark.sessions.opening import has_connector
 from tests import real_parts
 

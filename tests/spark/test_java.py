@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import JavaMissingError
-from penstock.spark.sessions import java as module
-from penstock.spark.sessions.java import find_java
+from penstock.java import installed as module
+from penstock.java.installed import find_java
 
 MakeJava = Callable[..., Path]
 

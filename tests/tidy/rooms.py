@@ -16,6 +16,7 @@ GROUND: Final = frozenset({"model", "errors", "abc"})
 """What every room may import. Among themselves they import each other only."""
 
 ROOMS: Final = (
+    {"java"},
     {"serde"},
     {"sql"},
     {"log"},

@@ -22,6 +22,7 @@ from penstock.demo.live import Live
 from penstock.demo.processes import Process
 from penstock.demo.settings import DemoSettings
 from penstock.errors import JavaMissingError, PenstockError
+from penstock.java.installed import find_java
 
 LOOK_AGAIN_S: Final = 0.05
 
@@ -45,8 +46,6 @@ def parts_for(settings: DemoSettings) -> Parts:
 def _can_run_spark(advice: list[str]) -> bool:
     if not _has_packages(["pyspark", "pyarrow", "pandas"], "the pipeline on Spark", "spark", advice):
         return False
-    from penstock.spark.sessions.java import find_java
-
     try:
         find_java()
     except JavaMissingError as error:

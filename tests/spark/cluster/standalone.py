@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from pyspark.find_spark_home import _find_spark_home
 
-from penstock.spark.sessions.java import find_java
+from penstock.java.installed import find_java
 from tests.servers import QUICK_START, ServerProcess, free_ports, wait_for_start
 
 HOST: Final = "127.0.0.1"

@@ -19,8 +19,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import JavaMissingError
-from penstock.spark.sessions.cache import cache_folder
-from penstock.spark.sessions.java import find_java
+from penstock.java.downloads import cache_folder
+from penstock.java.installed import find_java
 from tests.cli.running import COMMAND, Command
 from tests.docs.blocks import PYTHON, ROOT, page_of
 from tests.streams.embedded import stop_broker

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from penstock.cli.checks.extras import installed_version
 from penstock.cli.checks.finding import Finding, ok, warn
 from penstock.errors import JavaMissingError, MissingExtraError
+from penstock.java.installed import find_java
 
 
 def check_java(environment: Mapping[str, str] = os.environ) -> list[Finding]:
@@ -15,11 +16,7 @@ def check_java(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     if installed_version("pyspark") is None:
         return [ok("java", "not needed without Spark (pip install 'penstock[spark]')")]
     try:
-        from penstock.spark.sessions.java import find_java
-
         java = find_java(environment)
-    except MissingExtraError as error:
-        return [warn("java", str(error), "pip install 'penstock[spark]'")]
     except JavaMissingError as error:
         what, _, fix = str(error).rpartition(". ")
         return [warn("java", what, fix.rstrip("."))]

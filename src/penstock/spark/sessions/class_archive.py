@@ -24,10 +24,11 @@ from typing import Final
 from pyspark.find_spark_home import _find_spark_home
 
 from penstock.errors import PipelineError
+from penstock.java.downloads import Tell, locked, run_program, silent
+from penstock.java.installed import Java, find_java
 from penstock.spark.jvm import JAR
-from penstock.spark.sessions.cache import Tell, locked, run_program, silent, spark_folder
+from penstock.spark.sessions.defaults import spark_folder
 from penstock.spark.sessions.jars import connector_jars
-from penstock.spark.sessions.java import Java, find_java
 
 LOG: Final = "archive.log"
 """The output of the program if it did not create an archive."""

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import pyspark
+
+from penstock.java.downloads import cache_folder
 from penstock.spark.jvm import LOGGING
-from penstock.spark.sessions.cache import cache_folder
 
 LOOPBACK: Final = "127.0.0.1"
 KEEP_LOGS_S: Final = 14 * 86_400
@@ -39,6 +41,11 @@ EVERYWHERE: Final[Mapping[str, str]] = {
 
 IN_ONE_PROCESS: Final[Mapping[str, str]] = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 """A session in one process needs no connections from other machines."""
+
+
+def spark_folder() -> Path:
+    """The cache folder for the installed version of Spark."""
+    return cache_folder() / "spark" / pyspark.__version__
 
 
 def defaults(master: str) -> dict[str, str]:

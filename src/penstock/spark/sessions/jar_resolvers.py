@@ -15,12 +15,10 @@ from typing import Final, Protocol
 from xml.sax.saxutils import escape
 
 from penstock.errors import ConnectorMissingError
-from penstock.spark.sessions.cache import run_program
+from penstock.java.downloads import DEPENDENCY_PLUGIN, reason_in, run_program
 
-DEPENDENCY_PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 MAVEN_TIMEOUT_S: Final = 420.0
 IVY_TIMEOUT_S: Final = 120.0
-REASON_LENGTH: Final = 300
 
 NOT_THERE: Final = re.compile(
     r"Could not find artifact|was not found in|No versions available|status code: 40[34]|\b40[34] (Forbidden|Not Found)"
@@ -186,8 +184,6 @@ def _check_answered(said: str, telling: str) -> None:
     """Raise ConnectorMissingError unless a repository has answered that it does not have an artifact."""
     if NOT_THERE.search(said) and not NOT_REACHED.search(said):
         return
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    line = next((line for line in lines if re.search(telling, line)), lines[-1] if lines else "no reason given")
-    # Tools print URLs with their user names and passwords.
-    reason = re.sub(r"//[^/@\s]+@", "//", line)[:REASON_LENGTH]
-    raise ConnectorMissingError(f"the repositories did not answer for Spark's Kafka connector: {reason}")
+    raise ConnectorMissingError(
+        f"the repositories did not answer for Spark's Kafka connector: {reason_in(said, telling)}"
+    )

@@ -15,11 +15,11 @@ import pyspark
 from pyspark.find_spark_home import _find_spark_home
 
 from penstock.errors import ConnectorMissingError
+from penstock.java.downloads import Tell, locked, replace_folder, silent
+from penstock.java.installed import find_java
 from penstock.spark.jvm import JAR
-from penstock.spark.sessions.cache import Tell, locked, silent, spark_folder
-from penstock.spark.sessions.defaults import site_defaults
+from penstock.spark.sessions.defaults import site_defaults, spark_folder
 from penstock.spark.sessions.jar_resolvers import Artifact, Ivy, Maven, Resolver
-from penstock.spark.sessions.java import find_java
 
 HIGHEST_PATCH: Final = 6
 """The highest patch release of a minor version that is tried; no Spark 3 or 4 has had more."""
@@ -122,15 +122,8 @@ def fetch_connector(*, force: bool = False, tell: Tell = silent, resolver: Resol
             whole.mkdir()
             for jar in jars:
                 jar.rename(whole / jar.name)
-            _exchange(whole, folder)
+            replace_folder(whole, folder)
     return connector_jars()
-
-
-def _exchange(fresh: Path, folder: Path) -> None:
-    """Replace a folder. In between, readers find neither of them, but never a part of one."""
-    if folder.exists():
-        folder.rename(fresh.with_name("former"))
-    fresh.rename(folder)
 
 
 def _resolver() -> Resolver:

@@ -27,6 +27,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, ConnectorMissingError, PipelineError
+from penstock.java.installed import find_java
 from penstock.spark.jvm import FILE_SYSTEM_CLASS, LEAN_FILES, jvm_of
 from penstock.spark.run.failures import failure_of
 from penstock.spark.run.settings import current_run
@@ -34,7 +35,6 @@ from penstock.spark.run.status_line import shown_meanwhile
 from penstock.spark.sessions.class_archive import archive_options, session_jars
 from penstock.spark.sessions.defaults import defaults, local_cores, quiet_logging, site_defaults
 from penstock.spark.sessions.jars import connector_jars
-from penstock.spark.sessions.java import find_java
 from penstock.spark.sessions.worker_environment import python_without_archives, set_worker_environment
 
 ENABLED: Final = "spark.python.unix.domain.socket.enabled"
