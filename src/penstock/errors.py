@@ -345,3 +345,7 @@ class NotifyError(PenstockError):
 
 class SignInError(PenstockError):
     """The console refused a sign-in: wrong password or token, too many attempts, or signed out."""
+
+
+class ClusterError(PenstockError):
+    """`penstock cluster` cannot do what was asked of its brokers. The message says why, and what to do."""

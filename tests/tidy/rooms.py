@@ -33,6 +33,7 @@ ROOMS: Final = (
     {"app"},
     {"gateway"},
     {"prove"},
+    {"cluster"},
     {"console"},
     {"cli"},
     {"demo"},

@@ -1,14 +1,16 @@
-"""Tables on standard output."""
+"""Tables on standard output, and progress on standard error."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock.cli.output import say
 from penstock.model.text import printable
 
 
@@ -31,3 +33,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], number
         console.print(table)
     for line in capture.get().splitlines():
         typer.echo(line.rstrip())
+
+
+@contextmanager
+def at_work(doing: str) -> Iterator[Callable[[str], None]]:
+    """Progress on a terminal; yields a function that reports steps."""
+    if not sys.stderr.isatty():
+        yield say
+        return
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    with console.status(doing):
+        yield console.print

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from penstock.cli.options import examples
 from penstock.cli.output import say, size_text
+from penstock.cli.tables import at_work
 from penstock.errors import ConfigError, ConnectorMissingError, PipelineError
 from penstock.model.text import count_text
 
@@ -48,7 +45,7 @@ def jars(
         fetched = connector_jars()
         say(f"Spark's Kafka connector exists already; --force fetches it again ({_sizes(fetched)})")
     else:
-        with _at_work("fetching Spark's Kafka connector") as tell:
+        with at_work("fetching Spark's Kafka connector") as tell:
             fetched = fetch_connector(force=force, tell=tell)
     for jar in fetched:
         typer.echo(str(jar))
@@ -78,20 +75,9 @@ def archive(
     elif there is not None and not force:
         say(f"the archive exists already; --force creates it again ({size_text(there.stat().st_size)})")
     else:
-        with _at_work("archiving Spark's classes") as tell:
+        with at_work("archiving Spark's classes") as tell:
             there = make(force=force, tell=tell)
     typer.echo(str(there))
-
-
-@contextmanager
-def _at_work(doing: str) -> Iterator[Callable[[str], None]]:
-    """Progress on a terminal; yields a function that reports steps."""
-    if not sys.stderr.isatty():
-        yield say
-        return
-    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    with console.status(doing):
-        yield console.print
 
 
 def _sizes(files: tuple[Path, ...]) -> str:

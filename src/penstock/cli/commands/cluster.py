@@ -1,0 +1,235 @@
+"""`penstock cluster`: a real Apache Kafka of several brokers on this machine, to be broken on purpose."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from penstock.cli.options import AsJson, Configs, examples, pairs
+from penstock.cli.output import print_json, report, say, size_text
+from penstock.cli.tables import at_work, print_table
+from penstock.cluster.brokers import DEFAULT_PORT, Cluster, Plan
+from penstock.cluster.networks import CUT_OFFS, Network, has_namespaces
+from penstock.cluster.status import ClusterStatus, status_of
+from penstock.errors import ConfigError
+from penstock.model.text import count_text
+
+app = typer.Typer(
+    name="cluster",
+    rich_markup_mode=None,
+    help="Run a real Apache Kafka of several brokers on this machine, break it on purpose, and drill what happens.",
+    no_args_is_help=True,
+)
+
+NETWORKS: Final = ("auto", "loopback", "namespaces")
+LONGEST_LIST: Final = 10
+
+Folder = Annotated[
+    Path,
+    typer.Option(
+        envvar="PENSTOCK_CLUSTER", metavar="FOLDER", help="The folder of the cluster: its state and its data."
+    ),
+]
+DEFAULT_FOLDER: Final = Path("cluster")
+Number = Annotated[int, typer.Argument(metavar="BROKER", help="The number of the broker: 1, 2, 3.")]
+Jars = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="The jars of another Kafka: the `libs` folder of its distribution."),
+]
+
+
+@app.command("up", epilog=examples("penstock cluster up", "penstock cluster up --brokers 1 --replication-factor 1"))
+def up(
+    folder: Folder = DEFAULT_FOLDER,
+    brokers: Annotated[int, typer.Option(min=1, help="How many brokers to start.")] = 3,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, help="How many replicas new partitions have. Default: 3, or one per broker.")
+    ] = None,
+    min_insync_replicas: Annotated[
+        int | None, typer.Option(min=1, help="How many replicas a write with acks=all needs. Default: one less.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="The port of broker 1; the others listen on the next ones.")] = DEFAULT_PORT,
+    network: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(NETWORKS),
+            help="Where brokers listen: on 127.0.0.1, or each in a network namespace, where it can be isolated (as "
+            "root). auto: namespaces if they can be created.",
+        ),
+    ] = "auto",
+    heap_mb: Annotated[int, typer.Option(min=64, help="The heap of each broker, in MB.")] = 160,
+    racks: Annotated[str, typer.Option(metavar="A,B,...", help="The racks of the brokers, in turn.")] = "a,b,c",
+    config: Configs = None,
+    jars: Jars = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay until interrupted, then take the cluster down.")
+    ] = False,
+) -> None:
+    """Start Apache Kafka with several brokers, each of them also a controller, and print its URL.
+
+    The brokers keep running when the command returns; `penstock cluster down` stops them. Their data stays in the
+    folder, and the next `up` continues with it. Kafka's jars are fetched with Maven once, into $PENSTOCK_CACHE.
+    """
+    factor = replication_factor or min(3, brokers)
+    plan = Plan(
+        brokers=brokers,
+        replication_factor=factor,
+        min_insync_replicas=min_insync_replicas or max(1, factor - 1),
+        port=port,
+        network=_network(network),
+        heap_mb=heap_mb,
+        racks=tuple(name.strip() for name in racks.split(",") if name.strip()) or ("a",),
+        settings=pairs(config, "--config"),
+    )
+    began_s = time.monotonic()
+    with at_work("starting Apache Kafka") as tell:
+        cluster = Cluster.up(folder, plan, jars, tell)
+    memory = sum(cluster.memory_bytes(number) or 0 for number in cluster.numbers)
+    say(
+        f"{count_text(brokers, 'broker')} ready after {time.monotonic() - began_s:.1f} s, with {size_text(memory)} of "
+        f"memory; replication factor {factor}, min.insync.replicas {plan.min_insync_replicas}"
+    )
+    typer.echo(cluster.url)
+    if foreground:
+        _stay(cluster)
+
+
+def _network(name: str) -> Network:
+    if name == "auto":
+        return "namespaces" if has_namespaces() else "loopback"
+    if name == "loopback":
+        return "loopback"
+    if name == "namespaces":
+        if not has_namespaces():
+            raise ConfigError("--network namespaces needs root and the `ip` program; --network loopback does not")
+        return "namespaces"
+    raise typer.BadParameter(f"{name!r} is not one of {', '.join(NETWORKS)}", param_hint="--network")
+
+
+def _stay(cluster: Cluster) -> None:
+    say("until Ctrl-C")
+    try:
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    finally:
+        cluster.down()
+
+
+@app.command("down", epilog=examples("penstock cluster down", "penstock cluster down --delete"))
+def down(
+    folder: Folder = DEFAULT_FOLDER,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the data of the brokers, too.")] = False,
+) -> None:
+    """Stop all brokers of the cluster. Their data stays, unless --delete is given."""
+    cluster = Cluster.at(folder)
+    with at_work("stopping the brokers"):
+        cluster.down(delete=delete)
+    say(f"the cluster is down; its data was {'removed' if delete else f'kept in {cluster.folder}'}")
+
+
+@app.command("status", epilog=examples("penstock cluster status", "penstock cluster status --json"))
+def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Show each broker: its state, what it leads, and whether its replicas are in sync."""
+    found = status_of(Cluster.at(folder))
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def _show(found: ClusterStatus) -> None:
+    rows = [
+        (
+            each.broker,
+            each.state,
+            each.address,
+            each.rack,
+            each.pid,
+            size_text(each.memory_bytes),
+            "active" if each.is_controller else "",
+            each.leader_of,
+            each.out_of_sync,
+        )
+        for each in found.brokers
+    ]
+    numbers = ("broker", "pid", "memory", "leader of", "out of sync")
+    columns = ("broker", "state", "address", "rack", "pid", "memory", "controller", "leader of", "out of sync")
+    print_table(columns, rows, numbers=numbers)
+    if found.controller is None:
+        say("no active controller: leaders are not elected until a majority of the brokers runs and reaches each other")
+    else:
+        say(f"controller {found.controller}, epoch {found.controller_epoch}; {found.url}")
+    without, behind = found.without_leader, found.with_replicas_out_of_sync
+    if without:
+        say(f"without a leader: {_names([f'{each.topic}-{each.number}' for each in without])}")
+    if behind:
+        names = [f"{each.topic}-{each.number} {each.out_of_sync}" for each in behind]
+        say(f"with replicas out of sync: {_names(names)}")
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - LONGEST_LIST
+    return ", ".join(names[:LONGEST_LIST]) + (f", and {more} more" if more > 0 else "")
+
+
+@app.command("kill", epilog=examples("penstock cluster kill 2"))
+def kill(broker: Number, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """End a broker at once, as in a crash (SIGKILL)."""
+    _change(folder, broker, lambda cluster: cluster.kill(broker), "was killed", as_json)
+
+
+@app.command("stop", epilog=examples("penstock cluster stop 2"))
+def stop(broker: Number, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Stop a broker in order: it hands its leaderships over first (SIGTERM)."""
+    _change(folder, broker, lambda cluster: cluster.stop(broker), "was stopped", as_json)
+
+
+@app.command("start", epilog=examples("penstock cluster start 2"))
+def start(broker: Number, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Start a broker that was killed or stopped, on its data; return when it serves."""
+    with at_work(f"starting broker {broker}"):
+        _change(folder, broker, lambda cluster: cluster.start(broker), "serves again", as_json)
+
+
+@app.command("isolate", epilog=examples("penstock cluster isolate 2 --from peers", "penstock cluster isolate 2"))
+def isolate(
+    broker: Number,
+    cut_off: Annotated[
+        str, typer.Option("--from", metavar="|".join(CUT_OFFS), help="From whom it is cut off.")
+    ] = "all",
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Cut a broker off from its peers, from its clients, or from all, while it keeps running (needs namespaces)."""
+    chosen = next((each for each in CUT_OFFS if each == cut_off), None)
+    if chosen is None:
+        raise typer.BadParameter(f"{cut_off!r} is not one of {', '.join(CUT_OFFS)}", param_hint="--from")
+    _change(folder, broker, lambda cluster: cluster.isolate(broker, chosen), f"is isolated from {chosen}", as_json)
+
+
+@app.command("heal", epilog=examples("penstock cluster heal 2", "penstock cluster heal"))
+def heal(
+    broker: Annotated[int | None, typer.Argument(metavar="[BROKER]", help="Its number. Default: all.")] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Connect an isolated broker again, or all of them."""
+    cluster = Cluster.at(folder)
+    for number in cluster.numbers if broker is None else [broker]:
+        cluster.heal(number)
+    who = "all brokers are" if broker is None else f"broker {broker} is"
+    report({"healed": cluster.numbers if broker is None else [broker]}, f"{who} connected", as_json=as_json)
+
+
+def _change(folder: Path, number: int, change: Callable[[Cluster], None], done: str, as_json: bool) -> None:
+    cluster = Cluster.at(folder)
+    began_s = time.monotonic()
+    change(cluster)
+    took_s = time.monotonic() - began_s
+    report(
+        {"broker": number, "done": done, "seconds": took_s}, f"broker {number} {done} ({took_s:.1f} s)", as_json=as_json
+    )
