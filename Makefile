@@ -40,8 +40,8 @@ demo: .venv/demo ## all of it at work for two minutes, with parts killed, and co
 	PENSTOCK_CACHE="$${PENSTOCK_CACHE:-$(wildcard $(CURDIR)/.cache)}" \
 		$(BIN)/python -m penstock.cli demo --since $(SINCE) $(DEMO)
 
-test: .venv/dev parts ## every test, with samples of long matrices (TEST=log for one room, TEST=path for some tests)
-	$(BIN)/python -m tools.run_tests $(PYTEST_OPTIONS) $(TESTED)
+test: .venv/dev parts ## every room, with samples of what takes long (TEST=log for all of one room, or TEST=path)
+	PENSTOCK_EVERY_ROOM=$(if $(TEST),,1) $(BIN)/python -m tools.run_tests $(PYTEST_OPTIONS) $(TESTED)
 
 soak: .venv/dev parts ## every test with every case: whole kill matrices, many more kills and examples; a night's work
 	PENSTOCK_SOAK=1 PENSTOCK_FUZZ_FRAMES=$(SOAK_FRAMES) \

@@ -6,10 +6,14 @@ cases of every value of the parameter `store`. Tests of which each is long, and 
 to the soak altogether: for a second opinion about what others test already. A test that tries its cases in a loop asks
 `sample` for them, or `times` for how often to repeat something; one of hypothesis asks `examples`. The run ends with
 how many of the cases were tried, and with the seed: PENSTOCK_SEED set to it tries the same ones.
+
+A `make test` of every room also leaves out some tests of the rooms in `SHARES`, which start JVMs, browsers and servers:
+all of them would take most of an hour. `make test TEST=spark` runs all tests of one room.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections import defaultdict
@@ -26,6 +30,21 @@ MARKER: Final = "sampled"
 SOAK_MARKER: Final = "soak"
 AMONG: Final = "among"
 KEY: Final = "sampled"
+
+EVERY_ROOM: Final = "PENSTOCK_EVERY_ROOM"
+"""The environment variable that says that a run is of every room."""
+SHARES: Final = {
+    "tests/checkpoints/test_dynamodb.py": 1 / 3,
+    "tests/checkpoints/test_kafka": 1 / 3,
+    "tests/checkpoints/test_s3.py": 1 / 3,
+    "tests/cli/": 1 / 2,
+    "tests/console/web/": 1 / 3,
+    "tests/docs/": 1 / 3,
+    "tests/spark/": 1 / 3,
+    "tests/streams/": 1 / 2,
+    "tests/systems/": 1 / 4,
+}
+"""Which share of the tests of a module, or of a class in it, a run of every room tries."""
 
 Case = TypeVar("Case")
 
@@ -87,6 +106,8 @@ class Sampling:
             marker = item.get_closest_marker(MARKER)
             if marker is not None:
                 groups[marker.kwargs.get(AMONG) or unparametrised_name(item), stratum_of(item, marker)].append(item)
+            elif item.get_closest_marker(SOAK_MARKER) is None and share_of(item) < 1:
+                groups[unparametrised_name(item).rpartition("::")[0], ""].append(item)
         left_out: set[pytest.Item] = set()
         for item in items:
             if item.get_closest_marker(SOAK_MARKER) is not None:
@@ -95,8 +116,8 @@ class Sampling:
                     left_out.add(item)
         for (test, _), cases in groups.items():
             marker = cases[0].get_closest_marker(MARKER)
-            assert marker is not None
-            chosen = _chosen(cases, marker.args[0], int(os.environ[VARIABLE]))
+            count = math.ceil(len(cases) * share_of(cases[0])) if marker is None else marker.args[0]
+            chosen = _chosen(cases, count, int(os.environ[VARIABLE]))
             left_out.update(set(cases) - set(chosen))
             _note(test, len(chosen), len(cases))
         if left_out:
@@ -115,14 +136,20 @@ class Sampling:
     def write(self, reporter: pytest.TerminalReporter) -> None:
         everything = {**_tried, **self._tried}
         tried, of = (sum(counts[index] for counts in everything.values()) for index in (0, 1))
-        sampled = sum(1 for counts in everything.values() if counts[0] < counts[1])
-        if sampled:
+        if tried < of:
             reporter.write_line(
-                f"sampled: {tried:,} of {of:,} cases of {len(everything)} tests ({VARIABLE}={os.environ[VARIABLE]} "
-                "tries the same, `make soak` all)"
+                f"sampled: {tried:,} of {of:,} cases ({VARIABLE}={os.environ[VARIABLE]} tries the same, "
+                "`make soak` all)"
             )
         else:
             reporter.write_line(f"sampled: nothing, every case was tried ({VARIABLE}={os.environ[VARIABLE]})")
+
+
+def share_of(item: pytest.Item) -> float:
+    """Which share of the tests beside this one, and of itself, this run tries."""
+    if os.environ.get(EVERY_ROOM, "") in ("", "0"):
+        return 1.0
+    return next((share for path, share in SHARES.items() if item.nodeid.startswith(path)), 1.0)
 
 
 def unparametrised_name(item: pytest.Item) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sampling import SOAK
+from tests.sampling import EVERY_ROOM, SOAK
 from tests.seeds import VARIABLE
 from tests.test_could_not_run import IN_ONE_PROCESS, IN_WORKERS, run_pytest
 
@@ -81,7 +81,7 @@ def test_a_run_tries_a_sample_and_says_so_with_the_seed_that_repeats_it(
         1,
         3,
     ]
-    told = re.search(rf"^sampled: 13 of 194 cases of 6 tests \({VARIABLE}=(\d+) ", printed, re.MULTILINE)
+    told = re.search(rf"^sampled: 13 of 194 cases \({VARIABLE}=(\d+) ", printed, re.MULTILINE)
     assert told is not None, printed
     again, _ = tried(tmp_path, *arguments, **{VARIABLE: told[1]})
     assert again == cases
@@ -94,6 +94,29 @@ def test_a_soak_tries_everything(tmp_path: Path, arguments: tuple[str, ...]) -> 
     cases, printed = tried(tmp_path, *arguments, **{SOAK: "1", VARIABLE: "7"})
     assert len(cases) == len(set(cases)) == 100 + 20 + 50 + 20 + 3 + 1
     assert f"sampled: nothing, every case was tried ({VARIABLE}=7)\n" in printed
+
+
+def test_a_run_of_every_room_leaves_out_some_tests_of_the_rooms_that_take_long(tmp_path: Path) -> None:
+    numbered = (
+        "import pathlib\nimport pytest\n@pytest.mark.parametrize('number', range(12))\n"
+        "def test_number(number):\n    pathlib.Path('tried').open('a').write(f'{__name__} {number}\\n')\n"
+    )
+    for room in ("systems", "log"):
+        (tmp_path / "tests" / room).mkdir(parents=True)
+        (tmp_path / "tests" / room / f"test_{room}.py").write_text(numbered)
+
+    def counts(**environment: str) -> tuple[int, int, str]:
+        (tmp_path / "tried").unlink(missing_ok=True)
+        done = run_pytest(tmp_path, *IN_ONE_PROCESS, "tests", **{VARIABLE: "7", **environment})
+        assert done.returncode == 0, done.stdout + done.stderr
+        said = (tmp_path / "tried").read_text()
+        return said.count("test_systems"), said.count("test_log"), done.stdout
+
+    *tried_of_rooms, printed = counts(**{EVERY_ROOM: "1"})
+    assert tried_of_rooms == [3, 12]
+    assert f"sampled: 3 of 12 cases ({VARIABLE}=7 " in printed
+    for whole in ({}, {EVERY_ROOM: "1", SOAK: "1"}):
+        assert counts(**whole)[:2] == (12, 12)
 
 
 def test_a_case_that_is_asked_for_by_its_name_is_always_tried(tmp_path: Path) -> None:
