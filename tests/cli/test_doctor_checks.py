@@ -322,6 +322,27 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
+def test_who_holds_a_port_is_found_while_it_opens_and_closes_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text("head\n 0: 0100007F:2384 00000000:0000 0A 00:00 00:00 0 0 0 99 1\n")
+    files = tmp_path / "17/fd"
+    files.mkdir(parents=True)
+    (tmp_path / "17/comm").write_text("java\n")
+    for number in range(3):
+        (files / str(number)).symlink_to("socket:[99]")
+    there, closed = os.readlink, iter([True, True, False])
+
+    def readlink(path: Path) -> str:
+        if next(closed):
+            raise FileNotFoundError(path)
+        return there(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert network.holder(0x2384, tmp_path) == ", process 17 java"
+
+
 def test_a_port_is_free_or_a_brokers_or_somebody_elses(web_port: int, server: Penstock) -> None:
     broker = int(server.bootstrap.rpartition(":")[2])
     free, ours, taken = network.check_ports(((free_port(), "serve"), (broker, "serve"), (web_port, "serve")))

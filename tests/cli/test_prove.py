@@ -34,7 +34,10 @@ def test_an_outage_kills_recovers_counts_and_leaves_nothing(tmp_path: Path) -> N
     out, err = (process := start(tmp_path, "--records", "20000", "--kills", "1", "--seed", "3")).communicate(
         timeout=TIMEOUT_S
     )
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0, err
+    # A busy machine takes longer to come back than clients wait before they say so.
+    told = re.sub(r"^(nothing was acknowledged for .*|records are acknowledged again)\n", "", err, flags=re.MULTILINE)
+    assert told == ""
     assert "kill -9" in out
     assert "It is back" in out
     counts = dict(

@@ -113,11 +113,18 @@ def holder(port: int, proc: Path = Path("/proc")) -> str:
         if not process.name.isdecimal():
             continue
         try:
-            if any(os.readlink(handle) in inodes for handle in (process / "fd").iterdir()):
+            if any(_target_of(handle) in inodes for handle in (process / "fd").iterdir()):
                 return f", process {process.name} {(process / 'comm').read_text().strip()}"
         except OSError:
             continue  # it has ended, or belongs to another user
     return ""
+
+
+def _target_of(handle: Path) -> str:
+    try:
+        return os.readlink(handle)
+    except FileNotFoundError:  # closed since the folder was listed
+        return ""
 
 
 def check_url(url: str, timeout_s: float) -> list[Finding]:
