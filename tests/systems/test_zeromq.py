@@ -357,11 +357,20 @@ def test_what_cannot_work_is_refused_at_once(url: str, error: type[Exception], m
 
 
 def test_addresses_that_do_not_exist_are_refused(tmp_path: Path) -> None:
-    for url in ("zmq+tcp://203.0.113.7:5555?bind=true", f"zmq+ipc://{tmp_path}/missing/x?bind=true"):
+    for url in ("zmq+tcp://203.0.113.7:5555?bind=true&insecure=true", f"zmq+ipc://{tmp_path}/missing/x?bind=true"):
         channel = open_channel(url)
         with pytest.raises((ConfigError, BrokerUnavailableError), match="cannot be bound"):
             channel.listen(1, 0.0)
         channel.close()
+
+
+def test_other_machines_are_let_in_only_when_that_is_asked_for() -> None:
+    channel = open_channel("zmq+tcp://0.0.0.0:5555?bind=true")
+    with pytest.raises(ConfigError, match=r"lets every machine .*insecure=true"):
+        channel.listen(1, 0.0)
+    with pytest.raises(ConfigError, match=r"lets every machine .*insecure=true"):
+        channel.send([NewRecord("x", b"1")])
+    channel.close()
 
 
 def test_a_sender_has_one_topic(tmp_path: Path) -> None:

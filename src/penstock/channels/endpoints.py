@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import UrlError
+from penstock.model.addresses import check_exposure
 from penstock.streams.backend_url import BackendUrl, name_in_url
 
 Pattern = Literal["pubsub", "pipeline", "request"]
@@ -27,6 +28,17 @@ class Endpoint:
     port: int
     path: str
     shown: str
+
+    def check_exposure(self, *, allow: str, insecure: bool) -> None:
+        """Raise ConfigError if other machines could reach it once it is bound, unless `insecure`."""
+        if self.transport == "tcp":
+            check_exposure(
+                "0.0.0.0" if self.host == "*" else self.host,
+                what=f"binding {self.shown}",
+                exposes="send records here, or receive them",
+                allow=allow,
+                insecure=insecure,
+            )
 
 
 def endpoint_of(url: BackendUrl) -> Endpoint:

@@ -111,6 +111,7 @@ class TcpProxy:
             threading.Thread(target=self._serve, args=(client,), name="tcp-proxy-connection", daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         with self._changed:
             self.connections += 1
             self._sockets.add(client)
@@ -140,6 +141,7 @@ class TcpProxy:
         except OSError:
             return None
         server.settimeout(None)
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         return server
 
     def _forget(self, *sockets: socket.socket) -> None:

@@ -54,6 +54,8 @@ class NngSettings:
     """For tls: the certificate of this side, in PEM, with `key_file`. Needed by the side that binds."""
     key_file: str | None = None
     """For tls: the key of this side's certificate, in PEM."""
+    insecure: bool = False
+    """Whether an address that other machines can reach may be bound without `tls` and `ca_file`."""
 
     def __post_init__(self) -> None:
         if self.buffer is not None and not 1 <= self.buffer <= LARGEST_BUFFER:

@@ -43,6 +43,10 @@ def open_socket(
             made.tls_config = _tls(pynng, endpoint, settings, binds)
         prepare(made)
         if binds:
+            endpoint.check_exposure(
+                allow="set tls=true with cert_file, key_file and ca_file, or add insecure=true",
+                insecure=settings.insecure or (settings.tls and settings.ca_file is not None),
+            )
             made.listen(_address(endpoint, settings))
         else:
             made.dial(_address(endpoint, settings), block=False)

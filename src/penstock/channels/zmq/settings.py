@@ -49,6 +49,8 @@ class ZmqSettings:
     curve_clients_folder: str | None = None
     """For encryption by CURVE, on the side that binds: the folder with the public certificates (`*.key`) of those that
     may connect. None: everybody who has our public certificate."""
+    insecure: bool = False
+    """Whether an address that other machines can reach may be bound without `curve_clients_folder`."""
 
     def __post_init__(self) -> None:
         for name in ("buffer", "max_message_bytes"):

@@ -66,6 +66,10 @@ class Sockets:
             binds = settings.binds(listens=listens)
             self._secure(made, binds)
             if binds:
+                self._endpoint.check_exposure(
+                    allow="set curve_key_file and curve_clients_folder, or add insecure=true",
+                    insecure=settings.insecure or settings.curve_clients_folder is not None,
+                )
                 made.bind(self._address(to_bind=True))
             else:
                 made.connect(self._address(to_bind=False))
