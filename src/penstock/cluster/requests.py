@@ -1,4 +1,7 @@
-"""Requests that librdkafka cannot send: who is the controller, and moving partitions to other brokers."""
+"""Requests to one chosen broker: its view of the partitions, who is the controller, and moving partitions.
+
+librdkafka chooses the broker itself, also one that hangs, and cannot send the last two.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from kio.schema.alter_partition_reassignments.v0.response import AlterPartitionR
 from kio.schema.describe_quorum.v1 import request as quorum
 from kio.schema.describe_quorum.v1.response import DescribeQuorumResponse
 from kio.schema.errors import ErrorCode
+from kio.schema.metadata.v9.request import MetadataRequest, MetadataRequestTopic
+from kio.schema.metadata.v9.response import MetadataResponse
 from kio.schema.types import BrokerId, TopicName
 from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i32
@@ -27,6 +32,23 @@ _LENGTH: Final = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition as one broker sees it."""
+
+    topic: str
+    number: int
+    leader: int | None
+    """None if no replica may lead it."""
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+    @property
+    def out_of_sync(self) -> list[int]:
+        return sorted(set(self.replicas) - set(self.in_sync))
+
+
+@dataclass(frozen=True, slots=True)
 class Quorum:
     """The controllers, as the active one sees them."""
 
@@ -37,8 +59,39 @@ class Quorum:
     """How far each controller has copied the metadata."""
 
 
+def describe_partitions(
+    host: str, port: int, topics: Sequence[str] | None = None, timeout_s: float = TIMEOUT_S
+) -> list[Partition]:
+    """The partitions of these topics, or of all. A topic that the broker does not know has none."""
+    wanted = None if topics is None else tuple(MetadataRequestTopic(name=TopicName(name)) for name in topics)
+    request = MetadataRequest(
+        topics=wanted,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    with Exchange(host, port, timeout_s) as exchange:
+        answer = exchange.call(request, MetadataResponse)
+    return [
+        Partition(
+            topic=str(topic.name),
+            number=int(part.partition_index),
+            leader=int(part.leader_id) if part.leader_id >= 0 else None,
+            leader_epoch=int(part.leader_epoch),
+            replicas=tuple(map(int, part.replica_nodes)),
+            in_sync=tuple(sorted(map(int, part.isr_nodes))),
+        )
+        for topic in sorted(answer.topics, key=lambda each: str(each.name))
+        for part in sorted(topic.partitions, key=lambda each: int(each.partition_index))
+    ]
+
+
 def describe_quorum(host: str, port: int, timeout_s: float = TIMEOUT_S) -> Quorum | None:
-    """The controllers, asked through a broker; None if it knows no active controller."""
+    """The controllers; None if the one that is asked is not active.
+
+    The port is that of a controller, or of a broker, which passes the question on and may wait 30 s for a controller
+    that hangs.
+    """
     partition = quorum.PartitionData(partition_index=i32(0))
     topic = quorum.TopicData(topic_name=TopicName(METADATA_TOPIC), partitions=(partition,))
     with Exchange(host, port, timeout_s) as exchange:

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-
-from penstock.cluster.brokers import Cluster
-from penstock.cluster.requests import Quorum, describe_quorum
+from penstock.cluster.brokers import Broker, Cluster
+from penstock.cluster.requests import Partition, Quorum, describe_partitions, describe_quorum
 from penstock.errors import BrokerUnavailableError
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 2.0
 
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A partition as the controller sees it."""
-
-    topic: str
-    number: int
-    leader: int | None
-    """None if no replica may lead it."""
-    replicas: tuple[int, ...]
-    in_sync: tuple[int, ...]
-
-    @property
-    def out_of_sync(self) -> list[int]:
-        return sorted(set(self.replicas) - set(self.in_sync))
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,51 +47,33 @@ class ClusterStatus:
     with_replicas_out_of_sync: list[Partition]
 
 
-def quorum_of(cluster: Cluster) -> Quorum | None:
-    """The controllers, as the first broker that answers knows them; None if none knows an active one."""
-    for number in cluster.running():
-        broker = cluster.broker(number)
-        with contextlib.suppress(BrokerUnavailableError):
-            found = describe_quorum(broker.host, broker.port, timeout_s=2.0)
-            if found is not None:
-                return found
-    return None
-
-
-def partitions_of(admin: AdminClient, topic: str | None = None) -> list[Partition]:
-    """The partitions of all topics, or of one. Raises KafkaException if no broker answers."""
-    metadata = admin.list_topics(topic, timeout=TIMEOUT_S) if topic else admin.list_topics(timeout=TIMEOUT_S)
-    return [
-        Partition(
-            name,
-            partition.id,
-            partition.leader if partition.leader >= 0 else None,
-            tuple(partition.replicas),
-            tuple(sorted(partition.isrs)),
-        )
-        for name, found in sorted(metadata.topics.items())
-        for partition in sorted(found.partitions.values(), key=lambda each: each.id)
-    ]
-
-
 def status_of(cluster: Cluster) -> ClusterStatus:
     """The state of everything; what no broker answers is missing."""
-    quorum = quorum_of(cluster)
-    partitions: list[Partition] = []
-    if cluster.running():
-        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 3000})
-        with contextlib.suppress(KafkaException):  # then no broker answers, which the states say
-            partitions = partitions_of(admin)
-    brokers = [_broker_status(cluster, number, quorum, partitions) for number in cluster.numbers]
+    quorum = ask(cluster, lambda broker: describe_quorum(broker.host, broker.controller_port, TIMEOUT_S))
+    found = ask(cluster, lambda broker: describe_partitions(broker.host, broker.port, timeout_s=TIMEOUT_S))
+    partitions = found or []
     return ClusterStatus(
         url=cluster.url,
         folder=str(cluster.folder),
         controller=quorum.controller if quorum else None,
         controller_epoch=quorum.epoch if quorum else None,
-        brokers=brokers,
+        brokers=[_broker_status(cluster, number, quorum, partitions) for number in cluster.numbers],
         without_leader=[each for each in partitions if each.leader is None],
         with_replicas_out_of_sync=[each for each in partitions if each.out_of_sync],
     )
+
+
+def ask(
+    cluster: Cluster, question: Callable[[Broker], Answer | None], numbers: Sequence[int] | None = None
+) -> Answer | None:
+    """The answer of the first running broker that has one, of these or of all; isolated ones are asked last."""
+    brokers = [cluster.broker(number) for number in numbers or cluster.numbers if cluster.is_running(number)]
+    for broker in sorted(brokers, key=lambda each: each.isolated_from is not None):
+        with contextlib.suppress(BrokerUnavailableError):
+            answer = question(broker)
+            if answer is not None:
+                return answer
+    return None
 
 
 def _broker_status(cluster: Cluster, number: int, quorum: Quorum | None, partitions: list[Partition]) -> BrokerStatus:

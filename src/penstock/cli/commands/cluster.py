@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from penstock.cli.options import AsJson, Configs, examples, pairs
 from penstock.cli.output import print_json, report, say, size_text
+from penstock.cli.stream import silence_log
 from penstock.cli.tables import at_work, print_table
 from penstock.cluster.brokers import DEFAULT_PORT, Cluster, Plan
+from penstock.cluster.drills import DRILLS, run, temporary_cluster
+from penstock.cluster.drills.stage import Outcome
 from penstock.cluster.networks import CUT_OFFS, Network, has_namespaces
 from penstock.cluster.status import ClusterStatus, status_of
-from penstock.errors import ConfigError
+from penstock.errors import ClusterError, ConfigError
 from penstock.model.text import count_text
 
 app = typer.Typer(
@@ -223,6 +228,68 @@ def heal(
         cluster.heal(number)
     who = "all brokers are" if broker is None else f"broker {broker} is"
     report({"healed": cluster.numbers if broker is None else [broker]}, f"{who} connected", as_json=as_json)
+
+
+@app.command("drill", epilog=examples("penstock cluster drill", "penstock cluster drill leader-failover --seed 7"))
+def drill(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which one. Default: list them.")] = None,
+    seed: Annotated[int, typer.Option(help="Determines which broker plays which part.")] = 1,
+    folder: Folder = DEFAULT_FOLDER,
+    jars: Jars = None,
+    as_json: AsJson = False,
+) -> None:
+    """Break the cluster in one way, count what was lost and repeated, and explain it; without a name, list the drills.
+
+    Uses the cluster of the folder if it is up, else starts one in a temporary folder and takes it down in the end. The
+    exit code is 0 only if everything that the drill claims held.
+    """
+    if name is None:
+        if as_json:
+            print_json([{"name": each.name, "summary": each.summary} for each in DRILLS.values()])
+        else:
+            print_table(("drill", "what happens"), [(each.name, each.summary) for each in DRILLS.values()])
+        return
+    if name not in DRILLS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(DRILLS)}", param_hint="NAME")
+    silence_log()
+    began_s = time.monotonic()
+    with at_work(f"drill {name}") as tell, _cluster_for(folder, jars, tell) as cluster:
+        outcome = run(name, cluster, seed, tell)
+    if as_json:
+        print_json({"drill": name, "seed": seed, "holds": outcome.holds, **msgspec.to_builtins(outcome)})
+    else:
+        _show_outcome(outcome, time.monotonic() - began_s)
+    if not outcome.holds:
+        wrong = [claim for claim, held in outcome.claims.items() if not held]
+        raise ClusterError(f"with seed {seed}, this did not hold: {'; '.join(wrong)}")
+
+
+@contextmanager
+def _cluster_for(folder: Path, jars: Path | None, tell: Callable[[str], None]) -> Iterator[Cluster]:
+    if (folder / "cluster.json").exists():
+        yield Cluster.at(folder)
+        return
+    with temporary_cluster(jars, tell) as cluster:
+        yield cluster
+
+
+def _show_outcome(outcome: Outcome, took_s: float) -> None:
+    if outcome.tallies:
+        counts = ("sent", "acknowledged", "refused", "lost", "repeated", "longest wait")
+        rows = [
+            (
+                each.case,
+                *(f"{count:,}" for count in (each.sent, each.acknowledged, each.refused, each.lost, each.repeated)),
+                f"{each.longest_wait_s:.1f} s",
+            )
+            for each in outcome.tallies
+        ]
+        print_table(("case", *counts), rows, numbers=counts)
+        typer.echo("")
+    print_table(("what", "found"), [*outcome.findings, ("the whole drill", f"{took_s:.1f} s")])
+    typer.echo("")
+    print_table(("claim", ""), [(claim, "ok" if held else "WRONG") for claim, held in outcome.claims.items()])
+    typer.echo(f"\n{outcome.why}")
 
 
 def _change(folder: Path, number: int, change: Callable[[Cluster], None], done: str, as_json: bool) -> None:

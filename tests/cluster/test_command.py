@@ -1,0 +1,179 @@
+"""`penstock cluster`: what it does to the brokers, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster.brokers import Cluster, Plan
+from penstock.cluster.jars import KAFKA_VERSION, kafka_jars
+from penstock.cluster.networks import LOOPBACK, check_ports
+from penstock.cluster.status import status_of
+from penstock.errors import ClusterError, JavaMissingError
+from tests import real_parts
+from tests.cli.running import Command
+from tests.clients.waiting import eventually
+
+pytestmark = pytest.mark.xdist_group("kafka-cluster")
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def run(cluster: Cluster) -> Command:
+    command = Command(cluster.url)
+    command.environment = {**command.environment, "PENSTOCK_CLUSTER": str(cluster.folder)}
+    return command
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> Command:
+    """The command in a folder without a cluster."""
+    command = Command("kafka://127.0.0.1:1")
+    command.environment = {**command.environment, "PENSTOCK_CLUSTER": str(tmp_path / "none")}
+    return command
+
+
+def test_the_other_commands_work_with_the_url(run: Command, cluster: Cluster) -> None:
+    run.well("topics", "create", "by-url", "--partitions", "3")
+    run.well("produce", "by-url", given="one\ntwo\nthree\n")
+    read = run.well("consume", "by-url", "--from", "earliest", "--to", "latest").out
+    assert all(word in read for word in ("one", "two", "three"))
+    found = run.well("cluster", "status", "--json").json
+    assert found["url"] == cluster.url
+    assert sum(broker["leader_of"] for broker in found["brokers"]) >= 3
+    assert [broker["is_controller"] for broker in found["brokers"]].count(True) == 1
+
+
+def test_a_killed_broker_is_shown_and_starts_again(run: Command, cluster: Cluster) -> None:
+    assert "was killed" in run.well("cluster", "kill", "2").err
+    done = run.well("cluster", "status")
+    assert "not running" in done.out
+    again = run("cluster", "kill", "2")
+    assert again.code == 1
+    assert "penstock cluster start 2" in again.err
+    Cluster.at(cluster.folder).start(2)
+    cluster.state = Cluster.at(cluster.folder).state
+    eventually("broker 2 is in sync", lambda: not status_of(cluster).with_replicas_out_of_sync, TIMEOUT_S)
+    assert status_of(cluster).brokers[1].state == "running"
+
+
+def test_a_broker_that_is_isolated_from_its_peers_leaves_the_replicas_in_sync_until_it_is_healed(
+    run: Command, cluster: Cluster
+) -> None:
+    if cluster.state.plan.network != "namespaces":
+        refused = run("cluster", "isolate", "3", "--from", "peers")
+        assert refused.code == 1
+        assert "needs root" in refused.err
+        return
+    run("topics", "create", "isolated", "--partitions", "3")
+    run.well("cluster", "isolate", "3", "--from", "peers")
+    cluster.state = Cluster.at(cluster.folder).state
+    eventually("broker 3 is out of sync", lambda: status_of(cluster).brokers[2].out_of_sync > 0, TIMEOUT_S)
+    assert status_of(cluster).brokers[2].state == "isolated from peers"
+    run.well("cluster", "isolate", "3", "--from", "all")
+    run.well("cluster", "heal")
+    cluster.state = Cluster.at(cluster.folder).state
+    eventually("broker 3 is in sync", lambda: not status_of(cluster).with_replicas_out_of_sync, TIMEOUT_S)
+    assert status_of(cluster).brokers[2].state == "running"
+
+
+def test_a_cluster_that_is_up_is_not_started_twice(run: Command) -> None:
+    done = run("cluster", "up", "--network", "loopback")
+    assert done.code == 1
+    assert "is up already" in done.err
+
+
+def test_an_unknown_broker_is_named_with_those_that_there_are(run: Command) -> None:
+    for command in ("kill", "stop", "start", "heal"):
+        done = run("cluster", command, "7")
+        assert done.code == 1
+        assert "there is no broker 7: this cluster has 1, 2, 3" in done.err
+
+
+@pytest.mark.parametrize("command", [["status"], ["down"], ["kill", "1"], ["stop", "1"], ["heal"], ["isolate", "1"]])
+def test_without_a_cluster_the_command_that_starts_one_is_named(nowhere: Command, command: list[str]) -> None:
+    done = nowhere("cluster", *command)
+    assert done.code == 1
+    assert "penstock cluster up" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--brokers", "2", "--replication-factor", "3"], "2 brokers cannot hold 3 replicas"),
+        (["--min-insync-replicas", "4"], "min.insync.replicas 4 cannot be met by 3 replicas"),
+        (["--brokers", "30"], "--brokers must be from 1 to 9"),
+        (["--port", "70000"], "--port must be from 1 to"),
+        (["--jars", "."], "pass the `libs` folder of a Kafka distribution"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused_before_anything_starts(
+    nowhere: Command, tmp_path: Path, options: list[str], said: str
+) -> None:
+    done = nowhere("cluster", "up", "--network", "loopback", *options)
+    assert done.code == 1
+    assert said in done.err
+    assert not list((tmp_path / "none").glob("broker-*"))
+
+
+def test_options_with_unknown_values_list_the_known_ones(nowhere: Command) -> None:
+    assert "auto, loopback, namespaces" in nowhere("cluster", "up", "--network", "token-ring").err
+    assert "peers, clients, all" in nowhere("cluster", "isolate", "1", "--from", "friends").err
+    assert "leader-failover, acks" in nowhere("cluster", "drill", "fire").err
+
+
+def test_the_drills_are_listed(nowhere: Command) -> None:
+    assert "rolling-restart" in nowhere.well("cluster", "drill").out
+    assert len(nowhere.well("cluster", "drill", "--json").json) == 12
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ClusterError, match=f"port {port} of 127.0.0.1 is taken.*--port"):
+            check_ports([port])
+
+
+def test_without_java_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.java.installed.jvm_folders", lambda: ())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(JavaMissingError, match="Apache Kafka needs Java 17 or newer; found none"):
+        Cluster.up(tmp_path, Plan())
+
+
+def test_without_jars_and_without_maven_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ClusterError, match="install Maven, or pass --jars"):
+        kafka_jars()
+
+
+def test_the_kafka_of_the_cluster_is_the_one_that_the_tests_know() -> None:
+    assert real_parts.kafka_version() == KAFKA_VERSION
+
+
+def test_a_folder_keeps_its_data_between_up_and_down_and_its_number_of_brokers(tmp_path: Path) -> None:
+    real_parts.java()
+    jars = real_parts.kafka_jars()
+    plan = Plan(brokers=1, replication_factor=1, min_insync_replicas=1, port=29_092 + os.getpid() % 500)
+    command = Command("")
+    first = Cluster.up(tmp_path, plan, jars)
+    try:
+        command.environment = {**command.environment, "PENSTOCK_URL": first.url}
+        command.well("topics", "create", "kept")
+    finally:
+        first.down()
+    with pytest.raises(ClusterError, match="--brokers must be 1"):
+        Cluster.up(tmp_path, Plan(), jars)
+    second = Cluster.up(tmp_path, plan, jars)
+    try:
+        assert "kept" in command.well("topics").out
+    finally:
+        second.down(delete=True)
+    assert not list(tmp_path.glob("broker-*"))

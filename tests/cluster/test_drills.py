@@ -1,0 +1,34 @@
+"""Every drill holds what it claims, whichever broker plays which part."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.cluster.brokers import Cluster
+from penstock.cluster.drills import DRILLS, run
+from penstock.cluster.status import status_of
+from tests.seeds import seed_of
+
+pytestmark = pytest.mark.xdist_group("kafka-cluster")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", DRILLS)
+def test_a_drill_holds_what_it_claims_and_leaves_the_cluster_whole(cluster: Cluster, name: str) -> None:
+    seed = seed_of()
+    told: list[str] = []
+    outcome = run(name, cluster, seed, told.append)
+    assert outcome.claims
+    assert outcome.holds, f"seed {seed}: {outcome}\n" + "\n".join(told)
+    assert outcome.findings
+    found = status_of(cluster)
+    assert [broker.state for broker in found.brokers] == ["running"] * 3
+    assert not found.without_leader
+    assert not found.with_replicas_out_of_sync
+
+
+def test_every_drill_says_in_one_line_what_it_does() -> None:
+    assert len(DRILLS) == 12
+    for drill in DRILLS.values():
+        assert drill.summary.endswith((".", "?"))
