@@ -20,6 +20,7 @@ import penstock
 from penstock import Connection
 from penstock.errors import JavaMissingError
 from penstock.spark.sessions.opening import session
+from tests.moto_server import CREDENTIALS
 from tools import parts
 
 HERE: Final = Path(__file__).parent
@@ -30,6 +31,7 @@ TEXT_IDS: Final = str(HERE / "text_ids")
 sys.path.append(TEXT_IDS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), TEXT_IDS)))
 os.environ["PENSTOCK_CACHE"] = str(parts.cache_folder())
+os.environ.update(CREDENTIALS)  # of a stand-in: Spark's processes have the environment with which Spark began
 # What these tests start is at work for seconds: the second compiler, and a collector with threads, would cost more.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
