@@ -27,6 +27,7 @@ LONGEST: Final = (
     "spark-examples",
     "spark-cluster",
     "chromium",
+    "kafka-cluster",
     "demo",
     "java",
     "type-checkers",

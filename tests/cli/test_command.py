@@ -34,6 +34,7 @@ OF_NO_STREAM = {
     ("spark", "jars"),
     ("spark", "archive"),
     ("prove", "outage"),
+    *(("cluster", verb) for verb in ("up", "down", "status", "kill", "stop", "start", "isolate", "heal", "drill")),
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from penstock.cluster.networks import LOOPBACK, check_ports
 from penstock.cluster.status import status_of
 from penstock.errors import ClusterError, JavaMissingError
 from tests import real_parts
-from tests.cli.running import Command
+from tests.cli.forked import ForkedCommand
+from tests.cli.running import COMMAND, Command
 from tests.clients.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("kafka-cluster")
@@ -23,7 +26,7 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture
 def run(cluster: Cluster) -> Command:
-    command = Command(cluster.url)
+    command = ForkedCommand(cluster.url)
     command.environment = {**command.environment, "PENSTOCK_CLUSTER": str(cluster.folder)}
     return command
 
@@ -31,7 +34,7 @@ def run(cluster: Cluster) -> Command:
 @pytest.fixture
 def nowhere(tmp_path: Path) -> Command:
     """The command in a folder without a cluster."""
-    command = Command("kafka://127.0.0.1:1")
+    command = ForkedCommand("kafka://127.0.0.1:1")
     command.environment = {**command.environment, "PENSTOCK_CLUSTER": str(tmp_path / "none")}
     return command
 
@@ -39,7 +42,7 @@ def nowhere(tmp_path: Path) -> Command:
 def test_the_other_commands_work_with_the_url(run: Command, cluster: Cluster) -> None:
     run.well("topics", "create", "by-url", "--partitions", "3")
     run.well("produce", "by-url", given="one\ntwo\nthree\n")
-    read = run.well("consume", "by-url", "--from", "earliest", "--to", "latest").out
+    read = run.well("consume", "by-url", "--from", "earliest").out
     assert all(word in read for word in ("one", "two", "three"))
     found = run.well("cluster", "status", "--json").json
     assert found["url"] == cluster.url
@@ -158,7 +161,7 @@ def test_the_kafka_of_the_cluster_is_the_one_that_the_tests_know() -> None:
     assert real_parts.kafka_version() == KAFKA_VERSION
 
 
-def test_a_folder_keeps_its_data_between_up_and_down_and_its_number_of_brokers(tmp_path: Path) -> None:
+def test_a_folder_keeps_its_data_between_down_and_up_in_the_foreground(tmp_path: Path) -> None:
     real_parts.java()
     jars = real_parts.kafka_jars()
     plan = Plan(brokers=1, replication_factor=1, min_insync_replicas=1, port=29_092 + os.getpid() % 500)
@@ -171,9 +174,19 @@ def test_a_folder_keeps_its_data_between_up_and_down_and_its_number_of_brokers(t
         first.down()
     with pytest.raises(ClusterError, match="--brokers must be 1"):
         Cluster.up(tmp_path, Plan(), jars)
-    second = Cluster.up(tmp_path, plan, jars)
+    options = ["--brokers", "1", "--network", "loopback", "--port", str(plan.port), "--jars", str(jars), "--foreground"]
+    second = subprocess.Popen(
+        [*COMMAND, "cluster", "up", "--folder", str(tmp_path), *options], stdout=subprocess.PIPE, text=True
+    )
     try:
+        assert second.stdout is not None
+        assert second.stdout.readline().strip() == first.url
         assert "kept" in command.well("topics").out
+        pid = Cluster.at(tmp_path).broker(1).pid
     finally:
-        second.down(delete=True)
-    assert not list(tmp_path.glob("broker-*"))
+        second.terminate()
+        second.communicate(timeout=TIMEOUT_S)
+    assert second.returncode == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(ClusterError, match="no cluster is up"):
+        Cluster.at(tmp_path)

@@ -44,7 +44,7 @@ COMMANDS: Final = {
     "spark": "Fetch what Spark pipelines need, and make them start faster.",
     "asyncapi": "Print the AsyncAPI 3.0 document of an app.",
     "plan": "Answer capacity questions, each with its arithmetic.",
-    "cluster": "Run a Kafka of three brokers here, break it, and drill it.",
+    "cluster": "Run a real Kafka of several brokers, break it, and drill what happens.",
     "prove": "Kill processes on purpose, and count what was lost and repeated.",
 }
 """The commands in the order in which a newcomer needs them, with the line that `penstock --help` shows. Each is the

@@ -38,9 +38,14 @@ POM: Final = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersio
 """
 
 
+def cluster_cache() -> Path:
+    """The cache folder for what all clusters share."""
+    return cache_folder() / "kafka-cluster"
+
+
 def jars_folder() -> Path:
     """The cache folder of Kafka's jars, whether or not it exists."""
-    return cache_folder() / "kafka" / KAFKA_VERSION
+    return cluster_cache() / KAFKA_VERSION
 
 
 def kafka_jars(chosen: Path | None = None, tell: Tell = silent) -> Path:

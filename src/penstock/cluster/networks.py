@@ -81,7 +81,7 @@ def create_namespaces(numbers: Sequence[int]) -> int:
         _ip("address", "add", f"10.77.{subnet}.{HOST_NUMBER}/24", "dev", _bridge(subnet))
         _ip("link", "set", _bridge(subnet), "up")
         for number in numbers:
-            name, link = namespace(subnet, number), f"pk{subnet}-{number}"
+            name, link = namespace(subnet, number), _link(subnet, number)
             _ip("netns", "add", name)
             _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("link", "set", link, "master", _bridge(subnet), "up")
@@ -98,6 +98,8 @@ def create_namespaces(numbers: Sequence[int]) -> int:
 def remove_namespaces(subnet: int, numbers: Sequence[int]) -> None:
     """Remove the namespaces of a cluster and its bridge; what is not there is skipped."""
     for number in numbers:
+        # Explicitly: the kernel removes the links of a deleted namespace only some time later.
+        _ip("link", "delete", _link(subnet, number), check=False)
         _ip("netns", "delete", namespace(subnet, number), check=False)
     _ip("link", "delete", _bridge(subnet), check=False)
 
@@ -123,6 +125,11 @@ def _routes(subnet: int, peers: Sequence[int], cut_off: CutOff) -> Iterator[str]
     if cut_off in ("clients", "all"):
         yield f"10.77.{subnet}.128/25"
         yield "default"
+
+
+def _link(subnet: int, number: int) -> str:
+    """The end of a broker's cable that is on the bridge."""
+    return f"pk{subnet}-{number}"
 
 
 def _bridge(subnet: int) -> str:

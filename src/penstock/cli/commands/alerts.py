@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands import notifiers
-from penstock.cli.commands.notifiers import RulesFile, config_file, shown_rule
+from penstock.cli import notifiers
+from penstock.cli.notifiers import RulesFile, config_file, shown_rule
 from penstock.cli.options import DEFAULT_URL, AsJson, Checkpoints, ListByDefault, Url, examples
 from penstock.cli.output import print_json, report, say, time_text
 from penstock.cli.quantities import seconds

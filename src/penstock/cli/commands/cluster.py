@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ app = typer.Typer(
 
 NETWORKS: Final = ("auto", "loopback", "namespaces")
 LONGEST_LIST: Final = 10
+WATCH_S: Final = 0.5
 
 Folder = Annotated[
     Path,
@@ -117,11 +117,13 @@ def _network(name: str) -> Network:
 
 
 def _stay(cluster: Cluster) -> None:
-    say("until Ctrl-C")
+    say("the brokers run until Ctrl-C")
     try:
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        while cluster.running():
+            time.sleep(WATCH_S)
+        say("all brokers have ended")
     finally:
-        cluster.down()
+        Cluster.at(cluster.folder).down()
 
 
 @app.command("down", epilog=examples("penstock cluster down", "penstock cluster down --delete"))

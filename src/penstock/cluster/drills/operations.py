@@ -19,6 +19,7 @@ from penstock.cluster.requests import reassign
 from penstock.errors import ClusterError
 
 READ_S: Final = 30.0
+ENOUGH_BYTES: Final = 20_000
 KEYS: Final = 40
 ROUNDS: Final = 60
 PADDING_BYTES: Final = 1000
@@ -27,12 +28,16 @@ ROOM_BYTES: Final = 300_000
 
 
 class Reader:
-    """A consumer that reads a topic while the cluster is worked on, and counts its errors."""
+    """A consumer that reads a topic while the cluster is worked on, and counts its errors.
 
-    def __init__(self, stage: Stage, topic: str) -> None:
+    It has a thread of its own also because a signal that arrives in a callback of librdkafka, which only the main
+    thread can be in, would keep the consumer from closing.
+    """
+
+    def __init__(self, stage: Stage, topic: str, **settings: Any) -> None:
         self.errors: Counter[str] = Counter()
         self.read = 0
-        self._consumer = stage.consumer()
+        self._consumer = stage.consumer(**settings)
         self._consumer.assign([TopicPartition(topic, each.number, 0) for each in stage.partitions(topic)])
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drill-reader", daemon=True)
@@ -103,17 +108,9 @@ def rack_awareness(stage: Stage) -> Outcome:
         raise ClusterError("all brokers are in one rack: start the cluster with --racks a,b,c")
     topic = stage.topic("near", [[leader, *followers]])
     fetches: Counter[int] = Counter()
-    with Load(stage, topic) as load:
-        consumer = stage.consumer(
-            **{"client.rack": racks[near], "statistics.interval.ms": 200, "stats_cb": partial(_count_bytes, fetches)}
-        )
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        try:
-            deadline_s = time.monotonic() + READ_S
-            while fetches[near] < 20_000 and time.monotonic() < deadline_s:
-                consumer.consume(500, timeout=0.2)
-        finally:
-            consumer.close()
+    settings = {"client.rack": racks[near], "statistics.interval.ms": 200, "stats_cb": partial(_count_bytes, fetches)}
+    with Load(stage, topic) as load, Reader(stage, topic, **settings):
+        stage.wait("the consumer reads from the follower in its rack", lambda: fetches[near] > ENOUGH_BYTES, READ_S)
     for number in sorted(fetches):
         role = "leader" if number == leader else "follower"
         own = ", the consumer's rack" if racks[number] == racks[near] else ""
@@ -127,7 +124,7 @@ def rack_awareness(stage: Stage) -> Outcome:
         tallies=[tally],
         claims={
             f"every partition has replicas in {most} racks": all(len(each) == most for each in placed),
-            "the consumer read from the follower in its rack": fetches[near] >= 20_000,
+            "the consumer read from the follower in its rack": fetches[near] > ENOUGH_BYTES,
             "that is more than it read from the leader": fetches[near] > fetches[leader],
             "acknowledged lost 0": tally.lost == 0,
         },
