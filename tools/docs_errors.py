@@ -27,6 +27,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, str]]] = {
         "SchemaMismatchError": "Rename, add or cast the columns that the message lists.",
         "JavaMissingError": "Install Java 17 or newer, or set `JAVA_HOME` to an installed one.",
         "ConnectorMissingError": "Run `penstock spark jars` once.",
+        "ClusterError": "Do what the message says; `penstock cluster status` shows the brokers.",
         "FilterError": "Correct the filter at the position that the message shows.",
     },
     "Connecting to the stream": {

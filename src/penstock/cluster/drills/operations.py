@@ -179,7 +179,7 @@ def _is_placed(stage: Stage, topic: str, target: Mapping[int, tuple[int, ...]]) 
 
 
 def full_disk(stage: Stage) -> Outcome:
-    """The disk of the leader takes no more bytes while a producer writes with acks=all."""
+    """The leader cannot write any more, as on a full disk (a limit on file sizes), while a producer writes."""
     if sys.platform != "linux":
         raise ClusterError("this drill limits the file size of a running process, which only Linux can")
     leader, *followers = stage.shuffled_brokers()[:3]
@@ -194,7 +194,12 @@ def full_disk(stage: Stage) -> Outcome:
         stage.timed("the broker gives up its leadership", lambda: stage.is_led_without(topic, leader))
         load.wait_for_more(200)
         stage.wait("the broker ends", lambda: not stage.cluster.is_running(leader))
-        stage.found("the broker with the full disk", "shut itself down, as its only log directory failed")
+        reasons = [line for line in stage.cluster.output(leader).read_text(errors="replace").splitlines() if line]
+        failed = next((line for line in reasons if "all log dirs" in line), "")
+        stage.found(
+            "the broker ended, and wrote",
+            failed[max(0, failed.find("Shutdown")) :].replace(f"{stage.cluster.folder}/", "") or "nothing",
+        )
         load.wait_for_more(200)
         stage.start(leader)  # with a disk that has room again
         stage.timed("all replicas in sync, with room again", lambda: not stage.partition(topic).out_of_sync)
@@ -206,6 +211,7 @@ def full_disk(stage: Stage) -> Outcome:
         "leader.",
         tallies=[tally],
         claims={
+            "the broker ended because its log directory failed": bool(failed),
             "another broker leads": stage.is_led_without(topic, leader),
             "no record was refused": tally.refused == 0,
             "acknowledged lost 0": tally.lost == 0,
