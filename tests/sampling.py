@@ -57,6 +57,11 @@ def is_soak() -> bool:
     return os.environ.get(SOAK, "") not in ("", "0")
 
 
+def is_every_room() -> bool:
+    """Whether this run is of every room, and so leaves out some tests of those that take long."""
+    return os.environ.get(EVERY_ROOM, "") not in ("", "0") and not is_soak()
+
+
 def sample(cases: Iterable[Case], count: int) -> list[Case]:
     """So many of the cases of the running test, in their order; in a soak, all of them."""
     everything = list(cases)
@@ -147,9 +152,8 @@ class Sampling:
 
 def share_of(item: pytest.Item) -> float:
     """Which share of the tests beside this one, and of itself, this run tries."""
-    if os.environ.get(EVERY_ROOM, "") in ("", "0"):
-        return 1.0
-    return next((share for path, share in SHARES.items() if item.nodeid.startswith(path)), 1.0)
+    shares = SHARES if is_every_room() else {}
+    return next((share for path, share in shares.items() if item.nodeid.startswith(path)), 1.0)
 
 
 def unparametrised_name(item: pytest.Item) -> str:

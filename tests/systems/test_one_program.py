@@ -12,10 +12,12 @@ from typing import Final
 
 import pytest
 
+from tests.moto_server import CREDENTIALS, REGION
 from tests.postgres import shared_postgres
 from tests.redis_server import shared_url
 from tests.servers import ApacheKafka
 from tests.streams.embedded import stop_broker
+from tests.systems.kinesis_server import KinesisServer
 from tests.systems.nats_server import NatsServer
 from tests.systems.pulsar_server import PulsarServer
 from tests.systems.rabbitmq_server import RabbitMq
@@ -73,7 +75,15 @@ def files(folder: Path) -> Iterator[str]:
     yield f"file:{folder / 'events'}"
 
 
-SYSTEMS: Final = (embedded_log, apache_kafka, redis, nats, rabbitmq_stream, pulsar, postgres, sqlite, files)
+@contextmanager
+def kinesis(folder: Path) -> Iterator[str]:
+    with KinesisServer(folder / "kinesis", persist=False) as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield f"kinesis://{REGION}?endpoint_url={server.endpoint}&read_interval_s=0.03"
+
+
+SYSTEMS: Final = (embedded_log, apache_kafka, redis, nats, rabbitmq_stream, pulsar, postgres, sqlite, files, kinesis)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -349,6 +349,20 @@ def test_pointers_are_shown_as_message_ids(url: str, topic: str) -> None:
             opened.locate(0, Position.at_pointer("yesterday"))
 
 
+def test_a_read_behind_the_last_record_of_a_batch_is_at_the_end(url: str, topic: str) -> None:
+    with connect(url) as stream:
+        stream.create_topic(topic)
+        for number in range(3):
+            stream.send(topic, str(number))
+        stream.flush(30)
+        last, opened = list(stream.read(topic))[-1], stream.open_topic(topic)
+        for place in (last.offset + 1, last.offset + 500):
+            batch = opened.read(0, place, 10, 0.2)
+            assert (len(batch), batch.next) == (0, opened.span(0)[1])
+        stream.send(topic, "new").result(30)
+        assert [record.value for record in opened.read(0, batch.next, 10, 30.0)] == [b"new"]
+
+
 def test_message_ids_of_all_tools_are_understood() -> None:
     place = pointer(172, 5, 3)
     for text in ("172:5:-1:3", "172:5:2:3", "(172,5,-1,3)", str(place)):

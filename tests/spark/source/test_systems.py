@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,16 +12,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.spark import Pipeline, TopicTarget
 from tests.clients.names import fresh
-from tests.moto_server import REGION
 from tests.systems import test_one_program as systems
-from tests.systems.kinesis_server import KinesisServer
-
-
-@contextmanager
-def kinesis(folder: Path) -> Iterator[str]:
-    with KinesisServer(folder / "kinesis", persist=False) as server:
-        yield f"kinesis://{REGION}?endpoint_url={server.endpoint}&read_interval_s=0.03"
-
 
 OTHERS: Final = (
     systems.redis,
@@ -32,7 +22,7 @@ OTHERS: Final = (
     systems.postgres,
     systems.sqlite,
     systems.files,
-    kinesis,
+    systems.kinesis,
 )
 """Kafka and the embedded log have tests of their own."""
 

@@ -28,6 +28,7 @@ from penstock.streams.pulsar.messages import (
     ledger_of,
     next_after,
     parse_pointer,
+    pointer,
     pointer_of,
     pointer_text,
 )
@@ -237,8 +238,12 @@ class PulsarTopicStream:
             reader.reader, reader.is_new, reader.is_stuck = fresh.reader, True, False
 
     def _end_of_wait(self, partition: int, reader: _Reader) -> Pointer:
-        """Where reading continues when nothing came: further on if the newest ledger is another one now."""
+        """Where reading continues when nothing came: further on if the newest ledger is another one now, or if all of
+        the last entry, a batch, was read."""
         now_s = time.monotonic()
+        is_in_batch = index_of(reader.next) > 0 and not reader.is_stuck
+        if is_in_batch and reader.state.end == pointer(ledger_of(reader.next), entry_of(reader.next) + 1):
+            return reader.state.end
         if now_s - reader.state_s < _STATE_S:
             return reader.next
         state = self._state(partition)
