@@ -15,7 +15,8 @@ import pytest
 import typer
 
 import penstock
-from penstock.cli.commands import alerts, notifiers
+from penstock.cli import notifiers
+from penstock.cli.commands import alerts
 from penstock.cli.commands.alerts import look_and_check
 from penstock.console.service import default_state
 from penstock.errors import ConfigError
