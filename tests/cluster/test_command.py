@@ -187,6 +187,6 @@ def test_a_folder_keeps_its_data_between_down_and_up_in_the_foreground(tmp_path:
         second.terminate()
         second.communicate(timeout=TIMEOUT_S)
     assert second.returncode == 128 + signal.SIGTERM
-    assert not Path(f"/proc/{pid}").exists()
+    eventually("the broker has ended", lambda: not Path(f"/proc/{pid}").exists())
     with pytest.raises(ClusterError, match="no cluster is up"):
         Cluster.at(tmp_path)
