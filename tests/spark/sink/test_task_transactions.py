@@ -1,7 +1,7 @@
 """Large batches, published by tasks in transactions that the driver commits: ADR 24, case by case.
 
-A driver dies by an exception that nothing in the code catches; `test_kills` does the same by kill -9. Every test runs on
-our broker, and on Apache Kafka with transaction version 2 and before it.
+A driver dies by an exception that nothing in the code catches; `test_kills` does the same by kill -9. Every test runs
+on our broker, and on Apache Kafka with transaction version 2 and before it.
 """
 
 from __future__ import annotations
@@ -423,6 +423,7 @@ def test_an_attempt_whose_id_is_taken_while_it_writes_does_not_report(
             patch.setattr(TaskWriter, moment, overtaken)
             with pytest.raises(TransactionLostError):
                 writer.write(Assignment(0, files), f"{runs.ids}zombie")
+    coordinators.fence(f"{runs.ids}zombie")  # or it would hold up the readers of witnesses
 
 
 def test_an_old_driver_is_fenced_wherever_it_is(
@@ -476,7 +477,9 @@ def test_a_record_that_can_never_be_stored_is_named_and_its_batch_is_not_seen(
 ) -> None:
     connection.create_topic(runs.topic, 1, {"max.message.bytes": "2000"})
     delivery = runs.open(partitions=1)
-    big = numbered(spark, 0, 100).withColumn("value", F.when(F.col("value") == "70", F.repeat(F.lit("x"), F.lit(5_000))))
+    big = numbered(spark, 0, 100).withColumn(
+        "value", F.when(F.col("value") == "70", F.repeat(F.lit("x"), F.lit(5_000)))
+    )
     with pytest.raises(DeliveryError, match=r"max\.message\.bytes"):
         delivery.deliver(big, 0)
     assert not coordinators.open_ids(runs.ids)
@@ -516,6 +519,31 @@ def test_small_batches_go_through_the_driver(
     runs.open(parallel_above_bytes=10_000_000).deliver(numbered(spark, 0, 400, 4), 0)
     runs.open(parallel_above_bytes=None).deliver(numbered(spark, 400, 800, 4), 1)
     assert numbers_in(connection, runs.topic) == once_each(0, 800)
+
+
+def test_a_broker_that_is_killed_between_the_steps_costs_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Penstock(tmp_path / "broker") as server, penstock.connect(f"kafka://{server.bootstrap}") as connection:
+        runs = Runs(server, tmp_path)
+        try:
+            delivery = runs.open()
+            steps = [(Publisher, "publish"), (ParallelPublisher, "finish"), (Publisher, "replace_open")]
+            for batch, (owner, step) in enumerate(steps):
+                real: Any = getattr(owner, step)
+
+                def killing(self: Any, *given: Any, real: Any = real) -> Any:
+                    server.kill()
+                    server.start()
+                    return real(self, *given)
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(owner, step, killing)
+                    first = 400 * batch
+                    assert delivery.deliver(numbered(spark, first, first + 400, 4), batch) == Delivered(400)
+            assert numbers_in(connection, runs.topic) == once_each(0, 1_200)
+        finally:
+            runs.close()
 
 
 def test_files_are_spread_by_size_and_partitions_stay_in_order() -> None:

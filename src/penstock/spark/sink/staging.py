@@ -174,9 +174,10 @@ class StagingFolder:
                 self._remove(f"/{found.base_name}")
 
     def sync(self, batch_id: int, name: str) -> None:
-        """Make a file durable."""
+        """Make a file durable, and its folders' entries."""
         system, path = opened(self.path)
-        sync(system, f"{path}/{batch_id}/{name}")
+        for each in (f"{path}/{batch_id}/{name}", f"{path}/{batch_id}", path):
+            sync(system, each)
 
     def _remove(self, below: str) -> None:
         system, path = opened(self.path)

@@ -118,12 +118,14 @@ class TaskWriter:
         Raises TransactionLostError for problems that a new attempt may solve, after aborting the transaction.
         """
         options = options_of(self.client)
-        failures: list[DeliveryError] = []
+        refused: list[DeliveryError] = []
+        lost: list[str] = []
 
         def on_refused(error: KafkaError, message: Message) -> None:
-            if not failures or error.code() in REFUSED_FOR_GOOD:
-                failures[:] = [not_delivered(str(message.topic()), error)]
-                failures[0].retriable = error.code() not in REFUSED_FOR_GOOD
+            if error.code() in REFUSED_FOR_GOOD:
+                refused.append(not_delivered(str(message.topic()), error))
+            else:
+                lost.append(error.str())
 
         with contextlib.ExitStack() as closing:
             coordinators = TransactionCoordinators(self.bootstrap, options, self.timeout_s)
@@ -139,12 +141,12 @@ class TaskWriter:
                     producer.append_rows(rows)
                 producer.produce(WITNESSES, witness.encode(), transactional_id.encode(), 0)
                 self._flush(producer)
-                if failures:
-                    raise failures[0]
+                if refused or lost:
+                    raise TransactionLostError(f"{len(refused) + len(lost)} records were not stored: {lost[:1]}")
             except BaseException as error:
                 with contextlib.suppress(TransactionLostError):  # then the driver aborts it, or its timeout does
                     producer.abort()
-                refusal = _refusal_of(failures[0] if failures else error)
+                refusal = _refusal_of(refused[0] if refused else error)
                 if refusal is None:
                     raise
                 return refusal
@@ -287,7 +289,7 @@ class ParallelPublisher:
             return []
         for each in ended:
             self._coordinators.fence(each.id)  # waits for its end; from here on nothing can change the outcome
-        self._witnesses.look_to_the_end()
+        self._witnesses.look_to_the_end(lambda: self._abort_others(self._own_ids))
         return [each for each in ended if self._witnesses.get(each.id.encode()) != each.witness.encode()]
 
     def _abort_others(self, prefix: str) -> None:
