@@ -15,6 +15,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -128,6 +129,8 @@ class TaskWriter:
                 lost.append(error.str())
 
         with contextlib.ExitStack() as closing:
+            # The disk syncs while the rows are sent.
+            synced = closing.enter_context(ThreadPoolExecutor(1, "penstock-sync")).submit(self._sync, assignment.files)
             coordinators = TransactionCoordinators(self.bootstrap, options, self.timeout_s)
             closing.callback(coordinators.close)
             producer = bounded_producer(self.bootstrap, options, transactional_id, self.timeout_s, on_refused)
@@ -152,8 +155,7 @@ class TaskWriter:
                 return refusal
             if coordinators.owner(transactional_id) != dataclasses.replace(owner, is_open=True):
                 raise OvertakenError(f"the transaction of {transactional_id!r} was ended before the task was done")
-        for name in assignment.files:
-            self.folder.sync(self.batch_id, name)
+            synced.result()
         return TaskTransaction(
             id=transactional_id,
             producer_id=owner.producer_id,
@@ -172,6 +174,10 @@ class TaskWriter:
                 if topics is not None:
                     topics.ensure(topics_in(batch, None))
                 yield rows_of(batch, self.topic)
+
+    def _sync(self, files: Iterable[str]) -> None:
+        for name in files:
+            self.folder.sync(self.batch_id, name)
 
     def _flush(self, producer: TransactionalProducer) -> None:
         deadline_s = time.monotonic() + self.timeout_s
