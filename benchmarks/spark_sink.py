@@ -1,5 +1,6 @@
 """Writing a batch of Spark into a topic: exactly-once, at-least-once, and by Spark's own Kafka sink, on one log.
 
+Large exactly-once batches are written by the tasks; that all rows pass through the driver instead is timed beside it.
 `python -m benchmarks spark-sink` writes the same rows, which wait in Spark's memory, through each in turn. All write to
 the embedded log with acks=all, which is fsync before the answer. Small batches are timed as well: there, what counts is
 what a batch costs that has next to no rows.
@@ -24,12 +25,15 @@ from penstock.spark import TopicTarget
 from penstock.spark.sessions.jars import connector_jars
 from penstock.spark.sessions.opening import session
 from penstock.spark.sink.target import Delivery, QueryIdentity
+from penstock.spark.sink.task_transactions import PARALLEL_ABOVE_BYTES
 
 ROWS: Final = 400_000
 FEW: Final = 100
 SMALL_BATCHES: Final = 15
 VALUE_BYTES: Final = 100
 PARTITIONS: Final = 2
+
+DRIVER: Final = "exactly-once through the driver"
 
 Write = Callable[[DataFrame], None]
 
@@ -58,9 +62,14 @@ def measured(
     rounds: int,
 ) -> None:
     many, few = made(spark, rows), made(spark, FEW)
-    once = opened(url, folder, Guarantee.EXACTLY_ONCE)
-    least = opened(url, folder, Guarantee.AT_LEAST_ONCE)
-    ways: dict[str, Write] = {"exactly-once": numbered(once), "at-least-once": numbered(least)}
+    once = opened(url, folder, "exactly-once", Guarantee.EXACTLY_ONCE)
+    driver = opened(url, folder, "by-the-driver", Guarantee.EXACTLY_ONCE, parallel_above_bytes=None)
+    least = opened(url, folder, "at-least-once", Guarantee.AT_LEAST_ONCE)
+    ways: dict[str, Write] = {
+        "exactly-once": numbered(once),
+        "at-least-once": numbered(least),
+        DRIVER: numbered(driver),
+    }
     if connector_jars():
         ways["Spark's Kafka sink"] = lambda frame: native(frame, bootstrap)
     else:
@@ -75,8 +84,8 @@ def measured(
             large[name].append(rows / seconds(write, many))
             small[name] += [1000 * seconds(write, few) for _ in range(SMALL_BATCHES)]
             say(f"   {name}: {large[name][-1]:,.0f} rows/s, {statistics.median(small[name]):.0f} ms for {FEW} rows")
-    once.close()
-    least.close()
+    for delivery in (once, driver, least):
+        delivery.close()
     tell(report, large, small, rows)
 
 
@@ -85,6 +94,11 @@ def tell(report: Report, large: dict[str, list[float]], small: dict[str, list[fl
     speed = {name: statistics.median(taken) for name, taken in large.items()}
     for name, taken in small.items():
         report.figures.append(Figure(f"spark sink, {FEW} rows, {name}, p50", statistics.median(taken), "ms"))
+    tasks = "at-least-once from the same tasks"
+    report.rows.append(
+        Row(f"spark sink, {what}", speed["exactly-once"], "exactly-once", speed["at-least-once"], tasks, "rows/s", 0.7)
+    )
+    report.figures.append(Figure(f"spark sink, {what}, {DRIVER}", speed[DRIVER], "rows/s"))
     peer = "Spark's Kafka sink"
     for name in ("exactly-once", "at-least-once"):
         if peer in speed:
@@ -104,9 +118,13 @@ def made(spark: SparkSession, rows: int) -> DataFrame:
     return frame
 
 
-def opened(url: str, folder: Path, guarantee: Guarantee) -> Delivery:
-    target = TopicTarget(url, str(guarantee), partitions=PARTITIONS, guarantee=guarantee)
-    return target.open(QueryIdentity("benchmark", str(guarantee), str(guarantee), str(folder / f"{guarantee}-staging")))
+def opened(
+    url: str, folder: Path, name: str, guarantee: Guarantee, parallel_above_bytes: int | None = PARALLEL_ABOVE_BYTES
+) -> Delivery:
+    target = TopicTarget(
+        url, name, partitions=PARTITIONS, guarantee=guarantee, parallel_above_bytes=parallel_above_bytes
+    )
+    return target.open(QueryIdentity("benchmark", name, name, str(folder / f"{name}-staging")))
 
 
 def numbered(delivery: Delivery) -> Write:

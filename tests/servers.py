@@ -120,10 +120,13 @@ class ApacheKafka:
         folder: Path,
         settings: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (*QUICK_START, "-Xmx512m"),
+        features: Mapping[str, int] | None = None,
     ) -> None:
+        """`features` have the versions that are not those of this Kafka's defaults, such as `transaction.version`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._java_options = java_options
+        self._features = features or {}
         self.port, controller_port = free_ports(2)
         properties = {
             "process.roles": "broker,controller",
@@ -160,7 +163,7 @@ class ApacheKafka:
     def start(self) -> None:
         output = self.folder / "output.txt"
         if not (self.folder / "data").exists():
-            format_storage(self._properties, output)
+            format_storage(self._properties, output, self._features)
         self._process = ServerProcess(
             [*java_command(*self._java_options), "kafka.Kafka", str(self._properties)], output
         )
@@ -261,9 +264,11 @@ def java_command(*options: str) -> list[str]:
     return [real_parts.java(), warnings, *options, "-cp", real_parts.kafka_class_path()]
 
 
-def format_storage(properties: Path, output: Path) -> None:
+def format_storage(properties: Path, output: Path, features: Mapping[str, int]) -> None:
     command = [*java_command(*QUICK_START), "kafka.tools.StorageTool", "format", "--standalone"]
     command += ["--cluster-id", "cGVuc3RvY2stdGVzdHMtMQ", "--config", str(properties)]
+    for name, version in features.items():
+        command += ["--feature", f"{name}={version}"]
     with output.open("ab") as sink:
         done = subprocess.run(command, stdout=sink, stderr=sink, timeout=START_TIMEOUT_S, check=False)
     if done.returncode != 0:

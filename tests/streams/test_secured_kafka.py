@@ -3,6 +3,7 @@ environment, and says what is wrong with them without telling them."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from penstock.console.service import Service
 from penstock.console.views import MessageQuery, Person
 from penstock.errors import BrokerUnavailableError, ConfigError, StreamError
 from penstock.streams.kafka.plain import PlainConnection
+from penstock.streams.kafka.producing.open_transactions import TransactionCoordinators
+from penstock.streams.kafka.producing.transactions import start_transactional
 from penstock.streams.kafka.security import Security
 from penstock.streams.kafka.stream import kafka_of
 from penstock.streams.url import Host
@@ -168,3 +171,32 @@ def test_our_own_requests_say_what_they_cannot_do(kafka: SecuredKafka) -> None:
     unverified = {**kafka.settings(), "ssl.ca.location": "probe", "enable.ssl.certificate.verification": False}
     with PlainConnection(host, SOON_S, Security(unverified)) as connection:
         assert connection.cluster_id()
+
+
+def test_transactions_of_another_producer_are_committed_and_aborted_over_tls(kafka: SecuredKafka) -> None:
+    topic = fresh()
+    with penstock.connect(kafka.secure_url) as stream:
+        stream.create_topic(topic, partitions=1)
+        at = kafka_of(stream)
+        coordinators = TransactionCoordinators(at.bootstrap, at.options, 30)
+        assert coordinators.is_supported()
+        for value in (b"committed", b"aborted"):
+            transactional_id = f"{topic}.{value.decode()}"
+            producer = start_transactional(
+                at.bootstrap, at.options, transactional_id, timeout_s=30, transaction_timeout_s=60
+            )
+            producer.begin()
+            producer.produce(topic, value)
+            assert producer.flush(30) == 0
+            producer.close()
+        assert sorted(coordinators.open_ids(f"{topic}.")) == [f"{topic}.aborted", f"{topic}.committed"]
+        owner = coordinators.owner(f"{topic}.committed")
+        assert owner.is_open
+        assert coordinators.commit(f"{topic}.committed", owner.producer_id, owner.epoch)
+        coordinators.fence(f"{topic}.aborted")
+        assert not coordinators.open_ids(f"{topic}.")
+        coordinators.close()
+        assert [record.value for record in stream.read(topic)] == [b"committed"]
+        scram = dataclasses.replace(at.options, librdkafka={**at.options.librdkafka, "sasl.mechanism": "SCRAM-SHA-256"})
+        with pytest.raises(ConfigError, match="only the SASL mechanism PLAIN"):
+            TransactionCoordinators(at.bootstrap, scram, 30)

@@ -120,6 +120,7 @@ KAFKA_BY_NAME: Final = (
     "src/penstock/producing/kafka/",
     "src/penstock/spark/sink/direct.py",
     "src/penstock/spark/sink/publishing.py",
+    "src/penstock/spark/sink/task_transactions.py",
     "src/penstock/spark/sink/rows.py",
     "src/penstock/spark/sink/topic.py",
     "src/penstock/spark/sink/topic_delivery.py",

@@ -31,17 +31,28 @@ from tests.seeds import seed_of
 from tests.servers import Penstock
 from tests.spark.sink.frames import numbered, numbers_in, once_each
 
-FILES = 5
+FILES = 10
 EMPTY_LINES_A_FILE = 3
 ROWS_A_FILE = 300
 RUN_S = 300
+STEPS = [
+    "after append_rows",
+    "after commit",
+    "after letters",
+    "before Spark's commit",
+    "after tasks have written",
+    "after the mark of tasks",
+    "after one EndTxn",
+    "after every EndTxn",
+    "after the end is confirmed",
+]
 
 
 @pytest.mark.xdist_group("spark-cluster")  # it has JVMs of its own
 @pytest.mark.timeout(1_200)
 def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_server: Penstock, topic: str) -> None:
     chance = random.Random(seed_of())
-    steps = sample(["after append_rows", "after commit", "after letters", "before Spark's commit"], 1)
+    steps = sample(STEPS, 2)
     chance.shuffle(steps)
     folder = tmp_path / "input"
     folder.mkdir()
@@ -55,6 +66,7 @@ def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_
         "checkpoint": str(tmp_path / "checkpoint"),
         "url": f"kafka://{sink_server.bootstrap}",
         "topic": topic,
+        "parallel": f"{topic}-parallel",
         "letters": f"{topic}.dlq",
         "sqlite": f"sqlite:{tmp_path / 'numbers.db'}",
         "postgres": shared_postgres().fresh_database(),
@@ -65,6 +77,7 @@ def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_
     wanted = once_each(0, FILES * ROWS_A_FILE)
     with penstock.connect(told["url"]) as connection:
         assert numbers_in(connection, topic) == wanted
+        assert numbers_in(connection, f"{topic}-parallel") == wanted
         with contextlib.closing(penstock.open_dead_letters(told["letters"], connection)) as letters:
             found = [letter.record.offset for letter in letters.browse(penstock.DeadLetterFilter())]
     of_a_batch = 2 * EMPTY_LINES_A_FILE  # one of each table with a key

@@ -37,8 +37,9 @@ from penstock.model import Position
 from penstock.spark.sink.target import QueryIdentity
 from penstock.streams.kafka.failures import REFUSED_FOR_GOOD, not_delivered, reason_of
 from penstock.streams.kafka.producing.producer import Row
-from penstock.streams.kafka.producing.transactions import TransactionalProducer, start_transactional
+from penstock.streams.kafka.producing.transactions import Refused, TransactionalProducer, start_transactional
 from penstock.streams.kafka.stream import KafkaStream
+from penstock.streams.options import Options
 
 TOPIC: Final = "penstock.spark.batches"
 NOTHING: Final = -1
@@ -56,6 +57,19 @@ _PATIENCE_S: Final = 3.0
 """How long another producer's open transaction may block reading before it is fenced."""
 
 
+class TaskTransaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction with rows of a batch, which a task has flushed and left open for the driver to commit."""
+
+    id: str
+    """The transactional id of the task's attempt."""
+    producer_id: int
+    epoch: int
+    witness: str
+    """The value of a record in the transaction, by which readers see whether it was committed."""
+    files: tuple[str, ...]
+    """The staged files with its rows, to publish them again if it is aborted."""
+
+
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """The last delivery to one target of one query."""
 
@@ -70,45 +84,36 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """The last delivered batch."""
     rows: int
     """The number of its rows."""
+    open: tuple[TaskTransaction, ...] = ()
+    """Transactions of tasks with rows of this batch, which are committed next. Empty once all of them are."""
 
 
-class Marks:
-    """The marks of all queries, as of the last `look`. Used by one thread."""
+class LastRecords:
+    """The last committed record of each key in a compacted topic, as of the last `look`. Used by one thread."""
 
-    def __init__(self, connection: KafkaStream, timeout_s: float) -> None:
-        connection.administration.provide(TOPIC, 1, _SETTINGS)
+    def __init__(self, connection: KafkaStream, topic: str, timeout_s: float) -> None:
+        connection.administration.provide(topic, 1, _SETTINGS)
+        self._topic = topic
         self._topics = connection.administration
-        self._stream = connection.open_topic(TOPIC)
+        self._stream = connection.open_topic(topic)
         self._timeout_s = timeout_s
         self._next = self._stream.locate(0, Position.EARLIEST)
         self._found: dict[bytes, bytes] = {}
 
-    def find(self, key: bytes) -> Mark | None:
-        """The mark of a key, as of the last look. Raises PipelineError if the record is not a mark."""
-        value = self._found.get(key)
-        try:
-            return None if value is None else msgspec.json.decode(value, type=Mark)
-        except msgspec.DecodeError as error:
-            raise PipelineError(
-                f"topic {TOPIC!r} has a record with the key {key!r} that is not the mark of a batch ({error}), so the "
-                "last delivered batch is unknown: find out what else writes to this topic"
-            ) from error
-
-    def wrote(self, key: bytes, mark: Mark) -> None:
-        """Remember a mark that this process has committed, without reading it."""
-        self._take(key, msgspec.json.encode(mark))
+    def get(self, key: bytes) -> bytes | None:
+        return self._found.get(key)
 
     def keys(self) -> list[bytes]:
-        """The keys of all marks, the newest last."""
+        """All keys, the newest last."""
         return list(self._found)
 
     def look(self) -> None:
-        """Read the marks up to the first open transaction."""
-        self._read(self._topics.latest(TOPIC, [0])[0], None)
+        """Read the records up to the first open transaction."""
+        self._read(self._topics.latest(self._topic, [0])[0], None)
 
-    def look_to_the_end(self, when_stuck: Callable[[], None]) -> None:
-        """Read all marks. This waits for open transactions to end; `when_stuck` is called once to end them."""
-        self._read(self._topics.ends(TOPIC, [0])[0], when_stuck)
+    def look_to_the_end(self, when_stuck: Callable[[], None] | None = None) -> None:
+        """Read all records. This waits for open transactions to end; `when_stuck` is called once to end them."""
+        self._read(self._topics.ends(self._topic, [0])[0], when_stuck)
 
     def close(self) -> None:
         self._stream.close()
@@ -123,8 +128,8 @@ class Marks:
             waited_s = time.monotonic() - begun_s
             if waited_s > self._timeout_s:
                 raise StreamError(
-                    f"topic {TOPIC!r} could not be read to its end within {self._timeout_s:g} s: the broker does not "
-                    "answer, or another producer has an open transaction there"
+                    f"topic {self._topic!r} could not be read to its end within {self._timeout_s:g} s: the broker does "
+                    "not answer, or another producer has an open transaction there"
                 )
             if when_stuck is not None and waited_s > _PATIENCE_S:
                 when_stuck()
@@ -136,6 +141,28 @@ class Marks:
         self._found.pop(key, None)  # so that the newest are last
         if value is not None:
             self._found[key] = value
+
+
+class Marks(LastRecords):
+    """The marks of all queries."""
+
+    def __init__(self, connection: KafkaStream, timeout_s: float) -> None:
+        super().__init__(connection, TOPIC, timeout_s)
+
+    def find(self, key: bytes) -> Mark | None:
+        """The mark of a key, as of the last look. Raises PipelineError if the record is not a mark."""
+        value = self.get(key)
+        try:
+            return None if value is None else msgspec.json.decode(value, type=Mark)
+        except msgspec.DecodeError as error:
+            raise PipelineError(
+                f"topic {TOPIC!r} has a record with the key {key!r} that is not the mark of a batch ({error}), so the "
+                "last delivered batch is unknown: find out what else writes to this topic"
+            ) from error
+
+    def wrote(self, key: bytes, mark: Mark) -> None:
+        """Remember a mark that this process has committed, without reading it."""
+        self._take(key, msgspec.json.encode(mark))
 
 
 logger = logging.getLogger(__name__)
@@ -183,7 +210,9 @@ class Publisher:
                 return msgspec.structs.replace(self._mark, epoch=1)
             if found.run == self._mark.run:
                 return None
-            return msgspec.structs.replace(self._mark, epoch=found.epoch + 1, batch=found.batch, rows=found.rows)
+            return msgspec.structs.replace(
+                self._mark, epoch=found.epoch + 1, batch=found.batch, rows=found.rows, open=found.open
+            )
 
         self._write("open", new_mark, tuple)
 
@@ -193,29 +222,65 @@ class Publisher:
         return self._mark
 
     def is_delivered(self, batch_id: int) -> bool:
-        """Whether this batch is the last delivered one. Raises CheckpointMismatchError for an older batch."""
+        """Whether this batch is the last delivered one. Raises CheckpointMismatchError for an older batch.
+
+        If `last` has open transactions, they must be committed first.
+        """
+        if self._is_in_doubt:
+            self._write("look up the last batch", lambda: self._own_mark(batch_id) and None, tuple)
         check_order(batch_id, self._mark.batch, self._mark.target)
         return batch_id == self._mark.batch
 
-    def publish(self, batch_id: int, rows: Callable[[], Iterable[Row]], count: int) -> None:
+    @property
+    def transactional_id(self) -> str:
+        """The id under which this driver publishes. The ids of its tasks begin with it."""
+        return self._id
+
+    def publish(
+        self,
+        batch_id: int,
+        rows: Callable[[], Iterable[Row]],
+        count: int,
+        transactions: tuple[TaskTransaction, ...] = (),
+    ) -> None:
         """Publish the rows of a batch once. `rows` is called again if a transaction must be repeated.
+
+        `transactions` have more rows of the batch: once this returns, those of `last` must be committed, and
+        `replace_open` called. `count` is the number of all rows.
 
         Raises FencedError if a newer run has opened the target, DeliveryError if a record can never be stored (then
         nothing is), and TransactionAbortedError or OutcomeUnknownError for problems that a new attempt may solve.
         """
 
         def new_mark() -> Mark | None:
-            found = self._marks.find(self._key)
-            if found is None or found.run != self._mark.run:
-                raise FencedError(
-                    f"{self._mark.target} of query {self._mark.query!r} of pipeline {self._mark.pipeline!r} was opened "
-                    f"by a newer run, which delivers batch {batch_id}: this run must stop"
-                )
+            found = self._own_mark(batch_id)
             if found.batch == batch_id:
                 return None
-            return msgspec.structs.replace(found, batch=batch_id, rows=count)
+            return msgspec.structs.replace(found, batch=batch_id, rows=count, open=transactions)
 
         self._write(f"publish batch {batch_id}", new_mark, rows)
+
+    def replace_open(self, transactions: tuple[TaskTransaction, ...]) -> None:
+        """Record that the open transactions of the last batch have ended, and which take the place of the aborted ones.
+
+        Raises as `publish` does.
+        """
+        batch_id = self._mark.batch
+
+        def new_mark() -> Mark | None:
+            found = self._own_mark(batch_id)
+            return None if found.open == transactions else msgspec.structs.replace(found, open=transactions)
+
+        self._write(f"complete batch {batch_id}", new_mark, tuple)
+
+    def _own_mark(self, batch_id: int) -> Mark:
+        found = self._marks.find(self._key)
+        if found is None or found.run != self._mark.run:
+            raise FencedError(
+                f"{self._mark.target} of query {self._mark.query!r} of pipeline {self._mark.pipeline!r} was opened "
+                f"by a newer run, which delivers batch {batch_id}: this run must stop"
+            )
+        return found
 
     def forget(self) -> None:
         """Delete the mark: nothing will be delivered under this identity again."""
@@ -283,7 +348,7 @@ class Publisher:
             self._is_in_doubt = True
             producer.commit()
         except TransactionLostError as error:
-            refused = self._refused or _refused_by(error)
+            refused = self._refused or refused_by(error)
             if refused is None:
                 raise
             self._abort(producer)
@@ -308,19 +373,8 @@ class Publisher:
             producer.close()
 
     def _new_producer(self, transactional_id: str) -> TransactionalProducer:
-        options = self._connection.options
-        bounded = {
-            "queue.buffering.max.kbytes": _QUEUE_KBYTES,
-            "queue.buffering.max.messages": _QUEUE_RECORDS,
-            **options.librdkafka,
-        }
-        return start_transactional(
-            self._connection.bootstrap,
-            dataclasses.replace(options, librdkafka=bounded),
-            transactional_id,
-            timeout_s=self._timeout_s,
-            transaction_timeout_s=self._timeout_s,
-            on_refused=self._on_refused,
+        return bounded_producer(
+            self._connection.bootstrap, self._connection.options, transactional_id, self._timeout_s, self._on_refused
         )
 
     def _on_refused(self, error: KafkaError, message: Message) -> None:
@@ -338,6 +392,25 @@ class Publisher:
                 self._new_producer(key.decode()).close()
 
 
+def bounded_producer(
+    bootstrap: str, options: Options, transactional_id: str, timeout_s: float, on_refused: Refused
+) -> TransactionalProducer:
+    """Start a transactional producer whose queue is small enough for a driver or a task."""
+    bounded = {
+        "queue.buffering.max.kbytes": _QUEUE_KBYTES,
+        "queue.buffering.max.messages": _QUEUE_RECORDS,
+        **options.librdkafka,
+    }
+    return start_transactional(
+        bootstrap,
+        dataclasses.replace(options, librdkafka=bounded),
+        transactional_id,
+        timeout_s=timeout_s,
+        transaction_timeout_s=timeout_s,
+        on_refused=on_refused,
+    )
+
+
 def check_order(batch_id: int, last: int, target: str) -> None:
     """Raise CheckpointMismatchError for a batch before the last delivered one: Spark repeats only the last batch."""
     if batch_id < last:
@@ -348,7 +421,7 @@ def check_order(batch_id: int, last: int, target: str) -> None:
         )
 
 
-def _refused_by(error: TransactionLostError) -> DeliveryError | None:
+def refused_by(error: TransactionLostError) -> DeliveryError | None:
     """The error if librdkafka permanently refused a record."""
     reason = reason_of(error.__cause__) if error.__cause__ is not None else None
     if reason is None or reason.code() not in REFUSED_FOR_GOOD:

@@ -9,6 +9,7 @@ only complete files.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,13 +17,13 @@ from typing import Final
 
 import pyarrow as pa
 from pyarrow import NativeFile
-from pyarrow.fs import FileType
+from pyarrow.fs import FileSelector, FileType
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.errors import PipelineError
-from penstock.spark.sink.file_systems import opened
+from penstock.spark.sink.file_systems import opened, sync
 from penstock.spark.values.arrow_mapping import map_in_arrow
 
 INLINE_BYTES: Final = 256 << 10
@@ -32,6 +33,7 @@ STAGED: Final = StructType(
     [
         StructField("partition", IntegerType(), False),
         StructField("rows", LongType(), False),
+        StructField("size_bytes", LongType(), False),
         StructField("host", StringType(), False),
         StructField("file", StringType()),
         StructField("inline", BinaryType()),
@@ -43,6 +45,7 @@ _RESULT: Final = pa.schema(
     [
         pa.field("partition", pa.int32(), False),
         pa.field("rows", pa.int64(), False),
+        pa.field("size_bytes", pa.int64(), False),
         pa.field("host", pa.string(), False),
         pa.field("file", pa.string()),
         pa.field("inline", pa.binary()),
@@ -56,6 +59,8 @@ class Part:
 
     partition: int
     rows: int
+    size_bytes: int
+    """The size of the rows in Arrow's memory."""
     host: str
     file: str | None
     inline: bytes | None
@@ -80,23 +85,27 @@ class Stager:
                 yield self._written(first, batches)
                 return
         if first:
-            yield _result(sum(batch.num_rows for batch in first), None, _stream_of(first))
+            yield _result(sum(batch.num_rows for batch in first), size_bytes, None, _stream_of(first))
 
     def _written(self, first: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
         assert context is not None, "rows are staged by tasks of Spark"
-        name = f"partition-{context.partitionId():05d}-attempt-{context.taskAttemptId()}.arrow"
-        rows = 0
+        # Numbers of attempts start again with each driver, and tasks of a dead one may still write.
+        attempt = f"{context.taskAttemptId()}-{secrets.token_hex(4)}"
+        name = f"partition-{context.partitionId():05d}-attempt-{attempt}.arrow"
+        rows = size_bytes = 0
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(self.folder.create(self.batch_id, name))
             writer = stack.enter_context(pa.ipc.new_stream(file, first[0].schema))
             while first:
                 rows += first[0].num_rows
+                size_bytes += first[0].nbytes
                 writer.write_batch(first.pop(0))
             for batch in rest:
                 rows += batch.num_rows
+                size_bytes += batch.nbytes
                 writer.write_batch(batch)
-        return _result(rows, name, None)
+        return _result(rows, size_bytes, name, None)
 
 
 def part_of(result: pa.RecordBatch) -> Part:
@@ -113,10 +122,10 @@ def _stream_of(batches: list[pa.RecordBatch]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _result(rows: int, file: str | None, inline: bytes | None) -> pa.RecordBatch:
+def _result(rows: int, size_bytes: int, file: str | None, inline: bytes | None) -> pa.RecordBatch:
     context = TaskContext.get()
     assert context is not None, "rows are staged by tasks of Spark"
-    columns = [[context.partitionId()], [rows], [socket.gethostname()], [file], [inline]]
+    columns = [[context.partitionId()], [rows], [size_bytes], [socket.gethostname()], [file], [inline]]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _RESULT, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=_RESULT)
 
@@ -133,25 +142,42 @@ class StagingFolder:
         system.create_dir(f"{path}/{batch_id}", recursive=True)
         return system.open_output_stream(f"{path}/{batch_id}/{name}")
 
-    def read(self, batch_id: int, name: str, host: str) -> NativeFile:
-        """Open a file that a task on `host` has written."""
+    def read(self, batch_id: int, name: str, host: str = "") -> NativeFile:
+        """Open a file that a task on `host` has written; "": on a host that is not known."""
         system, path = opened(self.path)
         try:
             return system.open_input_stream(f"{path}/{batch_id}/{name}")
         except FileNotFoundError as error:
             raise PipelineError(
-                f"the driver cannot find {path}/{batch_id}/{name}, which a task on {host!r} has staged: put the "
-                "checkpoints of the pipeline where the driver and all executors see them, such as a shared folder or "
-                "s3://"
+                f"{socket.gethostname()!r} cannot find {path}/{batch_id}/{name}, which a task on "
+                f"{host or 'another host'!r} has staged: put the checkpoints of the pipeline where the driver and all "
+                "executors see them, such as a shared folder or s3://"
             ) from error
+
+    def batches(self, batch_id: int, name: str, host: str = "") -> Iterator[pa.RecordBatch]:
+        """The rows of a file, with one Arrow batch in memory at a time."""
+        with self.read(batch_id, name, host) as file, pa.ipc.open_stream(file) as stream:
+            yield from stream
 
     def remove(self, batch_id: int) -> None:
         """Delete the files of a batch."""
         self._remove(f"/{batch_id}")
 
-    def clear(self) -> None:
-        """Delete the files of all batches."""
-        self._remove("")
+    def clear(self, keep: int | None = None) -> None:
+        """Delete the files of all batches but `keep`."""
+        if keep is None:
+            self._remove("")
+            return
+        system, path = opened(self.path)
+        for found in system.get_file_info(FileSelector(path, allow_not_found=True)):
+            if found.base_name != str(keep):
+                self._remove(f"/{found.base_name}")
+
+    def sync(self, batch_id: int, name: str) -> None:
+        """Make a file durable, and its folders' entries."""
+        system, path = opened(self.path)
+        for each in (f"{path}/{batch_id}/{name}", f"{path}/{batch_id}", path):
+            sync(system, each)
 
     def _remove(self, below: str) -> None:
         system, path = opened(self.path)
@@ -171,6 +197,15 @@ class Staged:
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
 
+    @property
+    def in_files(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.file is not None)
+
+    @property
+    def inline(self) -> Staged:
+        """Only the rows that came with the results of tasks."""
+        return Staged(self.folder, self.batch_id, tuple(part for part in self.parts if part.inline is not None))
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows in the order of their partitions, with one Arrow batch in memory at a time."""
         for part in self.parts:
@@ -179,11 +214,7 @@ class Staged:
                     yield from stream
             else:
                 assert part.file is not None, "a part is inline or in a file"
-                with (
-                    self.folder.read(self.batch_id, part.file, part.host) as file,
-                    pa.ipc.open_stream(file) as stream,
-                ):
-                    yield from stream
+                yield from self.folder.batches(self.batch_id, part.file, part.host)
 
     def discard(self) -> None:
         """Delete the staged files: the rows are published, or will be staged again."""

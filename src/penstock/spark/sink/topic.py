@@ -15,6 +15,7 @@ from penstock.model import Guarantee
 from penstock.serde import Topic
 from penstock.spark.sink.publishing import TRANSACTION_TIMEOUT_S
 from penstock.spark.sink.target import Delivery, OutputMode, QueryIdentity, guarantee_of
+from penstock.spark.sink.task_transactions import PARALLEL_ABOVE_BYTES
 from penstock.spark.sink.topic_delivery import AppendingDelivery, DirectDelivery, TransactionDelivery
 from penstock.spark.sink.topic_encoding import check_encodable, encoded
 from penstock.spark.source.open_streams import features_of
@@ -41,6 +42,10 @@ class TopicTarget:
     in the header `penstock-idempotency-key`, and consumers with `idempotency_key="header:penstock-idempotency-key"`
     process each key once.
 
+    An exactly-once batch with more than `parallel_above_bytes` of rows (None: never) is written by the tasks, each in
+    a transaction of its own, which the driver commits one after the other: consumers see it part by part. Smaller
+    batches pass through the driver, and appear at once.
+
     `client` has options of `connect`. `transaction_timeout_s` is how long publishing one batch may take, and how long a
     driver that died inside a transaction, and is not started again, can block readers.
     """
@@ -54,6 +59,7 @@ class TopicTarget:
     partitions: int | None = field(default=None, kw_only=True)
     client: ConnectOptions | None = field(default=None, kw_only=True, repr=False)
     transaction_timeout_s: float = field(default=TRANSACTION_TIMEOUT_S, kw_only=True)
+    parallel_above_bytes: int | None = field(default=PARALLEL_ABOVE_BYTES, kw_only=True)
     _features: Features = field(default=frozenset(), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +77,9 @@ class TopicTarget:
                 f"{self.label}: transaction_timeout_s={self.transaction_timeout_s!r} must be between 1 and 900, the "
                 "broker's default maximum"
             )
+        limit_bytes = self.parallel_above_bytes
+        if limit_bytes is not None and (isinstance(limit_bytes, bool) or limit_bytes < 0):
+            raise ConfigError(f"{self.label}: parallel_above_bytes={limit_bytes!r} must be an integer >= 0, or None")
         is_kafka = scheme_of(self.url) in KAFKA_SCHEMES
         features = FEATURES if is_kafka else features_of(self.url, self.client or {})
         shown = without_password(self.url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,23 +12,27 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from penstock.abc import Stream, TopicStream
-from penstock.errors import DeliveryError, TopicExistsError
+from penstock.errors import ConfigError, DeliveryError, FencedError, PipelineError, TopicExistsError
 from penstock.model import Receipt
 from penstock.spark.sink.direct import WRITTEN_ROWS, DirectWriter
 from penstock.spark.sink.publishing import Publisher
 from penstock.spark.sink.rows import records_of, rows_of, topics_in
 from penstock.spark.sink.staging import Staged, StagingFolder, stage
 from penstock.spark.sink.target import Delivered, QueryIdentity
+from penstock.spark.sink.task_transactions import MOST_FILES, ParallelPublisher, TaskWriter
 from penstock.spark.sink.topics import TopicCreator
 from penstock.spark.source.open_streams import OpenStream
 from penstock.spark.values.arrow_mapping import map_in_arrow
 from penstock.streams import Connection
+from penstock.streams.kafka.producing.open_transactions import TransactionCoordinators
 from penstock.streams.kafka.producing.producer import Row
-from penstock.streams.kafka.stream import kafka_of
+from penstock.streams.kafka.stream import KafkaStream, kafka_of
 from penstock.streams.options import ConnectOptions
 
 if TYPE_CHECKING:
     from penstock.spark.sink.topic import TopicTarget
+
+logger = logging.getLogger(__name__)
 
 _RECEIPT_S = 120.0
 
@@ -47,7 +52,10 @@ class StagedRows:
 
 
 class TransactionDelivery:
-    """Exactly-once to the embedded log and Kafka: tasks stage, the driver publishes in one transaction."""
+    """Exactly-once to the embedded log and Kafka: tasks stage, and the driver publishes in one transaction.
+
+    Large batches are published by tasks in transactions of their own, which the driver commits.
+    """
 
     def __init__(self, target: TopicTarget, connection: Connection, identity: QueryIdentity) -> None:
         """Takes ownership of the connection."""
@@ -55,26 +63,86 @@ class TransactionDelivery:
         self._connection = connection
         self._topics = topics_for(target, connection)
         self._staging = StagingFolder(identity.staging)
-        self._publisher = Publisher(kafka_of(connection), identity, target.label, target.transaction_timeout_s)
+        kafka = kafka_of(connection)
+        self._publisher = Publisher(kafka, identity, target.label, target.transaction_timeout_s)
         self._publisher.open()
-        self._staging.clear()  # only after the previous run is fenced, and no longer reads its files
+        last = self._publisher.last
+        # Only after the previous run is fenced, and no longer reads its files.
+        self._staging.clear(keep=last.batch if last.open else None)
+        self._parallel = self._parallel_publisher(kafka)
+        if self._parallel is not None:
+            self._parallel.recover()
 
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
-        if self._publisher.is_delivered(batch_id):
+        is_delivered = self._publisher.is_delivered(batch_id)
+        if self._publisher.last.open:
+            self._finish(frame)
+        if is_delivered:
             return Delivered(self._publisher.last.rows, repeated=True)
         staged = stage(self._target.encoded(frame), self._staging, batch_id)
+        if self._parallel is not None and self._is_large(staged):
+            # After an error its files stay: a mark may list them. The next attempt at the batch removes them.
+            rows = StagedRows(staged.inline, self._target.name, self._topics)
+            self._parallel.publish(frame.sparkSession, staged, rows)
+            return Delivered(staged.rows)
         try:
             if staged.rows:
                 rows = StagedRows(staged, self._target.name, self._topics)
                 self._publisher.publish(batch_id, rows, staged.rows)
-        finally:
+        except FencedError:
+            raise  # the newer run may have staged the same batch in this folder
+        except BaseException:
             staged.discard()
+            raise
+        staged.discard()
         return Delivered(staged.rows)
 
     def close(self) -> None:
         with contextlib.ExitStack() as closing:
             closing.callback(self._connection.close)
             closing.callback(self._publisher.close)
+            if self._parallel is not None:
+                closing.callback(self._parallel.close)
+
+    def _is_large(self, staged: Staged) -> bool:
+        limit_bytes = self._target.parallel_above_bytes
+        files = staged.in_files
+        is_large = limit_bytes is not None and sum(part.size_bytes for part in files) > limit_bytes
+        return is_large and 0 < len(files) <= MOST_FILES
+
+    def _finish(self, frame: DataFrame) -> None:
+        if self._parallel is None:
+            last = self._publisher.last
+            raise PipelineError(
+                f"batch {last.batch} for {last.target} was published by tasks and is not yet committed: start the "
+                "pipeline with the settings of the run that published it, so that it can be committed"
+            )
+        self._parallel.finish(frame.sparkSession)
+
+    def _parallel_publisher(self, kafka: KafkaStream) -> ParallelPublisher | None:
+        """None if all batches go through the driver."""
+        target = self._target
+        if target.parallel_above_bytes is None and not self._publisher.last.open:
+            return None
+        try:
+            coordinators = TransactionCoordinators(kafka.bootstrap, kafka.options, target.transaction_timeout_s)
+        except ConfigError as error:
+            logger.info("%s: large batches go through the driver: %s", target.label, error)
+            return None
+        if not coordinators.is_supported():
+            coordinators.close()
+            logger.info("%s: large batches go through the driver: the brokers are older than Kafka 3.0", target.label)
+            return None
+        writer = TaskWriter(
+            bootstrap=kafka.bootstrap,
+            client={**(target.client or {}), "librdkafka": kafka.options.librdkafka},
+            folder=self._staging,
+            topic=target.name,
+            partitions=target.partitions,
+            compact=target.compact,
+            timeout_s=target.transaction_timeout_s,
+        )
+        return ParallelPublisher(kafka, self._publisher, writer, coordinators)
 
 
 class DirectDelivery:

@@ -130,7 +130,14 @@ _UNREACHABLE: Final = frozenset(
         KafkaError._DESTROY,
     }
 )
-_PASSING: Final = frozenset({*_UNREACHABLE, KafkaError._NOENT, KafkaError.LEADER_NOT_AVAILABLE})
+_PASSING: Final = frozenset(
+    {
+        *_UNREACHABLE,
+        KafkaError._NOENT,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,  # also of a new partition that its leader does not know yet
+    }
+)
 _REFUSED: Final[dict[int, tuple[type[PenstockError], str]]] = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: (
         UnknownTopicError,

@@ -1,4 +1,4 @@
-"""A plain connection for a few requests: who is there, and how large the topics and disks are.
+"""A plain connection for a few requests, such as who is there, and how large the topics and disks are.
 
 librdkafka keeps retrying to reach a broker, which is right for sending and reading. Finding out at once that a broker
 is missing, or is not Kafka, takes one socket and one request. librdkafka cannot ask for sizes at all.
@@ -57,7 +57,7 @@ class PlainConnection:
             raise
 
     def cluster_id(self) -> str | None:
-        answer = self._ask(METADATA, version=2, body=struct.pack(">i", 0))
+        answer = self.ask(METADATA, version=2, body=struct.pack(">i", 0))
         for _ in range(answer.count()):
             answer.number(">i")
             answer.text()
@@ -68,7 +68,7 @@ class PlainConnection:
     def partition_sizes(self) -> dict[tuple[str, int], int]:
         """The size of each partition on this broker in bytes."""
         everything = struct.pack(">i", -1)
-        answer = self._ask(DESCRIBE_LOG_DIRS, version=1, body=everything)
+        answer = self.ask(DESCRIBE_LOG_DIRS, version=1, body=everything)
         answer.number(">i")
         sizes: dict[tuple[str, int], int] = {}
         for _ in range(answer.count()):
@@ -84,7 +84,7 @@ class PlainConnection:
 
     def disks(self) -> list[LogDir]:
         no_topics = b"\x01\x00"  # an empty array, so that no sizes are sent, and no tagged fields
-        answer = self._ask(DESCRIBE_LOG_DIRS, version=4, body=no_topics)
+        answer = self.ask(DESCRIBE_LOG_DIRS, version=4, body=no_topics, is_flexible=True)
         answer.fields(">ih")
         disks = []
         for _ in range(answer.short_count()):
@@ -112,18 +112,18 @@ class PlainConnection:
 
     def _log_in(self, user: str, password: str) -> None:
         mechanism = b"PLAIN"
-        answer = self._ask(SASL_HANDSHAKE, version=1, body=struct.pack(">h", len(mechanism)) + mechanism)
+        answer = self.ask(SASL_HANDSHAKE, version=1, body=struct.pack(">h", len(mechanism)) + mechanism)
         if answer.number(">h"):
             offered = ", ".join(answer.text() or "" for _ in range(answer.count()))
             raise StreamError(f"{self.host} does not support the SASL mechanism PLAIN, but {offered}")
         proof = f"\0{user}\0{password}".encode()
-        answer = self._ask(SASL_AUTHENTICATE, version=0, body=struct.pack(">i", len(proof)) + proof)
+        answer = self.ask(SASL_AUTHENTICATE, version=0, body=struct.pack(">i", len(proof)) + proof)
         if answer.number(">h"):
             raise StreamError(f"{self.host} refused the login of user {user!r}: {answer.text()}")
 
-    def _ask(self, api_key: int, version: int, body: bytes) -> Answer:
+    def ask(self, api_key: int, version: int, body: bytes, *, is_flexible: bool = False) -> Answer:
+        """Send a request and wait for its answer. `is_flexible`: this version has tagged fields in its headers."""
         self._correlation_id += 1
-        is_flexible = (api_key, version) == (DESCRIBE_LOG_DIRS, 4)
         if is_flexible:
             body = b"\x00" + body  # no tagged fields in the header
         length = _HEADER.size - 4 + len(_CLIENT_ID) + len(body)
