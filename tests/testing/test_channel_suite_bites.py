@@ -121,17 +121,23 @@ def test_a_defect_of_answers_is_caught(channel: Callable[..., Any], case: str) -
 def test_a_defect_that_a_kill_or_a_broken_network_brings_to_light_is_caught(
     listener: type[Any], sender: type[Any], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    freeze = TcpProxy.freeze
+    freeze, cut = TcpProxy.freeze, TcpProxy.cut
 
-    def tell(proxy: TcpProxy) -> None:
+    def tell_and_freeze(proxy: TcpProxy) -> None:
         broken.FROZEN.set()
         freeze(proxy)
 
-    monkeypatch.setattr(TcpProxy, "freeze", tell)
+    def tell_and_cut(proxy: TcpProxy) -> None:
+        broken.CUT.set()
+        cut(proxy)
+
+    monkeypatch.setattr(TcpProxy, "freeze", tell_and_freeze)
+    monkeypatch.setattr(TcpProxy, "cut", tell_and_cut)
     try:
         assert complaint_of(make_cases(listener, sender, network=True), case) is not None
     finally:
         broken.FROZEN.clear()
+        broken.CUT.clear()
 
 
 def test_a_channel_that_only_listens_refuses_to_send() -> None:
