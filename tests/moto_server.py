@@ -36,29 +36,30 @@ application, turn = DomainDispatcherApplication(create_backend_app), threading.L
 def one_at_a_time(environment, start):
     with turn:
         return [b"".join(application(environment, start))]
-run_simple("127.0.0.1", int(sys.argv[1]), one_at_a_time, threaded=True)
+run_simple(sys.argv[2], int(sys.argv[1]), one_at_a_time, threaded=True)
 """
 
 
 class MotoServer:
     """One moto. It keeps everything in memory, so a new one is empty."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self.host = host
         (self.port,) = free_ports(1)
         self._process: ServerProcess | None = None
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def start(self) -> None:
         if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
             pytest.skip("moto is not installed: run `pip install 'moto[server]'`")
-        command = [sys.executable, "-c", PROGRAM, str(self.port)]
+        command = [sys.executable, "-c", PROGRAM, str(self.port), self.host]
         self._process = ServerProcess(command, self._folder / "output.txt")
-        wait_for_start(self._process, lambda: answers(self.port))
+        wait_for_start(self._process, lambda: answers(self.port, self.host))
 
     def stop(self) -> None:
         if self._process is not None:
@@ -95,10 +96,10 @@ def shared_endpoint() -> str:
     return os.environ[VARIABLE]
 
 
-def answers(port: int) -> bool:
+def answers(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a moto behind the port answers a request."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+        with socket.create_connection((host, port), timeout=1) as connection:
             connection.sendall(b"GET /moto-api/data.json HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
             return connection.recv(5) == b"HTTP/"
     except OSError:

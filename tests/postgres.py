@@ -32,7 +32,8 @@ USERS: Final = ("postgres", "nobody")
 class PostgresServer:
     """One PostgreSQL in a folder of its own; whoever connects is believed."""
 
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
+    def __init__(self, settings: dict[str, str] | None = None, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
         (self.port,) = free_ports(1)
         self._programs = real_parts.postgres_programs()
@@ -43,7 +44,7 @@ class PostgresServer:
     @property
     def url(self) -> str:
         """The database that every server has."""
-        return f"postgresql://penstock@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://penstock@{self.host}:{self.port}/postgres"
 
     def fresh_database(self) -> str:
         """The URL of a place where no table is: a new schema, which takes less time than a new database."""
@@ -57,7 +58,7 @@ class PostgresServer:
         data = self.folder / "data"
         if not data.exists():
             self._make(data)
-        place = {"listen_addresses": "127.0.0.1", "port": str(self.port), "unix_socket_directories": ""}
+        place = {"listen_addresses": self.host, "port": str(self.port), "unix_socket_directories": ""}
         settings = [f"-c{name}={value}" for name, value in {**place, **self.settings}.items()]
         command = [*as_who_may(), str(self._programs / "postgres"), "-D", str(data), *settings]
         self._process = ServerProcess(command, self.folder / "output.txt")
@@ -102,6 +103,8 @@ class PostgresServer:
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False, cwd="/")
         if done.returncode != 0:
             raise ServerError(f"initdb failed:\n{done.stdout}{done.stderr}")
+        with (data / "pg_hba.conf").open("a") as file:  # others than those of this machine
+            file.write("host all all samenet trust\n")
 
     def _answers(self) -> bool:
         try:

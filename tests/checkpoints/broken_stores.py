@@ -281,7 +281,7 @@ class LetsUsersCommit(Store):
 
 class _Unguarded(AbstractContextManager[Any]):
     def __init__(self, database: Any) -> None:
-        from penstock.checkpoints.sqlite.transaction import SqliteTransaction
+        from penstock.checkpoints.sqlite.store import SqliteTransaction
 
         self._inner = SqliteTransaction(database)
 

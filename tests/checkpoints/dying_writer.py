@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from penstock.checkpoints.objects import cleaning as _cleaning
+from penstock.checkpoints.objects import store as _store
 from penstock.model import CheckpointKey
 from tests.checkpoints.aws_wire import Wire, make_client
 from tests.checkpoints.changes import nth_change
@@ -33,7 +33,7 @@ def write_until_death(service: str, client: Any, group: str, seed: int, saves: i
         if number == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    _cleaning.AT_ONCE = 3  # so that parts are removed while it writes
+    _store.AT_ONCE = 3  # so that parts are removed while it writes
     wire.arm(before=die)
     lease = store.claim(group, key.lease_name, "writer", None)
     assert lease is not None

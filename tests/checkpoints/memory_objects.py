@@ -1,4 +1,4 @@
-"""A shelf in memory, for what does not need a server: how versions follow each other, and who gets ahead of whom."""
+"""An object store in memory, for tests without a server: how versions follow each other, and who overtakes whom."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 class MemoryObjects:
-    """A `Shelf`. `before_swap` is called just before a head is compared and set."""
+    """An `ObjectStore`. `before_swap` is called just before a head is compared and set."""
 
     where = "memory"
     inline_bytes = 300
@@ -26,9 +26,10 @@ class MemoryObjects:
         self.reads += 1
         return self._heads.get((group, name))
 
-    def heads(self, group: str) -> Mapping[str, tuple[bytes, str]]:
+    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, str]]:
         with self._lock:
-            return {name: head for (owner, name), head in self._heads.items() if owner == group}
+            found = {name: head for (owner, name), head in self._heads.items() if owner == group}
+        return {name: head for name, head in found.items() if name.startswith(prefix)}
 
     def swap_head(self, group: str, name: str, stamp: str | None, data: bytes) -> str | None:
         if self.before_swap is not None:

@@ -14,8 +14,7 @@ from typing import IO
 
 import pytest
 
-from penstock.abc import CheckpointStore
-from penstock.checkpoints.objects import cleaning as _cleaning
+from penstock.checkpoints.objects import store as _store
 from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import CorruptCheckpointError, FencedError
 from penstock.model import CheckpointKey, Lease, Runs
@@ -105,24 +104,6 @@ def check_what_is_left(store: VersionedCheckpoints, key: CheckpointKey, seed: in
     assert set(store._objects.parts(key.group, key.lease_name)) == parts_needed(store, key)
 
 
-def spoil(store: CheckpointStore, key: CheckpointKey) -> None:
-    """Flip a bit of the version that a head refers to, wherever it is; the head itself stays whole."""
-    assert isinstance(store, VersionedCheckpoints)
-    now = store._heads.read(key.group, key.lease_name)
-    assert now is not None
-    if now.head.part:
-        data = store._objects.get_part(key.group, key.lease_name, now.head.part)
-        assert data is not None
-        store._objects.put_part(key.group, key.lease_name, now.head.part, with_flipped_bit(data))
-    else:
-        spoilt = now.head.changed(inline=with_flipped_bit(now.head.inline))
-        assert store._heads.swap(key.group, key.lease_name, now, spoilt)
-
-
-def with_flipped_bit(data: bytes) -> bytes:
-    return data[:-1] + bytes([data[-1] ^ 1])
-
-
 def scattered(count: int, seed: int) -> Runs:
     """Runs of finished records without any pattern, so that they do not become small in bytes."""
     rng = random.Random(seed)
@@ -157,7 +138,7 @@ def check_a_paused_owner_is_fenced(service: str, seed: int) -> None:
     """An owner is stopped just before each of the writes of a save; another one takes over and saves; then the first
     one goes on. What it writes then changes nothing."""
     with small(service) as (old, wire), small(service) as (new, _), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_cleaning, "AT_ONCE", 1000)  # so that the last write of a save is the one that makes it count
+        patch.setattr(_store, "AT_ONCE", 1000)  # so that the last write of a save is the one that makes it count
         last, writes = a_save_with_parts(old, wire, seed)
         for pause_at in sample(range(1, writes + 1), 3):
             key = fresh_key()

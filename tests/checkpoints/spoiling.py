@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import psycopg
 
-from penstock.checkpoints.file.store import FileCheckpoints
+from penstock.abc import CheckpointStore
+from penstock.checkpoints.objects.files import FileCheckpoints
+from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.checkpoints.postgres.store import PostgresCheckpoints
 from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.model import CheckpointKey
@@ -28,8 +30,11 @@ def open_file(folder: Path) -> FileCheckpoints:
 
 
 def open_small_files(folder: Path) -> FileCheckpoints:
-    """One that begins a new journal all the time."""
-    return FileCheckpoints(folder, rotate_bytes=500)
+    """One that writes, merges and removes parts all the time."""
+    store = FileCheckpoints(folder)
+    store._objects.new_bytes = 150
+    store._objects.inline_bytes = 400
+    return store
 
 
 def open_postgres() -> PostgresCheckpoints:
@@ -54,18 +59,22 @@ def spoil_postgres(_: PostgresCheckpoints, key: CheckpointKey) -> None:
         _spoil_row(connection, "%s", key)
 
 
-def spoil_file(store: FileCheckpoints, key: CheckpointKey) -> None:
-    """Flip a bit of the first change; a good one follows, so this is no write that was cut short."""
-    (journal,) = [
-        path for path in store.folder.glob("groups/*/partitions/*/journal") if key.group in str(path.parents[2].name)
-    ]
-    flip(journal, 60)
+def spoil_version(store: CheckpointStore, key: CheckpointKey) -> None:
+    """Flip a bit of the version that a head refers to, wherever it is; the head itself stays whole."""
+    assert isinstance(store, VersionedCheckpoints)
+    now = store._heads.read(key.group, key.lease_name)
+    assert now is not None
+    if now.head.part:
+        data = store._objects.get_part(key.group, key.lease_name, now.head.part)
+        assert data is not None
+        store._objects.put_part(key.group, key.lease_name, now.head.part, with_flipped_bit(data))
+    else:
+        spoilt = now.head.changed(inline=with_flipped_bit(now.head.inline))
+        assert store._heads.swap(key.group, key.lease_name, now, spoilt)
 
 
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 0x10
-    path.write_bytes(content)
+def with_flipped_bit(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 def _spoil_row(connection: Any, mark: str, key: CheckpointKey) -> None:

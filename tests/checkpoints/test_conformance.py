@@ -12,21 +12,21 @@ from tests.checkpoints.spoiling import (
     open_postgres,
     open_small_files,
     open_sqlite,
-    spoil_file,
     spoil_memory,
     spoil_postgres,
     spoil_sqlite,
+    spoil_version,
 )
 
 
-class SmallJournalCases(WalkCases, StoreCrashCases):
-    """Journals that are begun anew all the time: what matters is that nothing is lost, also by a kill."""
+class SmallPartCases(WalkCases, StoreCrashCases):
+    """Parts that are written, merged and removed all the time: nothing is lost, also by a kill."""
 
 
 TestMemory = checkpoint_store(MemoryCheckpoints, spoil=spoil_memory)
 TestSqlite = checkpoint_store(open_sqlite, spoil=spoil_sqlite)
-TestFile = checkpoint_store(open_file, spoil=spoil_file)
-TestFileWithSmallJournals = collect(SmallJournalCases, open_small_files)
+TestFile = checkpoint_store(open_file, spoil=spoil_version)
+TestFileWithSmallParts = collect(SmallPartCases, open_small_files)
 TestPostgres = checkpoint_store(open_postgres, spoil=spoil_postgres)
 
-del StoreCrashCases, WalkCases, SmallJournalCases  # they have no backend, and nothing to show
+del StoreCrashCases, WalkCases, SmallPartCases  # they have no backend, and nothing to show

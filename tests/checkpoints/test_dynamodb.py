@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoints.objects import dynamodb as _dynamodb_shelf
+from penstock.checkpoints.objects import dynamodb as _dynamodb
 from penstock.checkpoints.objects.dynamodb import DynamoCheckpoints
 from penstock.errors import ConfigError, CorruptCheckpointError, MissingExtraError, StoreUnavailableError
 from penstock.model import Change, Checkpoint, Lease
@@ -18,6 +18,7 @@ from tests.checkpoints import on_aws, small_objects
 from tests.checkpoints.aws_wire import Wire, make_client
 from tests.checkpoints.changes import nth_change
 from tests.checkpoints.on_aws import claimed, fresh_key, scattered
+from tests.checkpoints.spoiling import spoil_version
 from tests.moto_server import REGION, shared_endpoint
 from tests.seeds import seed_of
 from tests.servers import free_ports
@@ -33,7 +34,7 @@ def open_dynamodb() -> DynamoCheckpoints:
     return DynamoCheckpoints(small_objects.dynamodb_url())
 
 
-TestDynamo = checkpoint_store(open_dynamodb, spoil=on_aws.spoil)
+TestDynamo = checkpoint_store(open_dynamodb, spoil=spoil_version)
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_being_throttled_for_long_is_unavailable_and_nothing_is_saved(monkeypatc
     client = make_client("dynamodb", attempts=1)
     wire = Wire(client)
     refused: Any = importlib.import_module("botocore.exceptions").ClientError
-    monkeypatch.setattr(_dynamodb_shelf, "PAUSE_S", 0.0)
+    monkeypatch.setattr(_dynamodb, "PAUSE_S", 0.0)
     with closing(DynamoCheckpoints(f"dynamodb://{REGION}/{fresh_table()}?create=true", client=client)) as store:
         key = fresh_key()
         lease = claimed(store, key, "owner")
@@ -163,7 +164,7 @@ def test_being_throttled_for_long_is_unavailable_and_nothing_is_saved(monkeypatc
 def test_items_that_dynamodb_had_no_room_for_are_written_again(
     store: DynamoCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_dynamodb_shelf, "PAUSE_S", 0.0)
+    monkeypatch.setattr(_dynamodb, "PAUSE_S", 0.0)
     objects: Any = store._objects
     write = objects._client.batch_write_item
     refusals = 3

@@ -32,6 +32,7 @@ from penstock.errors import (
 )
 from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Lease, NewRecord, Status
 from penstock.streams.kafka.producing.transactions import TransactionalProducer
+from penstock.testing import TcpProxy
 from tests.checkpoints import kafka_mover
 from tests.clients.conftest import SETTINGS, loaded_kafka
 from tests.clients.names import fresh
@@ -42,6 +43,7 @@ from tests.seeds import seed_of
 from tests.servers import Penstock, Server
 
 TIMEOUT_S: Final = 60.0
+SLOW_ANSWER_S: Final = 1.3
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,23 @@ def test_outputs_and_checkpoint_and_group_offset_count_together(either: penstock
     described = either.group_admin().describe(key.group)
     assert [(each.topic, each.partition, each.committed) for each in described.progress] == [(source, 0, 7)]
     store.close()
+
+
+def test_offsets_are_committed_by_a_broker_that_takes_its_time(tmp_path: Path) -> None:
+    """Each answer takes longer than the library waits at first."""
+    with TcpProxy(0) as proxy, Penstock(tmp_path, "--advertise", proxy.address) as server:
+        proxy.server = ("127.0.0.1", server.port)
+        with penstock.connect(f"kafka://{proxy.address}") as stream:
+            key = CheckpointKey("group", new_topic(stream), 0)
+            store = KafkaCheckpoints(stream, partitions=1, timeout_s=20)
+            lease = claimed(store, key)
+            store.save(lease, key, at(1))
+            proxy.delay_s = SLOW_ANSWER_S
+            store.save(lease, key, at(2))
+            proxy.delay_s = 0
+            assert store.load(key) == at(2).checkpoint
+            assert [each.committed for each in stream.group_admin().describe("group").progress] == [2]
+            store.close()
 
 
 def test_nothing_of_an_aborted_transaction_is_ever_seen(either: penstock.Connection) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.abc import Feature
 from penstock.checkpoints import STORE_URLS, open_store
-from penstock.checkpoints.file.store import FileCheckpoints
 from penstock.checkpoints.memory import MemoryCheckpoints
+from penstock.checkpoints.objects.files import FileCheckpoints
 from penstock.checkpoints.postgres.store import PostgresCheckpoints
 from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.errors import ConfigError

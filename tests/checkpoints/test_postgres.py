@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from penstock.checkpoints.postgres import transaction as postgres_transaction
-from penstock.checkpoints.postgres.store import PostgresCheckpoints
-from penstock.checkpoints.postgres.transaction import PostgresTransaction
+from penstock.checkpoints.postgres import store as postgres_store
+from penstock.checkpoints.postgres.store import PostgresCheckpoints, PostgresTransaction
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -155,7 +154,7 @@ def test_a_commit_that_never_arrived_does_not_count(url: str) -> None:
 def test_a_commit_that_nobody_can_ask_about_has_an_unknown_outcome(
     url: str, passes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_transaction, "ASK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(postgres_store, "ASK_TIMEOUT_S", 0.1)
     with cut_off(url) as (proxy, store):
         lease = lease_on(store)
         proxy.cut_next_commit(passes_on, refuses_then=True)

@@ -17,6 +17,7 @@ from tests.checkpoints import on_aws, small_objects
 from tests.checkpoints.aws_wire import make_client
 from tests.checkpoints.changes import nth_change
 from tests.checkpoints.on_aws import claimed, fresh_key, scattered, small
+from tests.checkpoints.spoiling import spoil_version
 from tests.moto_server import REGION, shared_endpoint
 from tests.seeds import seed_of
 from tests.servers import free_ports
@@ -40,7 +41,7 @@ def open_s3() -> S3Checkpoints:
     return S3Checkpoints(small_objects.s3_url())
 
 
-TestS3 = checkpoint_store(open_s3, spoil=on_aws.spoil)
+TestS3 = checkpoint_store(open_s3, spoil=spoil_version)
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_a_damaged_head_is_told_to_who_asks_for_it_and_nobody_else(store: S3Chec
 
 def test_a_large_checkpoint_whose_object_is_damaged_or_gone_can_be_replaced(store: S3Checkpoints) -> None:
     runs = scattered(100_000, seed_of())
-    for damage in (on_aws.spoil, remove_parts):
+    for damage in (spoil_version, remove_parts):
         key = fresh_key()
         lease = claimed(store, key, "owner")
         store.save(lease, key, Change(Checkpoint(-1, runs[-1][1], runs)))

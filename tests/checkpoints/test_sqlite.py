@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoints.sqlite.statements import SCHEMA
-from penstock.checkpoints.sqlite.store import SqliteCheckpoints
+from penstock.checkpoints.sqlite.store import SCHEMA, SqliteCheckpoints
+from penstock.databases.sqlite import prepare
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -27,7 +27,6 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.model import Lease
-from penstock.sql.sqlite import prepare
 from tests.checkpoints.samples import KEY, NOW_MS, change, lease_on, start_of
 
 

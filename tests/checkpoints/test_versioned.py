@@ -56,7 +56,7 @@ def test_a_partition_has_few_segments_however_many_changes_there_were() -> None:
     assert len(store.handled(KEY.group, KEY.topic, [str(number) for number in range(3000)])) == 1999
 
 
-def test_what_is_forgotten_goes_from_the_shelf_too() -> None:
+def test_what_is_forgotten_is_removed_from_the_store_too() -> None:
     objects = MemoryObjects()
     store = VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner")

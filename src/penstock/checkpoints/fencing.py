@@ -14,6 +14,9 @@ FEATURES: Final[Features] = frozenset(
 )
 """What every store can do; databases with transactions can do more."""
 
+LAST_CHARACTER: Final = "\U0010ffff"
+"""Names that start with a prefix are those from the prefix on, and before the prefix with this behind it."""
+
 NOT_YOURS: Final = (
     "this transaction also holds the checkpoint, and ends with its block: leave the block to commit, raise to roll "
     "back, and use savepoint() to undo a part"

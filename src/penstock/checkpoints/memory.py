@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.abc import Feature, Features
 from penstock.checkpoints.sqlite.store import SqliteCheckpoints
-from penstock.sql.sqlite import MEMORY
+from penstock.databases.sqlite import MEMORY
 
 
 class MemoryCheckpoints(SqliteCheckpoints):

@@ -7,15 +7,15 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from penstock.abc import CheckpointStore, Stream
-from penstock.checkpoints.file.store import FileCheckpoints
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.checkpoints.objects.dynamodb import DynamoCheckpoints
+from penstock.checkpoints.objects.files import FileCheckpoints
 from penstock.checkpoints.objects.s3 import S3Checkpoints
 from penstock.checkpoints.redis.store import RedisCheckpoints
-from penstock.checkpoints.sqlite.statements import SCHEMA as SQLITE_SCHEMA
+from penstock.checkpoints.sqlite.store import SCHEMA as SQLITE_SCHEMA
 from penstock.checkpoints.sqlite.store import SqliteCheckpoints
+from penstock.databases.sqlite import has_tables
 from penstock.errors import ConfigError
-from penstock.sql.sqlite import has_tables
 from penstock.streams.schemes import CHECKPOINTS, has_scheme, installed_schemes, opener
 
 STORE_URLS: Final = (

@@ -155,10 +155,12 @@ class KafkaCheckpoints:
             writer.change(decide, lambda: writer.stored.token == token)
             writer.discard()
 
-    def leases(self, group: str) -> Sequence[Lease]:
+    def leases(self, group: str, prefix: str = "") -> Sequence[Lease]:
         self._look()
         found = [
-            decode_lease(group, str(entry[2]), data).lease for entry, data in self._cache.entries(group, LEASE).items()
+            decode_lease(group, str(entry[2]), data).lease
+            for entry, data in self._cache.entries(group, LEASE).items()
+            if str(entry[2]).startswith(prefix)
         ]
         return sorted((lease for lease in found if lease is not None), key=lambda lease: lease.name)
 

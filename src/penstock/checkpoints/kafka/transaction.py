@@ -58,7 +58,7 @@ class KafkaTransaction:
             self._give_up(error)
 
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
-        """As `CheckpointStore.save`, but effective when the transaction commits."""
+        """Save like `CheckpointStore.save`, effective when the transaction commits."""
         self._check_open()
         if (lease.group, lease.name) != (key.group, key.lease_name) or (lease.owner, lease.epoch) != (
             self._lease.owner,

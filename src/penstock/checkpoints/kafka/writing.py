@@ -29,6 +29,7 @@ from penstock.streams.kafka.producing.transactions import TransactionalProducer,
 from penstock.streams.kafka.stream import KafkaStream
 
 _ATTEMPTS: Final = 8
+_LONGEST_PAUSE_S: Final = 2.0
 _MOST_FREED: Final = 50
 
 Values = Mapping[Entry, bytes | None]
@@ -151,7 +152,8 @@ class LeaseWriter:
         problem: TransactionLostError | None = None
         deadline_s = time.monotonic() + self._storage.timeout_s
         for attempt in range(_ATTEMPTS):
-            if attempt and time.monotonic() > deadline_s:
+            began_s = time.monotonic()
+            if attempt and began_s > deadline_s:
                 break
             try:
                 if attempt and not self._is_worth_another(decide, counted):
@@ -169,7 +171,9 @@ class LeaseWriter:
                 problem = error
                 self.discard()
                 self.is_in_doubt = True
-            time.sleep(random.uniform(0, min(0.5, 0.01 * 2**attempt)))
+            # Another writer that begins during an attempt ruins it: leave it the time of a whole one.
+            took_s = min(time.monotonic() - began_s, _LONGEST_PAUSE_S)
+            time.sleep(random.uniform(0, max(took_s, min(0.5, 0.01 * 2**attempt))))
         raise StoreUnavailableError(f"nothing could be written under {self.name!r}: {problem}") from problem
 
     def _is_worth_another(self, decide: Callable[[], Write | None], counted: Callable[[], bool]) -> bool:

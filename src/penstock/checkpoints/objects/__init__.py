@@ -1,1 +1,1 @@
-"""Checkpoints in object stores with conditional writes: S3 and DynamoDB."""
+"""Checkpoints in object stores with conditional writes: a folder of files, S3 and DynamoDB."""

@@ -68,9 +68,9 @@ class DynamoObjects:
             item = self._client.get_item(TableName=self._table, Key=key, ConsistentRead=True).get("Item")
         return None if item is None else _head(item)
 
-    def heads(self, group: str) -> Mapping[str, tuple[bytes, Stamp]]:
+    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
         with self._errors():
-            return {item["name"]["S"]: _head(item) for item in self._query(_head_place(group))}
+            return {item["name"]["S"]: _head(item) for item in self._query(_head_place(group), prefix)}
 
     def swap_head(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
         new = hashlib.blake2b(data, digest_size=16).hexdigest()

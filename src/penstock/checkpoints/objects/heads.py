@@ -47,8 +47,9 @@ class ObjectStore(Protocol):
 
     def read_head(self, group: str, name: str) -> tuple[bytes, Stamp] | None: ...
 
-    def heads(self, group: str) -> Mapping[str, tuple[bytes, Stamp]]:
-        """All heads of a group by name. Each is consistent; they need not be of the same moment."""
+    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
+        """All heads of a group by name, of names that start with `prefix`. Each is consistent; they need not be of the
+        same moment."""
 
     def swap_head(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
         """Write a head if its stamp is this one; None: if it does not exist. Returns the new stamp, or None when the
@@ -84,11 +85,11 @@ class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     part: str
     size_bytes: int
     newest_ms: int = 0
-    """Of history: when the last entry ended; of idempotency keys: when the newest was remembered."""
+    """For history: when the last entry ended. For idempotency keys: when the newest was remembered."""
     low: Number = 0
-    """Of history: the lowest pointer."""
+    """For history: the lowest pointer."""
     high: Number = 0
-    """Of history: after the highest pointer."""
+    """For history: after the highest pointer."""
 
 
 class Version(msgspec.Struct, array_like=True, frozen=True):
@@ -178,7 +179,7 @@ def epoch_of(part: str) -> int:
 
 
 ATTEMPTS: Final = 20
-"""How often a write is tried that others are faster than: only the owner's own threads, and claims, can be."""
+"""How often a write that loses a race is tried: only the owner's own threads, and claims, can be."""
 
 
 class PartGone(Exception):
@@ -204,16 +205,16 @@ class Heads:
         self.is_closed = False
 
     def read(self, group: str, name: str) -> Seen | None:
-        found = self._open_shelf().read_head(group, name)
+        found = self._open_store().read_head(group, name)
         return None if found is None else Seen(self._head(group, name, found[0]), found[1])
 
-    def all(self, group: str) -> Mapping[str, Head]:
-        """All heads of a group, including those that are gone."""
-        found = self._open_shelf().heads(group)
+    def all(self, group: str, prefix: str = "") -> Mapping[str, Head]:
+        """All heads of a group whose names start with `prefix`, including those that are gone."""
+        found = self._open_store().heads(group, prefix)
         return {name: self._head(group, name, data) for name, (data, _) in found.items()}
 
     def groups(self) -> Sequence[str]:
-        return self._open_shelf().groups()
+        return self._open_store().groups()
 
     def swap(self, group: str, name: str, now: Seen | None, head: Head) -> bool:
         """Write a head if the stored one is as it was seen. `head` must come from `Head.changed`."""
@@ -307,7 +308,7 @@ class Heads:
 
     def _swap(self, group: str, name: str, now: Seen | None, head: Head) -> Seen | None:
         """Try to write a head; returns the stored one afterwards, which is this one if it was written."""
-        objects = self._open_shelf()
+        objects = self._open_store()
         try:
             stamp = objects.swap_head(group, name, None if now is None else now.stamp, seal(head))
             after = self.read(group, name) if stamp is None else Seen(head, stamp)
@@ -324,7 +325,7 @@ class Heads:
     def _head(self, group: str, name: str, data: bytes) -> Head:
         return unseal(data, Head, f"the head of {name!r} of group {group!r} in {self._objects.where}")
 
-    def _open_shelf(self) -> ObjectStore:
+    def _open_store(self) -> ObjectStore:
         if self.is_closed:
             raise ConnectionClosedError(f"the checkpoints in {self._objects.where} are closed")
         return self._objects

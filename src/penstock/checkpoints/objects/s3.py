@@ -75,10 +75,10 @@ class S3Objects:
         with self._errors():
             return self._get(self._head_key(group, name))
 
-    def heads(self, group: str) -> Mapping[str, tuple[bytes, Stamp]]:
-        folder = self._head_key(group, "")
+    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
+        folder, asked = self._head_key(group, ""), self._head_key(group, prefix)
         with self._errors():
-            listed = {entry["Key"]: entry["ETag"] for entry in self._list(folder)}
+            listed = {entry["Key"]: entry["ETag"] for entry in self._list(asked)}
             with self._lock:
                 known = {key: self._read[key] for key in listed if key in self._read}
             stale = [key for key, stamp in listed.items() if key not in known or known[key][1] != stamp]
@@ -86,7 +86,7 @@ class S3Objects:
         now = {key: fresh[key] if key in fresh else known[key] for key in listed}
         found = {key: head for key, head in now.items() if head is not None}
         with self._lock:
-            for key in [key for key in self._read if key.startswith(folder)]:
+            for key in [key for key in self._read if key.startswith(asked)]:
                 del self._read[key]
             self._read.update(found)
         return {unquoted(key.removeprefix(folder)): head for key, head in found.items()}

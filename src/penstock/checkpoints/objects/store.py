@@ -1,4 +1,4 @@
-"""Checkpoints in an object store with compare-and-set of heads: what S3 and DynamoDB share."""
+"""Checkpoints in an object store with compare-and-set of heads: what files, Redis, S3 and DynamoDB share."""
 
 from __future__ import annotations
 
@@ -6,27 +6,253 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+import msgspec
+
 from penstock.checkpoints.fencing import FEATURES, check_lease_of, check_owner, in_use
-from penstock.checkpoints.format import corrupt, decode_checkpoint, encode_checkpoint
-from penstock.checkpoints.objects.cleaning import Cleaner
-from penstock.checkpoints.objects.heads import ATTEMPTS, NO_HEAD, PARTITION, Head, Heads, ObjectStore, PartGone, Version
-from penstock.checkpoints.objects.segments import Ids, digest_of_change, digest_of_id
-from penstock.checkpoints.objects.versions import (
-    HandledLookup,
-    Parts,
-    lines_backwards,
-    next_version,
-    state_in,
-    version_of,
-    with_version,
+from penstock.checkpoints.format import corrupt, decode_checkpoint, decode_history, encode_checkpoint, encode_history
+from penstock.checkpoints.objects.heads import (
+    ATTEMPTS,
+    NO_HEAD,
+    PARTITION,
+    Head,
+    Heads,
+    ObjectStore,
+    PartGone,
+    Version,
+    epoch_of,
+    part_name,
+    seal,
+    unseal,
 )
-from penstock.errors import CorruptCheckpointError, FencedError, GroupError, StoreUnavailableError
+from penstock.checkpoints.objects.segments import (
+    ENTRY_BYTES,
+    Ids,
+    ReadPart,
+    digest_of_change,
+    digest_of_id,
+    grow_handled,
+    grow_lines,
+    grow_state,
+    may_be_about,
+    read_ids,
+    read_lines,
+    read_state,
+    remembered,
+    size_of_state,
+)
+from penstock.errors import CorruptCheckpointError, FencedError, GroupError, PenstockError, StoreUnavailableError
 from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Lease, Pointer
+from penstock.model.closing import Closing
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one head, and which of them were written here."""
+
+    objects: ObjectStore
+    key: CheckpointKey
+    epoch: int = 0
+    written: list[str] = field(default_factory=list)
+
+    def read(self, part: str) -> bytes:
+        data = self.objects.get_part(self.key.group, self.key.lease_name, part)
+        if data is None:
+            raise PartGone(part)
+        return data
+
+    def write(self, data: bytes) -> str:
+        part = part_name(self.epoch)
+        self.written.append(part)
+        self.objects.put_part(self.key.group, self.key.lease_name, part, data)
+        return part
+
+
+def version_of(head: Head, parts: Parts) -> Version:
+    """The version that a head refers to; an empty one when nothing was saved yet."""
+    if not head.change:
+        return Version()
+    data = head.inline or parts.read(head.part)
+    return unseal(data, Version, f"the checkpoint of {parts.key} in {parts.objects.where}")
+
+
+def next_version(version: Version, change: Change, checkpoint: bytes, parts: Parts) -> Version:
+    """The version after a change. What no longer fits into it is written to parts."""
+    limit_bytes, key = parts.objects.new_bytes, parts.key
+    state, new_state = version.state, version.new_state | dict(change.state)
+    if size_of_state(new_state) > limit_bytes:
+        state, new_state = grow_state(state, new_state, parts.read, parts.write, key), {}
+
+    lines_since_ms = _later(version.lines_since_ms, change.forget_happenings_before_ms)
+    lines = tuple(each for each in version.lines if each.newest_ms >= lines_since_ms)
+    new_lines = version.new_lines
+    if change.happenings:
+        new_lines = (*new_lines, encode_history(change.happenings))
+    if sum(map(len, new_lines)) > limit_bytes:
+        fresh = [line for data in new_lines for line in decode_history(data, key)]
+        lines, new_lines = grow_lines(lines, fresh, lines_since_ms, parts.read, parts.write, key), ()
+
+    handled_since_ms = _later(version.handled_since_ms, change.forget_handled_before_ms)
+    handled = tuple(each for each in version.handled if each.newest_ms >= handled_since_ms)
+    new_handled = version.new_handled | remembered(change.handled)
+    if change.forget_handled_before_ms is not None:
+        new_handled = {digest: time_ms for digest, time_ms in new_handled.items() if time_ms >= handled_since_ms}
+    if len(new_handled) * ENTRY_BYTES > limit_bytes:
+        handled, new_handled = grow_handled(handled, new_handled, handled_since_ms, parts.read, parts.write, key), {}
+    return Version(
+        checkpoint, state, new_state, lines, new_lines, handled, new_handled, lines_since_ms, handled_since_ms
+    )
+
+
+def _later(since_ms: int, before_ms: int | None) -> int:
+    return since_ms if before_ms is None else max(since_ms, before_ms)
+
+
+def with_version(head: Head, version: Version, change: bytes, parts: Parts) -> Head:
+    """The head for a version: with the version inside if it is small, otherwise with a part that is written here."""
+    data = seal(version)
+    if len(data) <= parts.objects.inline_bytes:
+        return msgspec.structs.replace(head, change=change, inline=data, part="")
+    return msgspec.structs.replace(head, change=change, inline=b"", part=parts.write(data))
+
+
+class HandledLookup:
+    """A lookup of idempotency keys in the versions of several partitions."""
+
+    def __init__(self, wanted: Collection[bytes], known: Mapping[str, Ids]) -> None:
+        self._wanted = wanted
+        self._known = known
+        self.used: dict[str, Ids] = {}
+        """The segments that were read, for reuse by the next lookup."""
+        self._newest_ms: dict[bytes, int] = {}
+        self._since_ms = Version().handled_since_ms
+
+    def ask(self, version: Version, parts: Parts) -> None:
+        for segment in version.handled:
+            if segment.part not in self.used:
+                known = self._known.get(segment.part)
+                self.used[segment.part] = read_ids(segment.part, parts.read, parts.key) if known is None else known
+        sources: list[Callable[[bytes], int | None]] = [
+            *(self.used[segment.part].time_ms for segment in version.handled),
+            version.new_handled.get,
+        ]
+        for digest in self._wanted:
+            for time_ms in (source(digest) for source in sources):
+                if time_ms is not None:
+                    self._newest_ms[digest] = max(time_ms, self._newest_ms.get(digest, time_ms))
+        self._since_ms = max(version.handled_since_ms, self._since_ms)
+
+    def answer(self) -> list[bytes]:
+        """The keys that are remembered by any partition and not expired."""
+        return [digest for digest, time_ms in self._newest_ms.items() if time_ms >= self._since_ms]
+
+
+def state_in(version: Version, read: ReadPart, key: CheckpointKey) -> dict[bytes, bytes]:
+    merged: dict[bytes, bytes | None] = {}
+    for segment in version.state:
+        merged |= read_state(segment.part, read, key)
+    merged |= version.new_state
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def lines_backwards(
+    version: Version, pointer: Pointer | None, read: ReadPart, key: CheckpointKey
+) -> Iterator[HistoryEntry]:
+    """The history entries of the record at a pointer, or all, newest first. Segments without any are not read."""
+    for line in _all_lines_backwards(version, pointer, read, key):
+        if line.ended_ms >= version.lines_since_ms and (pointer is None or line.first <= pointer < line.end):
+            yield line
+
+
+def _all_lines_backwards(
+    version: Version, pointer: Pointer | None, read: ReadPart, key: CheckpointKey
+) -> Iterator[HistoryEntry]:
+    for data in reversed(version.new_lines):
+        yield from reversed(decode_history(data, key))
+    for segment in reversed(version.lines):
+        if may_be_about(segment, pointer):
+            yield from reversed(read_lines(segment, read, key))
+
 
 logger = logging.getLogger(__name__)
+
+AT_ONCE = 16
+"""How many parts must be removable before they are removed, as each costs a request."""
+
+
+class Cleaner:
+    """Knows the parts that were written here, and which of them the last version needs.
+
+    A part may be removed only after a head was written that does not refer to it: from then on, a late write of a head
+    that refers to it is refused. A failed removal is repeated later, and does not fail the save it follows.
+    """
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._lock = threading.Lock()
+        self._written: dict[tuple[str, str], set[str]] = {}
+        self._removable: dict[tuple[str, str], set[str]] = {}
+        self._swept: dict[tuple[str, str], int] = {}
+
+    def written(self, group: str, name: str, parts: Collection[str]) -> None:
+        """Note that these parts exist; a head may refer to them."""
+        if parts:
+            with self._lock:
+                self._written.setdefault((group, name), set()).update(parts)
+
+    def saved(self, group: str, name: str, epoch: int, needed: Collection[str]) -> None:
+        """Note that we wrote a head with this epoch, which refers to these parts and to no others."""
+        place = group, name
+        with self._lock:
+            written = self._written.setdefault(place, set())
+            removable = self._removable.setdefault(place, set())
+            removable |= written - set(needed)
+            self._written[place] = written & set(needed)
+            is_first = self._swept.get(place) != epoch
+        try:
+            if is_first:
+                # Earlier owners are fenced, so parts that they wrote and this version does not need are unused.
+                older = set(self.older(group, name, epoch)) - set(needed)
+                self._objects.remove_parts(group, name, older)
+                with self._lock:
+                    self._swept[place] = epoch
+                    self._written[place] = set(needed)
+            if len(removable) >= AT_ONCE:
+                self._remove(place)
+        except PenstockError as error:
+            logger.warning("old versions of %s of group %s are not removed yet: %s", name, group, error)
+
+    def clean(self, group: str, name: str) -> None:
+        """Remove what can be removed when the lease is released."""
+        try:
+            self._remove((group, name))
+        except PenstockError as error:
+            logger.warning("old versions of %s of group %s are left to the next owner: %s", name, group, error)
+        with self._lock:
+            for kept in (self._written, self._removable, self._swept):
+                kept.pop((group, name), None)
+
+    def close(self) -> None:
+        with self._lock:
+            places = list(self._removable)
+        for group, name in places:
+            self.clean(group, name)
+
+    def older(self, group: str, name: str, epoch: int) -> list[str]:
+        """The parts of a head that were written with a lower epoch."""
+        return [part for part in self._objects.parts(group, name) if epoch_of(part) < epoch]
+
+    def _remove(self, place: tuple[str, str]) -> None:
+        with self._lock:
+            doomed = list(self._removable.get(place, ()))
+        if doomed:
+            self._objects.remove_parts(*place, doomed)
+            with self._lock:
+                self._removable.get(place, set()).difference_update(doomed)
+
 
 FORGETTING: Final = "whoever forgets the group"
 """The owner of a group's leases while it is deleted. If that process dies, any member may claim them from it."""
@@ -34,7 +260,7 @@ FORGETTING: Final = "whoever forgets the group"
 R = TypeVar("R")
 
 
-class VersionedCheckpoints:
+class VersionedCheckpoints(Closing):
     """A checkpoint store on an `ObjectStore`; see `heads` for its objects.
 
     A save writes parts, if needed, and then the head, if it has not changed: that is when the save takes effect.
@@ -74,8 +300,8 @@ class VersionedCheckpoints:
         self._let_go(lease.group, lease.name)
         self._cleaner.clean(lease.group, lease.name)
 
-    def leases(self, group: str) -> Sequence[Lease]:
-        heads = self._heads.all(group)
+    def leases(self, group: str, prefix: str = "") -> Sequence[Lease]:
+        heads = self._heads.all(group, prefix)
         return [heads[name].lease(group, name) for name in sorted(heads) if not heads[name].gone]
 
     def forget_lease(self, lease: Lease) -> None:

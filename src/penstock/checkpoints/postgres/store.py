@@ -2,18 +2,335 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Final, Self
 
-from penstock.abc import Feature, Features
-from penstock.checkpoints.fencing import FEATURES, in_use
-from penstock.checkpoints.format import decode_checkpoint, id_bytes
-from penstock.checkpoints.postgres.transaction import GuardedPostgresConnection, PostgresTransaction, refusal, saved
-from penstock.errors import ConfigError
-from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Lease, Pointer, Status
-from penstock.model.closing import Closing
-from penstock.sql import Schema
-from penstock.sql.postgres import TIMEOUT_S, PostgresConnection, PostgresPool, has_tables, make_tables, rows_of
+from penstock.checkpoints.fencing import fenced, in_use
+from penstock.checkpoints.format import encode_checkpoint, id_bytes, storable
+from penstock.checkpoints.postgres.guarded import GuardedPostgresConnection
+from penstock.checkpoints.rows import FORGET, IS_HELD_AS, Rows, SqlCheckpoints
+from penstock.databases import Schema
+from penstock.databases.postgres import (
+    TIMEOUT_S,
+    PostgresConnection,
+    PostgresPool,
+    has_tables,
+    make_tables,
+    psycopg,
+    rows_of,
+)
+from penstock.errors import ConfigError, FencedError, OutcomeUnknownError, StoreUnavailableError, TransactionError
+from penstock.model import Change, CheckpointKey, Lease, Pointer
+
+# A save is one round trip, fenced by the lease in the same statement. The lease is locked FOR KEY SHARE until the
+# transaction ends. A claim locks it FOR UPDATE, and so waits for that end; a renewal does not. A save that comes during
+# a claim waits for it, checks again, and finds no row.
+_FENCED_SAVE: Final = """
+    WITH held AS MATERIALIZED (
+        SELECT 1 FROM penstock_lease
+        WHERE "group" = %(group)s AND name = %(name)s AND owner = %(owner)s AND epoch = %(epoch)s FOR KEY SHARE
+    ), saved AS (
+        INSERT INTO penstock_checkpoint ("group", topic, partition, data)
+        SELECT %(group)s, %(topic)s, %(partition)s, %(data)s FROM held
+        ON CONFLICT ("group", topic, partition) DO UPDATE SET data = excluded.data RETURNING id
+    )"""
+
+_RESULT: Final = """
+    SELECT pg_current_xact_id()::text FROM saved"""
+
+SAVE: Final = _FENCED_SAVE + _RESULT
+
+SAVE_ALL: Final = (
+    _FENCED_SAVE
+    + """, told AS (
+        INSERT INTO penstock_happening
+            (checkpoint, first, "end", status, attempt, error, begun_ms, ended_ms, owner, handler)
+        SELECT saved.id, line.first, line.end, line.status, line.attempt, line.error, line.begun_ms, line.ended_ms,
+               line.owner, line.handler
+        FROM saved, unnest(%(firsts)s::numeric[], %(ends)s::numeric[], %(statuses)s::text[], %(attempts)s::bigint[],
+                           %(errors)s::text[], %(begun_ms)s::bigint[], %(ended_ms)s::bigint[], %(owners)s::text[],
+                           %(handlers)s::text[]) WITH ORDINALITY
+             AS line (first, "end", status, attempt, error, begun_ms, ended_ms, owner, handler, number)
+        ORDER BY line.number
+    ), untold AS (
+        DELETE FROM penstock_happening USING saved
+        WHERE checkpoint = saved.id AND ended_ms < %(forget_happenings_before_ms)s::bigint
+    ), kept AS (
+        INSERT INTO penstock_state (checkpoint, key, value)
+        SELECT saved.id, entry.key, entry.value
+        FROM saved, unnest(%(state_keys)s::bytea[], %(state_values)s::bytea[]) AS entry (key, value)
+        ON CONFLICT (checkpoint, key) DO UPDATE SET value = excluded.value
+    ), dropped AS (
+        DELETE FROM penstock_state USING saved WHERE checkpoint = saved.id AND key = ANY (%(state_gone)s::bytea[])
+    ), remembered AS (
+        INSERT INTO penstock_handled ("group", topic, id, at_ms)
+        SELECT %(group)s, %(topic)s, entry.id, entry.at_ms
+        FROM saved, unnest(%(ids)s::bytea[], %(at_ms)s::bigint[]) AS entry (id, at_ms)
+        ON CONFLICT ("group", topic, id) DO UPDATE SET at_ms = excluded.at_ms
+    ), forgotten AS (
+        DELETE FROM penstock_handled USING saved
+        WHERE "group" = %(group)s AND topic = %(topic)s AND at_ms < %(forget_handled_before_ms)s::bigint
+              AND penstock_handled.id != ALL (%(ids)s::bytea[])
+    )"""
+    + _RESULT
+)
+"""One statement must not touch a row twice, so the newly remembered keys are not among the deleted ones."""
+
+
+def statement_for(lease: Lease, key: CheckpointKey, change: Change) -> tuple[str, dict[str, Any]]:
+    """The statement and its values. It returns one row with the transaction's id, or none if the lease was lost."""
+    values: dict[str, Any] = {
+        "group": key.group,
+        "name": key.lease_name,
+        "owner": lease.owner,
+        "epoch": lease.epoch,
+        "topic": key.topic,
+        "partition": key.partition,
+        "data": encode_checkpoint(change.checkpoint),
+    }
+    if (
+        not (change.happenings or change.state or change.handled)
+        and change.forget_handled_before_ms is None
+        and change.forget_happenings_before_ms is None
+    ):
+        return SAVE, values
+    lines = change.happenings
+    kept = {name: value for name, value in change.state.items() if value is not None}
+    # Each key once, and all savers in the same order, or two of them could deadlock.
+    handled = sorted({id_bytes(each.id): each.at_ms for each in change.handled}.items())
+    return SAVE_ALL, {
+        **values,
+        "firsts": [line.first for line in lines],
+        "ends": [line.end for line in lines],
+        "statuses": [line.status.value for line in lines],
+        "attempts": [line.attempt for line in lines],
+        "errors": [storable(line.error) for line in lines],
+        "begun_ms": [line.begun_ms for line in lines],
+        "ended_ms": [line.ended_ms for line in lines],
+        "owners": [line.owner for line in lines],
+        "handlers": [line.handler for line in lines],
+        "forget_happenings_before_ms": change.forget_happenings_before_ms,
+        "state_keys": list(kept),
+        "state_values": list(kept.values()),
+        "state_gone": [name for name, value in change.state.items() if value is None],
+        "ids": [id for id, _ in handled],
+        "at_ms": [at_ms for _, at_ms in handled],
+        "forget_handled_before_ms": change.forget_handled_before_ms,
+    }
+
+
+logger = logging.getLogger(__name__)
+_CAUGHT: Final = (
+    "an error of the database was caught inside the transaction block, and PostgreSQL has undone what the block did: "
+    "catch it outside of `with ctx.transaction()`, or put the statement into `with db.transaction()`"
+)
+
+ASK_TIMEOUT_S: Final = 10.0
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+END: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_xid = %s::xid8::xid"
+"""Ends the server process of a connection, if it is still in this transaction."""
+_SAVEPOINT: Final = "penstock_savepoint"
+
+
+class PostgresTransaction:
+    """Returned by `PostgresCheckpoints.transaction()`. It has its own connection."""
+
+    def __init__(self, pool: PostgresPool[GuardedPostgresConnection], *, may_send_ahead: bool = True) -> None:
+        self._pool = pool
+        self._may_send_ahead = may_send_ahead
+        self._connection: GuardedPostgresConnection | None = None
+        self._transaction: Any = None
+        self._number: str | None = None
+        """The server's id of the transaction, by which its outcome can be queried later."""
+        self._failure: Exception | None = None
+        """Why a save failed: then the transaction must not commit, even if the user suppressed the error."""
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """A psycopg connection inside the transaction: execute, executemany, copy and pipeline all work."""
+        return self._open()
+
+    def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
+        """Save the checkpoint; effective when the transaction commits."""
+        connection = self._open()
+        try:
+            connection.end_sending_ahead()
+            if connection.is_idle():
+                raise _ended()
+            self._number = saved(connection, lease, key, change)
+        except psycopg.Error as error:
+            self._failure = self._pool.translated(error)
+            raise self._failure from error
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def savepoint(self) -> AbstractContextManager[None]:
+        """A block that is rolled back, and only that, if it raises."""
+        return _PostgresSavepoint(self._open())
+
+    def send_ahead(self) -> bool:
+        """Do not wait for the results of statements, unless the user asks for them. False where it is switched off.
+
+        Statements are sent in psycopg's pipeline mode, which COPY, nested transactions and server-side cursors end.
+        """
+        if self._may_send_ahead:
+            self._open().send_ahead()
+        return self._may_send_ahead
+
+    def catch_up(self) -> None:
+        """Wait for everything that was sent ahead. Raises its first error, even if a user has caught it."""
+        connection = self._open()
+        try:
+            connection.await_results()
+        finally:
+            error = connection.take_error()
+            if error is not None:
+                raise error
+        if connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR:
+            raise TransactionError(_CAUGHT)
+
+    def __enter__(self) -> Self:
+        connection = self._pool.take()
+        try:
+            self._transaction = connection.transaction()
+            self._transaction.__enter__()
+        except psycopg.Error as error:
+            self._pool.give(connection)
+            raise self._pool.translated(error) from error
+        except BaseException:
+            self._pool.give(connection)
+            raise
+        self._factory = connection.row_factory
+        connection.is_guarded = True
+        self._connection = connection
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection, self._connection = self._connection, None
+        assert connection is not None, "the block was left before it was entered"
+        with contextlib.suppress(psycopg.Error):  # the error that ended the block is reported, or the one of its save
+            connection.end_sending_ahead()
+        connection.take_error()
+        connection.is_guarded = False
+        connection.row_factory = self._factory
+        is_ended = connection.is_idle()
+        if kind is None and self._failure is not None:
+            kind, error, trace = type(self._failure), self._failure, self._failure.__traceback__
+        try:
+            self._transaction.__exit__(kind, error, trace)
+        except psycopg.Error as failure:
+            if kind is None:
+                self._settle(connection, failure)
+            elif not connection.closed:
+                raise
+        finally:
+            self._pool.give(connection)
+        if is_ended:
+            raise _ended() from error
+        if isinstance(error, psycopg.OperationalError) and connection.closed:
+            raise self._pool.translated(error) from error
+        if error is self._failure and error is not None:
+            raise error
+
+    def _settle(self, connection: GuardedPostgresConnection, failure: psycopg.Error) -> None:
+        """Find out the outcome of a commit that was not answered."""
+        if not connection.closed:  # it was answered with an error, such as a violated deferred constraint
+            raise failure
+        if self._number is None:
+            raise OutcomeUnknownError(
+                f"{self._pool.where}: the connection was lost during a commit: {failure}"
+            ) from failure
+        outcome = self._ask(self._number, connection.info.backend_pid)
+        if outcome == "committed":
+            logger.info("%s: the connection was lost during a commit, which succeeded", self._pool.where)
+        elif outcome == "aborted":
+            raise self._pool.translated(failure) from failure
+        else:
+            raise OutcomeUnknownError(
+                f"{self._pool.where}: the connection was lost during a commit, and its outcome is unknown "
+                f"({outcome}): claim the lease again, which waits for its end, and load the checkpoint"
+            ) from failure
+
+    def _ask(self, number: str, process: int) -> str:
+        """The outcome of a transaction. If the server has not noticed the lost connection, end it there."""
+        deadline_s = time.monotonic() + ASK_TIMEOUT_S
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                ((outcome,),) = self._pool.execute("SELECT pg_xact_status(%s::xid8)", (number,))
+                if outcome == "in progress":
+                    self._pool.execute(END, (process, number))
+            except StoreUnavailableError as error:
+                outcome = str(error)
+            if outcome in ("committed", "aborted") or time.monotonic() > deadline_s:
+                return str(outcome)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _open(self) -> GuardedPostgresConnection:
+        if self._connection is None:
+            raise TransactionError("this transaction is not open: use it inside its `with` block only")
+        return self._connection
+
+
+class _PostgresSavepoint:
+    """A part of a transaction that can fail alone. They are nested, so all can have the same name."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: GuardedPostgresConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute(f"SAVEPOINT {_SAVEPOINT}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection = self._connection
+        if connection.closed:
+            return
+        if connection.is_idle():
+            raise _ended() from error
+        is_broken = connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+        if kind is not None or is_broken:
+            connection.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+        connection.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        if kind is None and is_broken:
+            raise TransactionError(_CAUGHT)
+
+
+def saved(connection: GuardedPostgresConnection, lease: Lease, key: CheckpointKey, change: Change) -> str:
+    """Save a change and return the id of its transaction. FencedError when another owner has the lease."""
+    rows = rows_of(connection, *statement_for(lease, key, change)) if lease.owner else []
+    if not rows:
+        raise refusal(connection, lease)
+    return str(rows[0][0])
+
+
+def refusal(connection: GuardedPostgresConnection, lease: Lease) -> FencedError:
+    """The error for an owner that lost its lease."""
+    sql = 'SELECT owner, epoch, beat FROM penstock_lease WHERE "group" = %s AND name = %s'
+    rows = rows_of(connection, sql, (lease.group, lease.name))
+    return fenced(lease, Lease(lease.group, lease.name, *rows[0]) if rows else None)
+
+
+def _ended() -> TransactionError:
+    return TransactionError(
+        "the transaction was ended from inside, by a COMMIT or ROLLBACK among other statements; what it did so far "
+        "cannot be undone together with the checkpoint. Leave that to the end of the block"
+    )
+
 
 _TABLES: Final = (
     # Rows that change often get room to change within their page, which spares the indexes.
@@ -58,40 +375,8 @@ def is_in(url: str) -> bool:
 MAX_CONNECTIONS: Final = 16
 IDLE_IN_TRANSACTION_S: Final = 60.0
 
-IS_HELD_AS: Final = '"group" = %(group)s AND name = %(name)s AND owner = %(owner)s AND epoch = %(epoch)s'
-CLAIM_FIRST: Final = """
-    INSERT INTO penstock_lease ("group", name, owner, epoch, beat)
-    SELECT %(group)s, %(name)s, %(owner)s,
-           coalesce((SELECT epoch FROM penstock_forgotten WHERE "group" = %(group)s), 0) + 1, 0
-    ON CONFLICT DO NOTHING RETURNING epoch"""
-# FOR UPDATE waits for transactions that have saved under this lease; an update alone would not, see `save_statement`.
-CLAIM: Final = f"""
-    WITH seen AS MATERIALIZED (
-        SELECT "group", name FROM penstock_lease WHERE {IS_HELD_AS} AND beat = %(beat)s FOR UPDATE
-    )
-    UPDATE penstock_lease AS lease SET owner = %(claimant)s, epoch = lease.epoch + 1, beat = 0
-    FROM seen WHERE lease."group" = seen."group" AND lease.name = seen.name RETURNING lease.epoch"""
-PARTITION: Final = """(
-    SELECT id FROM penstock_checkpoint
-    WHERE "group" = %(group)s AND topic = %(topic)s AND partition = %(partition)s)"""
-HISTORY: Final = f"""
-    SELECT first, "end", status, attempt, error, begun_ms, ended_ms, owner, handler FROM penstock_happening
-    WHERE checkpoint = {PARTITION}"""
-FORGET: Final = (
-    """INSERT INTO penstock_forgotten ("group", epoch)
-       SELECT %(group)s, max(epoch) FROM penstock_lease WHERE "group" = %(group)s HAVING count(*) > 0
-       ON CONFLICT ("group") DO UPDATE SET epoch = greatest(penstock_forgotten.epoch, excluded.epoch)""",
-    """DELETE FROM penstock_happening USING penstock_checkpoint
-       WHERE checkpoint = penstock_checkpoint.id AND "group" = %(group)s""",
-    """DELETE FROM penstock_state USING penstock_checkpoint
-       WHERE checkpoint = penstock_checkpoint.id AND "group" = %(group)s""",
-    'DELETE FROM penstock_handled WHERE "group" = %(group)s',
-    'DELETE FROM penstock_checkpoint WHERE "group" = %(group)s',
-    'DELETE FROM penstock_lease WHERE "group" = %(group)s',
-)
 
-
-class PostgresCheckpoints(Closing):
+class PostgresCheckpoints(SqlCheckpoints):
     """Checkpoints in a PostgreSQL database, which may be the user's own: the tables are named `penstock_...`.
 
     `url` is a libpq URL: `postgresql://user@host/database?sslmode=require`. A save survives a power failure unless
@@ -100,9 +385,18 @@ class PostgresCheckpoints(Closing):
     `max_connections` is how many connections this store opens at most, one for each thread inside a transaction;
     `timeout_s` is how long a thread waits for one. The server ends a transaction that is idle for
     `idle_in_transaction_s`: otherwise a process suspended inside one would keep others from taking over.
+
+    With `send_ahead`, handlers that take one record do not wait for the results of statements that they do not read;
+    an error then repeats the handlers that share the transaction, one statement at a time.
     """
 
-    features: Features = FEATURES | {Feature.TRANSACTIONS}
+    # FOR UPDATE waits for transactions that have saved under this lease; an update alone would not.
+    _claim = f"""
+        WITH seen AS MATERIALIZED (
+            SELECT "group", name FROM penstock_lease WHERE {IS_HELD_AS} AND beat = :beat FOR UPDATE
+        )
+        UPDATE penstock_lease AS lease SET owner = :claimant, epoch = lease.epoch + 1, beat = 0
+        FROM seen WHERE lease."group" = seen."group" AND lease.name = seen.name RETURNING lease.epoch"""
 
     def __init__(
         self,
@@ -111,9 +405,11 @@ class PostgresCheckpoints(Closing):
         max_connections: int = MAX_CONNECTIONS,
         timeout_s: float = TIMEOUT_S,
         idle_in_transaction_s: float = IDLE_IN_TRANSACTION_S,
+        send_ahead: bool = True,
     ) -> None:
         if max_connections < 1 or timeout_s <= 0 or idle_in_transaction_s <= 0:
             raise ConfigError("max_connections, timeout_s and idle_in_transaction_s must be positive")
+        self._send_ahead = send_ahead
         self._pool = PostgresPool(
             url,
             SCHEMA.what,
@@ -128,51 +424,9 @@ class PostgresCheckpoints(Closing):
             self._pool.close()
             raise
 
-    def claim(self, group: str, name: str, owner: str, seen: Lease | None) -> Lease | None:
-        if seen is None:
-            rows = self._pool.execute(CLAIM_FIRST, {"group": group, "name": name, "owner": owner})
-        else:
-            values = {"group": group, "name": name, "owner": seen.owner, "epoch": seen.epoch, "beat": seen.beat}
-            rows = self._pool.execute(CLAIM, {**values, "claimant": owner})
-        return Lease(group, name, owner, rows[0][0], 0) if rows else None
-
-    def renew(self, lease: Lease) -> Lease:
-        sql = f"UPDATE penstock_lease SET beat = beat + 1 WHERE {IS_HELD_AS} RETURNING beat"
-        with self._pool.connection() as connection:
-            rows = rows_of(connection, sql, _held_as(lease)) if lease.owner else []
-            if not rows:
-                raise refusal(connection, lease)
-        return Lease(lease.group, lease.name, lease.owner, lease.epoch, rows[0][0])
-
-    def release(self, lease: Lease) -> None:
-        self._pool.execute(f"UPDATE penstock_lease SET owner = '' WHERE {IS_HELD_AS} RETURNING 1", _held_as(lease))
-
-    def leases(self, group: str) -> Sequence[Lease]:
-        sql = 'SELECT name, owner, epoch, beat FROM penstock_lease WHERE "group" = %s ORDER BY name'
-        return [Lease(group, *row) for row in self._pool.execute(sql, (group,))]
-
-    def forget_lease(self, lease: Lease) -> None:
-        sql = f"DELETE FROM penstock_lease WHERE {IS_HELD_AS} AND beat = %(beat)s RETURNING 1"
-        self._pool.execute(sql, {**_held_as(lease), "beat": lease.beat})
-
-    def load(self, key: CheckpointKey) -> Checkpoint | None:
-        sql = 'SELECT data FROM penstock_checkpoint WHERE "group" = %s AND topic = %s AND partition = %s'
-        rows = self._pool.execute(sql, (key.group, key.topic, key.partition))
-        return decode_checkpoint(rows[0][0], key) if rows else None
-
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
         with self._pool.connection() as connection:
             saved(connection, lease, key, change)
-
-    def checkpoints(self, group: str) -> Mapping[CheckpointKey, Checkpoint]:
-        sql = 'SELECT topic, partition, data FROM penstock_checkpoint WHERE "group" = %s ORDER BY topic, partition'
-        rows = self._pool.execute(sql, (group,))
-        keyed = [(CheckpointKey(group, topic, number), data) for topic, number, data in rows]
-        return {key: decode_checkpoint(data, key) for key, data in keyed}
-
-    def groups(self) -> Sequence[str]:
-        sql = 'SELECT "group" FROM penstock_lease UNION SELECT "group" FROM penstock_checkpoint ORDER BY 1'
-        return [group for (group,) in self._pool.execute(sql)]
 
     def forget(self, group: str) -> None:
         with self._pool.connection() as connection, connection.transaction():
@@ -183,11 +437,7 @@ class PostgresCheckpoints(Closing):
             if held:
                 raise in_use(Lease(group, *held[0]))
             for statement in FORGET:
-                connection.execute(statement, {"group": group})
-
-    def state(self, key: CheckpointKey) -> Mapping[bytes, bytes]:
-        sql = f"SELECT key, value FROM penstock_state WHERE checkpoint = {PARTITION}"
-        return dict(self._pool.execute(sql, _place(key)))
+                connection.execute(_sql(statement), {"group": group})
 
     def handled(self, group: str, topic: str, ids: Collection[str]) -> frozenset[str]:
         by_bytes = {id_bytes(each): each for each in ids}
@@ -195,29 +445,28 @@ class PostgresCheckpoints(Closing):
         rows = self._pool.execute(sql, (group, topic, list(by_bytes))) if by_bytes else []
         return frozenset(by_bytes[row[0]] for row in rows)
 
-    def history(self, key: CheckpointKey, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[HistoryEntry]:
-        sql, values = HISTORY, _place(key)
-        if pointer is not None:
-            sql, values = f'{sql} AND "end" > %(pointer)s AND first <= %(pointer)s', {**values, "pointer": pointer}
-        rows = self._pool.execute(f"{sql} ORDER BY line DESC LIMIT %(limit)s", {**values, "limit": limit})
-        return [
-            HistoryEntry(int(first), int(end), Status(status), *rest) for first, end, status, *rest in reversed(rows)
-        ]
-
     def transaction(self) -> PostgresTransaction:
         """`with store.transaction() as tx:` — effects by `tx.connection`, the checkpoint by `tx.save`.
 
         OutcomeUnknownError: the connection was lost during the commit, and the outcome could not be found out in time.
         """
-        return PostgresTransaction(self._pool)
+        return PostgresTransaction(self._pool, may_send_ahead=self._send_ahead)
 
     def close(self) -> None:
         self._pool.close()
 
+    def _read(self, sql: str, values: Mapping[str, Any]) -> Rows:
+        return self._pool.execute(_sql(sql), values)
 
-def _held_as(lease: Lease) -> dict[str, Any]:
-    return {"group": lease.group, "name": lease.name, "owner": lease.owner, "epoch": lease.epoch}
+    _write = _read
+
+    def _column(self, pointer: Pointer) -> int:
+        return pointer
+
+    def _pointer(self, column: Any) -> Pointer:
+        return int(column)
 
 
-def _place(key: CheckpointKey) -> dict[str, Any]:
-    return {"group": key.group, "topic": key.topic, "partition": key.partition}
+def _sql(statement: str) -> str:
+    """A statement as psycopg takes it: with parameters `%(name)s`."""
+    return re.sub(r":(\w+)", r"%(\1)s", statement)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 PAGE_LINES: Final = 1000
 """How many history entries are read, and how many ids are looked up, at once."""
+LEASES_PER_SCAN: Final = 10_000
+_GLOB: Final = re.compile(r"([\\*?\[\]^])")
+"""Characters with a meaning in Redis' patterns."""
+_ESCAPED: Final = r"\\\1"
 
 
 class RedisCheckpoints:
@@ -109,9 +114,13 @@ class RedisCheckpoints:
     def release(self, lease: Lease) -> None:
         self._run(scripts.RELEASE, [self._key(lease.group, "leases")], [lease.name, lease.owner, str(lease.epoch)])
 
-    def leases(self, group: str) -> Sequence[Lease]:
+    def leases(self, group: str, prefix: str = "") -> Sequence[Lease]:
+        key = self._key(group, "leases")
         with self._redis() as client:
-            stored = client.hgetall(self._key(group, "leases"))
+            if prefix:
+                stored = dict(client.hscan_iter(key, match=f"{_GLOB.sub(_ESCAPED, prefix)}*", count=LEASES_PER_SCAN))
+            else:
+                stored = client.hgetall(key)
         return sorted((_lease(group, name.decode(), text) for name, text in stored.items()), key=lambda each: each.name)
 
     def forget_lease(self, lease: Lease) -> None:
@@ -218,7 +227,7 @@ class RedisCheckpoints:
             passed += PAGE_LINES
 
     def _fenced(self, lease: Lease) -> FencedError:
-        return fenced(lease, lease_named(lease.name, self.leases(lease.group)))
+        return fenced(lease, lease_named(lease.name, self.leases(lease.group, lease.name)))
 
     @property
     def _index(self) -> str:

@@ -4,58 +4,301 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
 
-from penstock.abc import Feature, Features
-from penstock.checkpoints.fencing import FEATURES, in_use
-from penstock.checkpoints.format import decode_checkpoint
-from penstock.checkpoints.sqlite.statements import (
-    SAVE,
-    SCHEMA,
-    checkpoint_values,
-    from_sortable,
-    is_one_statement,
-    refusal,
-    save_change,
-    sortable,
-    storable_id,
+from penstock.checkpoints.fencing import NOT_YOURS, fenced, in_use
+from penstock.checkpoints.format import encode_checkpoint, id_bytes, storable
+from penstock.checkpoints.rows import FORGET, IS_HELD_AS, Rows, SqlCheckpoints
+from penstock.databases import Schema
+from penstock.databases.sqlite import BUSY_TIMEOUT_S, SqliteDatabase
+from penstock.errors import ConfigError, CorruptCheckpointError, FencedError, TransactionError
+from penstock.model import Change, CheckpointKey, Lease, Pointer
+
+_TABLES: Final = (
+    """CREATE TABLE penstock_lease (
+        "group" TEXT NOT NULL, name TEXT NOT NULL, owner TEXT NOT NULL, epoch INTEGER NOT NULL, beat INTEGER NOT NULL,
+        PRIMARY KEY ("group", name)) WITHOUT ROWID""",
+    # The highest epoch of a deleted group: if it is created again, no old owner must match.
+    """CREATE TABLE penstock_forgotten (
+        "group" TEXT PRIMARY KEY NOT NULL, epoch INTEGER NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE penstock_checkpoint (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        "group" TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, data BLOB NOT NULL,
+        UNIQUE ("group", topic, partition))""",
+    # Pointers are untyped: those that fit are integers, larger ones blobs, which SQLite sorts after all integers.
+    """CREATE TABLE penstock_happening (
+        checkpoint INTEGER NOT NULL, line INTEGER NOT NULL, first NOT NULL, "end" NOT NULL, status TEXT NOT NULL,
+        attempt INTEGER NOT NULL, error TEXT NOT NULL, begun_ms INTEGER NOT NULL, ended_ms INTEGER NOT NULL,
+        owner TEXT NOT NULL, handler TEXT NOT NULL,
+        PRIMARY KEY (checkpoint, line)) WITHOUT ROWID""",
+    "CREATE INDEX penstock_happening_ended ON penstock_happening (checkpoint, ended_ms)",
+    """CREATE TABLE penstock_state (
+        checkpoint INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL,
+        PRIMARY KEY (checkpoint, key)) WITHOUT ROWID""",
+    """CREATE TABLE penstock_handled (
+        "group" TEXT NOT NULL, topic TEXT NOT NULL, id NOT NULL, at_ms INTEGER NOT NULL,
+        PRIMARY KEY ("group", topic, id)) WITHOUT ROWID""",
+    'CREATE INDEX penstock_handled_at ON penstock_handled ("group", topic, at_ms)',
 )
-from penstock.checkpoints.sqlite.transaction import GuardedSqliteConnection, SqliteTransaction
-from penstock.errors import ConfigError
-from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Lease, Pointer, Status
-from penstock.model.closing import Closing
-from penstock.sql.sqlite import BUSY_TIMEOUT_S, SqliteDatabase
+
+SCHEMA: Final = Schema("checkpoints", 1, "penstock_schema", _TABLES, CorruptCheckpointError)
+
+
+def sortable(pointer: Pointer) -> int | bytes:
+    """A pointer as a value that SQLite orders as Python orders the pointer."""
+    if -(1 << 63) <= pointer < 1 << 63:
+        return pointer
+    if pointer < 0:
+        raise ValueError(f"the pointer {pointer} is below -2**63, the least that a SQLite store can keep")
+    size_bytes = (pointer.bit_length() + 7) // 8
+    return size_bytes.to_bytes(4, "big") + pointer.to_bytes(size_bytes, "big")
+
+
+def from_sortable(value: int | bytes) -> Pointer:
+    return value if isinstance(value, int) else int.from_bytes(value[4:], "big")
+
+
+# The lease yields a row only if it is still ours: one atomic statement compares and sets.
+SAVE: Final = """
+    INSERT INTO penstock_checkpoint ("group", topic, partition, data)
+    SELECT ?, ?, ?, ? FROM penstock_lease WHERE "group" = ? AND name = ? AND owner = ? AND epoch = ?
+    ON CONFLICT ("group", topic, partition) DO UPDATE SET data = excluded.data"""
+FIND: Final = 'SELECT id FROM penstock_checkpoint WHERE "group" = ? AND topic = ? AND partition = ?'
+ADD_HAPPENING: Final = """
+    INSERT INTO penstock_happening
+    SELECT ?1, coalesce((SELECT max(line) FROM penstock_happening WHERE checkpoint = ?1), 0) + 1,
+           ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10"""
+FORGET_HAPPENINGS: Final = "DELETE FROM penstock_happening WHERE checkpoint = ? AND ended_ms < ?"
+SET_STATE: Final = "INSERT OR REPLACE INTO penstock_state VALUES (?, ?, ?)"
+UNSET_STATE: Final = "DELETE FROM penstock_state WHERE checkpoint = ? AND key = ?"
+REMEMBER: Final = "INSERT OR REPLACE INTO penstock_handled VALUES (?, ?, ?, ?)"
+FORGET_HANDLED: Final = 'DELETE FROM penstock_handled WHERE "group" = ? AND topic = ? AND at_ms < ?'
+
+
+def is_one_statement(change: Change) -> bool:
+    """Whether only the checkpoint must be saved, which one statement does without a transaction."""
+    return not (
+        change.happenings
+        or change.state
+        or change.handled
+        or change.forget_handled_before_ms is not None
+        or change.forget_happenings_before_ms is not None
+    )
+
+
+def checkpoint_values(lease: Lease, key: CheckpointKey, change: Change) -> tuple[Any, ...]:
+    """The values for SAVE. Encoding them is most of the work: do it before the database is locked."""
+    data = encode_checkpoint(change.checkpoint)
+    return (key.group, key.topic, key.partition, data, key.group, key.lease_name, lease.owner, lease.epoch)
+
+
+def save_change(
+    database: SqliteDatabase[Any], lease: Lease, key: CheckpointKey, change: Change, values: tuple[Any, ...]
+) -> None:
+    """Save everything inside a transaction; `values` are the `checkpoint_values`."""
+    cursor = database.cursor
+    try:
+        if not lease.owner or cursor.execute(SAVE, values).rowcount != 1:
+            raise refusal(database, lease)
+        if not is_one_statement(change):
+            _save_rest(cursor, key, change)
+    except sqlite3.Error as error:
+        raise database.translated(error) from error
+
+
+def refusal(database: SqliteDatabase[Any], lease: Lease) -> FencedError:
+    """The error for an owner that lost its lease."""
+    sql = 'SELECT owner, epoch, beat FROM penstock_lease WHERE "group" = ? AND name = ?'
+    rows = database.read(sql, (lease.group, lease.name))
+    return fenced(lease, Lease(lease.group, lease.name, *rows[0]) if rows else None)
+
+
+def _save_rest(cursor: sqlite3.Cursor, key: CheckpointKey, change: Change) -> None:
+    if change.handled:
+        rows = [(key.group, key.topic, storable_id(each.id), each.at_ms) for each in change.handled]
+        cursor.executemany(REMEMBER, rows)
+    if change.forget_handled_before_ms is not None:
+        cursor.execute(FORGET_HANDLED, (key.group, key.topic, change.forget_handled_before_ms))
+    if change.happenings or change.state or change.forget_happenings_before_ms is not None:
+        ((number,),) = cursor.execute(FIND, (key.group, key.topic, key.partition)).fetchall()
+        _save_below(cursor, number, change)
+
+
+def _save_below(cursor: sqlite3.Cursor, number: int, change: Change) -> None:
+    for each in change.happenings:
+        cursor.execute(
+            ADD_HAPPENING,
+            (
+                number,
+                sortable(each.first),
+                sortable(each.end),
+                each.status.value,
+                each.attempt,
+                storable(each.error),
+                each.begun_ms,
+                each.ended_ms,
+                each.owner,
+                each.handler,
+            ),
+        )
+    if change.forget_happenings_before_ms is not None:
+        cursor.execute(FORGET_HAPPENINGS, (number, change.forget_happenings_before_ms))
+    if change.state:
+        kept = [(number, name, value) for name, value in change.state.items() if value is not None]
+        gone = [(number, name) for name, value in change.state.items() if value is None]
+        cursor.executemany(SET_STATE, kept)
+        cursor.executemany(UNSET_STATE, gone)
+
+
+def storable_id(id: str) -> str | bytes:
+    """An idempotency key as SQLite can store it: text, or bytes if UTF-8 cannot encode it."""
+    if id.isascii():
+        return id
+    try:
+        id.encode()
+    except UnicodeEncodeError:
+        return id_bytes(id)
+    return id
+
+
+class GuardedSqliteConnection(sqlite3.Connection):
+    """A connection whose transactions only the store begins and ends.
+
+    SQLite asks an authorizer when a statement is prepared, so `COMMIT` is refused however it is written, including by
+    sqlite3's own `with connection:` and `executescript`. The methods raise errors that say why.
+    """
+
+    is_guarded = False
+    """Whether a user has the connection."""
+    was_refused = False
+    """Whether a statement was refused since then."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.set_authorizer(self._authorize)
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *where: str | None) -> int:
+        if action == sqlite3.SQLITE_TRANSACTION and self.is_guarded:
+            self.was_refused = True
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
+
+    def commit(self) -> NoReturn:
+        raise TransactionError(NOT_YOURS)
+
+    def rollback(self) -> NoReturn:
+        raise TransactionError(NOT_YOURS)
+
+    def close(self) -> None:
+        if self.is_guarded:
+            raise TransactionError(NOT_YOURS)
+        super().close()
+
+    @property
+    def isolation_level(self) -> None:
+        """None: nothing begins a transaction except the store."""
+        return None
+
+    @isolation_level.setter
+    def isolation_level(self, value: object) -> NoReturn:
+        raise TransactionError(NOT_YOURS)
+
+
+class SqliteTransaction:
+    """Returned by `SqliteCheckpoints.transaction()`. One thread uses it; all other writers wait until it ends."""
+
+    def __init__(self, database: SqliteDatabase[GuardedSqliteConnection]) -> None:
+        self._database = database
+        self._connection: GuardedSqliteConnection | None = None
+        self._depth = 0
+        self._failure: Exception | None = None
+        """Why a save failed: then the transaction must not commit, even if the user suppressed the error."""
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The database inside the transaction, with the user's own tables."""
+        if self._connection is None:
+            raise TransactionError("this transaction is not open: use it inside its `with` block only")
+        return self._connection
+
+    def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
+        """Save the checkpoint; effective when the transaction commits."""
+        if not self.connection.in_transaction:
+            raise _ended()
+        try:
+            save_change(self._database, lease, key, change, checkpoint_values(lease, key, change))
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def savepoint(self) -> SqliteSavepoint:
+        """A block that is rolled back, and only that, if it raises."""
+        return SqliteSavepoint(self)
+
+    def __enter__(self) -> Self:
+        self._connection = self._database.begin()
+        self._connection.was_refused = False
+        self._connection.is_guarded = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection, self._connection = self._connection, None
+        assert connection is not None, "the block was left before it was entered"
+        connection.is_guarded = False
+        if kind is None and self._failure is None and connection.in_transaction:
+            self._database.commit()
+            return
+        self._database.roll_back()
+        if kind is None:
+            raise self._failure or _ended()
+        if connection.was_refused and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+            raise TransactionError(NOT_YOURS) from error
+
+
+class SqliteSavepoint:
+    """A part of a transaction that can fail alone."""
+
+    __slots__ = ("_name", "_transaction")
+
+    def __init__(self, transaction: SqliteTransaction) -> None:
+        self._transaction = transaction
+        self._name = ""
+
+    def __enter__(self) -> None:
+        transaction = self._transaction
+        transaction._depth += 1
+        self._name = f"penstock_{transaction._depth}"
+        transaction.connection.execute(f"SAVEPOINT {self._name}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        transaction = self._transaction
+        transaction._depth -= 1
+        if not transaction.connection.in_transaction:  # a conflict clause has rolled back everything
+            raise _ended() from error
+        if kind is not None:
+            transaction.connection.execute(f"ROLLBACK TO {self._name}")
+        transaction.connection.execute(f"RELEASE {self._name}")
+
+
+def _ended() -> TransactionError:
+    return TransactionError(
+        "the transaction was rolled back from inside, by a statement such as INSERT OR ROLLBACK; what was done before "
+        "it is undone, and what was done after it is not. Use OR ABORT, which is the default, and savepoint()"
+    )
+
 
 SYNCHRONOUS: Final = ("NORMAL", "FULL")
 IDS_AT_ONCE: Final = (1, 8, 64, 512)
 """How many idempotency keys one statement looks up: a few sizes, so that there are few different statements."""
 
-IS_HELD_AS: Final = '"group" = ? AND name = ? AND owner = ? AND epoch = ?'
-CLAIM_FIRST: Final = """
-    INSERT INTO penstock_lease
-    SELECT ?1, ?2, ?3, coalesce((SELECT epoch FROM penstock_forgotten WHERE "group" = ?1), 0) + 1, 0 WHERE true
-    ON CONFLICT DO NOTHING RETURNING epoch"""
-CLAIM: Final = f"""
-    UPDATE penstock_lease SET owner = ?, epoch = epoch + 1, beat = 0 WHERE {IS_HELD_AS} AND beat = ? RETURNING epoch"""
-HISTORY: Final = """
-    SELECT first, "end", status, attempt, error, begun_ms, ended_ms, owner, handler FROM penstock_happening
-    WHERE checkpoint = (SELECT id FROM penstock_checkpoint WHERE "group" = ? AND topic = ? AND partition = ?)"""
-FORGET: Final = (
-    """INSERT OR REPLACE INTO penstock_forgotten
-       SELECT ?1, max(epoch) FROM (
-           SELECT epoch FROM penstock_lease WHERE "group" = ?1
-           UNION SELECT epoch FROM penstock_forgotten WHERE "group" = ?1)
-       HAVING count(*) > 0""",
-    'DELETE FROM penstock_happening WHERE checkpoint IN (SELECT id FROM penstock_checkpoint WHERE "group" = ?1)',
-    'DELETE FROM penstock_state WHERE checkpoint IN (SELECT id FROM penstock_checkpoint WHERE "group" = ?1)',
-    'DELETE FROM penstock_handled WHERE "group" = ?1',
-    'DELETE FROM penstock_checkpoint WHERE "group" = ?1',
-    'DELETE FROM penstock_lease WHERE "group" = ?1',
-)
 
-
-class SqliteCheckpoints(Closing):
+class SqliteCheckpoints(SqlCheckpoints):
     """Checkpoints in a SQLite database, which may be the user's own: the tables are named `penstock_...`.
 
     `synchronous` is what a commit waits for. With NORMAL, saves survive the death of every process, and a power failure
@@ -67,7 +310,9 @@ class SqliteCheckpoints(Closing):
     transactions will use, before they do: for pragmas, functions and a row factory.
     """
 
-    features: Features = FEATURES | {Feature.TRANSACTIONS}
+    _claim = f"""
+        UPDATE penstock_lease SET owner = :claimant, epoch = epoch + 1, beat = 0
+        WHERE {IS_HELD_AS} AND beat = :beat RETURNING epoch"""
 
     def __init__(
         self,
@@ -91,41 +336,6 @@ class SqliteCheckpoints(Closing):
             on_connect=on_connect,
         )
 
-    def claim(self, group: str, name: str, owner: str, seen: Lease | None) -> Lease | None:
-        if seen is None:
-            rows = self._database.write(CLAIM_FIRST, (group, name, owner))
-        else:
-            rows = self._database.write(CLAIM, (owner, group, name, seen.owner, seen.epoch, seen.beat))
-        return Lease(group, name, owner, rows[0][0], 0) if rows else None
-
-    def renew(self, lease: Lease) -> Lease:
-        if not lease.owner:
-            raise refusal(self._database, lease)
-        rows = self._database.write(
-            f"UPDATE penstock_lease SET beat = beat + 1 WHERE {IS_HELD_AS} RETURNING beat",
-            (lease.group, lease.name, lease.owner, lease.epoch),
-        )
-        if not rows:
-            raise refusal(self._database, lease)
-        return Lease(lease.group, lease.name, lease.owner, lease.epoch, rows[0][0])
-
-    def release(self, lease: Lease) -> None:
-        values = (lease.group, lease.name, lease.owner, lease.epoch)
-        self._database.write(f"UPDATE penstock_lease SET owner = '' WHERE {IS_HELD_AS}", values)
-
-    def leases(self, group: str) -> Sequence[Lease]:
-        sql = 'SELECT name, owner, epoch, beat FROM penstock_lease WHERE "group" = ? ORDER BY name'
-        return [Lease(group, *row) for row in self._database.read(sql, (group,))]
-
-    def forget_lease(self, lease: Lease) -> None:
-        values = (lease.group, lease.name, lease.owner, lease.epoch, lease.beat)
-        self._database.write(f"DELETE FROM penstock_lease WHERE {IS_HELD_AS} AND beat = ?", values)
-
-    def load(self, key: CheckpointKey) -> Checkpoint | None:
-        sql = 'SELECT data FROM penstock_checkpoint WHERE "group" = ? AND topic = ? AND partition = ?'
-        rows = self._database.read(sql, (key.group, key.topic, key.partition))
-        return decode_checkpoint(rows[0][0], key) if rows else None
-
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
         values = checkpoint_values(lease, key, change)
         database = self._database
@@ -142,29 +352,13 @@ class SqliteCheckpoints(Closing):
         finally:
             database.give_turn()
 
-    def checkpoints(self, group: str) -> Mapping[CheckpointKey, Checkpoint]:
-        sql = 'SELECT topic, partition, data FROM penstock_checkpoint WHERE "group" = ? ORDER BY topic, partition'
-        keyed = [
-            (CheckpointKey(group, topic, number), data) for topic, number, data in self._database.read(sql, (group,))
-        ]
-        return {key: decode_checkpoint(data, key) for key, data in keyed}
-
-    def groups(self) -> Sequence[str]:
-        sql = 'SELECT "group" FROM penstock_lease UNION SELECT "group" FROM penstock_checkpoint ORDER BY 1'
-        return [group for (group,) in self._database.read(sql)]
-
     def forget(self, group: str) -> None:
         with self.transaction() as transaction:
             held = [lease for lease in self.leases(group) if lease.owner]
             if held:
                 raise in_use(held[0])
             for statement in FORGET:
-                transaction.connection.execute(statement, (group,))
-
-    def state(self, key: CheckpointKey) -> Mapping[bytes, bytes]:
-        sql = """SELECT key, value FROM penstock_state WHERE checkpoint =
-                 (SELECT id FROM penstock_checkpoint WHERE "group" = ? AND topic = ? AND partition = ?)"""
-        return dict(self._database.read(sql, (key.group, key.topic, key.partition)))
+                transaction.connection.execute(statement, {"group": group})
 
     def handled(self, group: str, topic: str, ids: Collection[str]) -> frozenset[str]:
         by_value = {storable_id(each): each for each in ids}
@@ -179,17 +373,6 @@ class SqliteCheckpoints(Closing):
             found.update(by_value[row[0]] for row in self._database.read(sql, (group, topic, *some)))
         return frozenset(found)
 
-    def history(self, key: CheckpointKey, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[HistoryEntry]:
-        sql, values = HISTORY, [key.group, key.topic, key.partition]
-        if pointer is not None:
-            sql += ' AND "end" > ? AND first <= ?'
-            values += [sortable(pointer), sortable(pointer)]
-        rows = self._database.read(f"{sql} ORDER BY line DESC LIMIT ?", (*values, limit))
-        return [
-            HistoryEntry(from_sortable(first), from_sortable(end), Status(status), *rest)
-            for first, end, status, *rest in reversed(rows)
-        ]
-
     def transaction(self) -> SqliteTransaction:
         """`with store.transaction() as tx:` — effects by `tx.connection`, the checkpoint by `tx.save`.
 
@@ -200,3 +383,15 @@ class SqliteCheckpoints(Closing):
 
     def close(self) -> None:
         self._database.close()
+
+    def _read(self, sql: str, values: Mapping[str, Any]) -> Rows:
+        return self._database.read(sql, values)
+
+    def _write(self, sql: str, values: Mapping[str, Any]) -> Rows:
+        return self._database.write(sql, values)
+
+    def _column(self, pointer: Pointer) -> int | bytes:
+        return sortable(pointer)
+
+    def _pointer(self, column: int | bytes) -> Pointer:
+        return from_sortable(column)

@@ -7,6 +7,6 @@ are needed, because PostgreSQL is an extra.
 
 from __future__ import annotations
 
-from penstock.sql.schema import Schema
+from penstock.databases.schema import Schema
 
 __all__ = ["Schema"]

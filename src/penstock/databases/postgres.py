@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Generic, Self, TypeVar
 
+from penstock.databases.schema import Schema
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -18,7 +19,6 @@ from penstock.errors import (
     PenstockError,
     StoreUnavailableError,
 )
-from penstock.sql.schema import Schema
 
 try:
     import psycopg

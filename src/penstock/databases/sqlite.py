@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from penstock.databases.schema import Schema
 from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, StoreUnavailableError, TransactionError
-from penstock.sql.schema import Schema
 
 MEMORY: Final = ":memory:"
 """Not a path: the database lives as long as its connection, which then both writes and reads."""

@@ -1,1 +1,0 @@
-"""Checkpoints in plain files: a folder on a local disk, shared by the processes of one machine."""
