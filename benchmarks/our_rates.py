@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import penstock
@@ -13,6 +13,7 @@ from penstock.abc import Outcome, Queue, SettlingMany
 from penstock.model import Batch, NewRecord
 
 WAIT_S: Final = 60.0
+QUEUE_BAR: Final = 0.6
 
 Rates = dict[str, list[float]]
 """Records a second of every round, by who did what: "penstock send"."""
@@ -38,6 +39,35 @@ def receive_s(queue: Queue, count: int, at_once: int, value: bytes) -> float:
         queue.settle_all(deliveries, Outcome.DONE)
         left -= len(deliveries)
     return time.perf_counter() - started_s
+
+
+def compare_queues(
+    report: Report,
+    say: Callable[[str], None],
+    count: int,
+    rounds: Iterable[Mapping[str, float]],
+    *,
+    title: Callable[[str], str],
+    ours: str,
+    peer: str,
+    theirs: str,
+) -> None:
+    """Rows for sending and receiving. Each of the rounds gives the seconds that so many records took: "penstock send",
+    and the same of the peer."""
+    rates: Rates = {}
+    for seconds in rounds:
+        note(rates, {what: count / each_s for what, each_s in seconds.items()}, say)
+    add_rows(
+        report,
+        rates,
+        ("send", "receive"),
+        title=title,
+        ours=ours,
+        peer=peer,
+        theirs=theirs,
+        bar=QUEUE_BAR,
+        say=say,
+    )
 
 
 def stream_rates(

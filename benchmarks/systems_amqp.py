@@ -19,26 +19,20 @@ COUNT: Final = 20_000
 RECORD_BYTES: Final = 100
 AT_ONCE: Final = 500
 PREFETCH: Final = 500
-BAR: Final = 0.6
 
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, RabbitMq(Path(name)) as server:
-        for turn in range(rounds):
-            seconds = _round(server, count, turn)
-            our_rates.note(rates, {what: count / each_s for what, each_s in seconds.items()}, say)
-        our_rates.add_rows(
+        our_rates.compare_queues(
             report,
-            rates,
-            ("send", "receive"),
+            say,
+            count,
+            (_round(server, count, turn) for turn in range(rounds)),
             title=lambda what: f"RabbitMQ, {what}, {RECORD_BYTES} B records, quorum queue, one thread",
             ours="amqp:// URL",
             peer="pika",
             theirs="pika's SelectConnection",
-            bar=BAR,
-            say=say,
         )
         report.notes.append(
             f"RabbitMQ {server.version}, one node, pika {pika.__version__}: messages are confirmed on both sides, "

@@ -20,27 +20,21 @@ from tests.systems.pubsub_server import PubsubServer
 COUNT: Final = 10_000
 RECORD_BYTES: Final = 100
 AT_ONCE: Final = 500
-BAR: Final = 0.6
 WAIT_S: Final = 60.0
 
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, PubsubServer(Path(name)) as server:
-        for turn in range(rounds):
-            seconds = _round(server, count, turn)
-            our_rates.note(rates, {what: count / each_s for what, each_s in seconds.items()}, say)
-        our_rates.add_rows(
+        our_rates.compare_queues(
             report,
-            rates,
-            ("send", "receive"),
+            say,
+            count,
+            (_round(server, count, turn) for turn in range(rounds)),
             title=lambda what: f"Google Pub/Sub (a fake), {what}, {RECORD_BYTES} B records, one thread",
             ours="pubsub:// URL",
             peer="google",
             theirs="google-cloud-pubsub",
-            bar=BAR,
-            say=say,
         )
         report.notes.append(
             f"pstest {server.version}, Google's fake of Pub/Sub, in memory: it shows what the clients cost, not what "

@@ -22,27 +22,21 @@ COUNT: Final = 10_000
 RECORD_BYTES: Final = 100
 AT_ONCE: Final = 500
 PREFETCH: Final = 1000
-BAR: Final = 0.6
 WAIT_S: Final = 60.0
 
 
 def run(report: Report, say: Callable[[str], None], *, rounds: int = 3, scale: float = 1.0) -> None:
     count = max(AT_ONCE, round(COUNT * scale) // AT_ONCE * AT_ONCE)
-    rates: our_rates.Rates = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, ActiveMq(Path(name)) as server:
-        for turn in range(rounds):
-            seconds = _round(server, count, turn)
-            our_rates.note(rates, {what: count / each_s for what, each_s in seconds.items()}, say)
-        our_rates.add_rows(
+        our_rates.compare_queues(
             report,
-            rates,
-            ("send", "receive"),
+            say,
+            count,
+            (_round(server, count, turn) for turn in range(rounds)),
             title=lambda what: f"ActiveMQ, {what}, {RECORD_BYTES} B records, persistent, one thread",
             ours="stomp:// URL",
             peer="stomp.py",
             theirs="stomp.py's Connection12",
-            bar=BAR,
-            say=say,
         )
         report.notes.append(
             f"ActiveMQ Classic {server.version}, KahaDB that syncs each commit, stomp.py "

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,16 @@ def check_replaced(folder: Path, dead: BrokerAddress) -> None:
     with connect(folder) as stream:
         assert values(stream) == [b"hello"]
         assert broker_pid(folder) != dead.pid
+
+
+def test_of_several_brokers_one_that_hangs_does_not_keep_a_client_from_connecting(tmp_path: Path) -> None:
+    with something_that_is_no_broker() as hanging, Penstock(tmp_path) as server:
+        began_s = time.monotonic()
+        with penstock.connect(f"kafka://127.0.0.1:{hanging},{server.bootstrap}", connect_timeout_s=TIMEOUT_S) as stream:
+            assert time.monotonic() - began_s < TIMEOUT_S / 2
+            stream.send("greetings", "hello").result(TIMEOUT_S)
+        with pytest.raises(BrokerUnavailableError, match="does not answer"):
+            penstock.connect(f"kafka://127.0.0.1:{hanging},127.0.0.1:{hanging}", connect_timeout_s=1)
 
 
 def test_a_killed_broker_is_replaced(folder: Path) -> None:

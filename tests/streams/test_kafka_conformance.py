@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 import penstock
 from penstock import __version__
+from penstock.streams.kafka.settings import LONGEST_BACKOFF_S
 from penstock.testing import TcpProxy, conformance
 from tests import real_parts, system_table
 from tests.servers import ApacheKafka, Penstock
@@ -82,9 +84,13 @@ def run(system: str, server: str, behind: Outage) -> Iterator[TcpProxy]:
     _running.pop()
 
 
+def suite() -> Any:
+    return conformance.stream(open_kafka, expire=delete_records, outage=outage, longest_backoff_s=LONGEST_BACKOFF_S)
+
+
 @pytest.mark.system("Embedded log")
 @pytest.mark.xdist_group("embedded log conformance")
-class TestEmbeddedLog(conformance.stream(open_kafka, expire=delete_records, outage=outage)):  # type: ignore[misc]
+class TestEmbeddedLog(suite()):  # type: ignore[misc]
     @pytest.fixture(autouse=True)
     def _broker(self, embedded: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(BOOTSTRAP, embedded.address)
@@ -92,7 +98,7 @@ class TestEmbeddedLog(conformance.stream(open_kafka, expire=delete_records, outa
 
 @pytest.mark.system("Apache Kafka")
 @pytest.mark.xdist_group("kafka conformance")
-class TestApacheKafka(conformance.stream(open_kafka, expire=delete_records, outage=outage)):  # type: ignore[misc]
+class TestApacheKafka(suite()):  # type: ignore[misc]
     @pytest.fixture(autouse=True)
     def _broker(self, apache: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(BOOTSTRAP, apache.address)

@@ -25,11 +25,12 @@ BROKER: Final = """<?xml version="1.0"?>
   <broker xmlns="http://activemq.apache.org/schema/core" brokerName="penstock" dataDirectory="{folder}/data"
       schedulerSupport="true" useJmx="false" advisorySupport="false" persistent="true">
     <persistenceAdapter>
-      <kahaDB directory="{folder}/data/kahadb" journalMaxFileLength="8mb" checkpointInterval="1000"/>
+      <kahaDB directory="{folder}/data/kahadb" journalMaxFileLength="8mb" checkpointInterval="1000"
+        cleanupInterval="1000"/>
     </persistenceAdapter>
     <systemUsage><systemUsage>
       <memoryUsage><memoryUsage limit="64 mb"/></memoryUsage>
-      <storeUsage><storeUsage limit="1 gb"/></storeUsage>
+      <storeUsage><storeUsage limit="{store}"/></storeUsage>
       <tempUsage><tempUsage limit="100 mb"/></tempUsage>
     </systemUsage></systemUsage>
     <plugins>
@@ -65,11 +66,12 @@ class ActiveMq:
     It creates queues that are missing. STOMP messages are limited to `LARGEST_BYTES`.
     """
 
-    def __init__(self, folder: Path, keystore: Path | None = None) -> None:
+    def __init__(self, folder: Path, keystore: Path | None = None, *, store: str = "1 gb") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port, self.amqp_port, self.tls_port = free_ports(3)
         self.keystore = keystore
+        self._store = store
         self._process: ServerProcess | None = None
 
     @property
@@ -107,6 +109,7 @@ class ActiveMq:
         connectors = "".join(f'<transportConnector name="{name}" uri="{uri}"/>' for name, uri in urls.items())
         broker = BROKER.format(
             folder=self.folder,
+            store=self._store,
             user=USER,
             stranger=STRANGER,
             password=PASSWORD,

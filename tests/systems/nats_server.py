@@ -16,12 +16,12 @@ class NatsServer:
     """One NATS server in a folder of its own. As by default, it gives messages to the system before it acknowledges
     them, and syncs them to the disk every two minutes."""
 
-    def __init__(self, folder: Path, settings: str = "", *, jetstream: bool = True) -> None:
+    def __init__(self, folder: Path, settings: str = "", *, jetstream: bool = True, limits: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         (self.port,) = free_ports(1)
         self._config = folder / "nats.conf"
-        store = f'jetstream {{ store_dir: "{folder / "data"}" }}' if jetstream else ""
+        store = f'jetstream {{ store_dir: "{folder / "data"}", {limits} }}' if jetstream else ""
         self._config.write_text(f"host: 127.0.0.1\nport: {self.port}\n{store}\n{settings}\n", "utf-8")
         self._process: ServerProcess | None = None
 

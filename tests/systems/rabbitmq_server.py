@@ -26,7 +26,8 @@ class RabbitMq:
     """One node of RabbitMQ in a folder of its own, with AMQP 0-9-1 and 1.0 on one port, and streams on another.
 
     `version` 3 is that of the machine's packages, 4 that of the part `rabbitmq-4`. `settings` are more lines of
-    rabbitmq.conf, in which `{folder}`, `{management_port}` and `{tls_stream_port}` stand for those of the node.
+    rabbitmq.conf, in which `{folder}`, `{management_port}`, `{tls_port}` and `{tls_stream_port}` stand for those of the
+    node.
     """
 
     def __init__(
@@ -34,8 +35,8 @@ class RabbitMq:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port, self.stream_port, self.tls_stream_port, self.management_port, *ports = free_ports(6)
-        self._distribution_port, self._epmd_port = ports
+        self.port, self.tls_port, self.stream_port, self.tls_stream_port, *ports = free_ports(7)
+        self.management_port, self._distribution_port, self._epmd_port = ports
         self._major = version
         self._plugins = (*PLUGINS, *plugins)
         self._settings = settings
@@ -69,7 +70,10 @@ class RabbitMq:
             "vm_memory_high_watermark.relative = 0.8\n"
             "disk_free_limit.absolute = 100MB\n"
             + self._settings.format(
-                folder=inside, management_port=self.management_port, tls_stream_port=self.tls_stream_port
+                folder=inside,
+                management_port=self.management_port,
+                tls_port=self.tls_port,
+                tls_stream_port=self.tls_stream_port,
             )
         )
         self._process = ServerProcess(

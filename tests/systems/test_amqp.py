@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +13,32 @@ import pytest
 
 import penstock as ps
 from penstock.abc import Feature, Outcome
-from penstock.errors import BrokerUnavailableError, ConfigError, StaleDeliveryError, UrlError
+from penstock.errors import BrokerUnavailableError, ConfigError, RecordTooLargeError, StaleDeliveryError, UrlError
 from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.amqp import AmqpDelivery, AmqpQueue
+from penstock.queues.reconnecting import LONGEST_BACKOFF_S
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.consuming.eventually import wait_until
+from tests.secured_kafka import make_certificates
 from tests.systems.killed_queue_app import check_every_record_is_handled
+from tests.systems.older_server import relay_that_replaces
 from tests.systems.rabbitmq_server import RabbitMq
 
 pytestmark = [pytest.mark.system("RabbitMQ"), pytest.mark.xdist_group("rabbitmq")]
 
 ADDRESS = "PENSTOCK_TEST_AMQP"
 WAIT_S = 30.0
+LARGEST_BYTES = 1_000_000
+TLS = """\
+listeners.ssl.local = 127.0.0.1:{tls_port}
+ssl_options.cacertfile = {folder}/ca.pem
+ssl_options.certfile = {folder}/server.crt
+ssl_options.keyfile = {folder}/server.key
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+"""
 
 
 class Outage:
@@ -44,7 +57,12 @@ def outage() -> Outage:
 
 @pytest.fixture(scope="module")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
-    with RabbitMq(tmp_path_factory.mktemp("rabbitmq")) as server, TcpProxy(server.port) as proxy:
+    folder = tmp_path_factory.mktemp("rabbitmq")
+    settings = f"max_message_size = {LARGEST_BYTES}\n"
+    if shutil.which("openssl"):
+        make_certificates(folder, folder / "ca.pem", folder / "server.pem")
+        settings += TLS
+    with RabbitMq(folder, settings=settings) as server, TcpProxy(server.port) as proxy:
         os.environ[ADDRESS] = proxy.address
         _running.append(Outage(server, proxy))
         queue = open_queue(url("first"))
@@ -79,7 +97,7 @@ def open_classic(folder: Path) -> AmqpQueue:
 
 
 @pytest.mark.usefixtures("rabbitmq")
-class TestQuorumQueue(conformance.queue(open_quorum, outage=outage)):  # type: ignore[misc]
+class TestQuorumQueue(conformance.queue(open_quorum, outage=outage, longest_backoff_s=LONGEST_BACKOFF_S)):  # type: ignore[misc]
     test_no_record_is_lost_when_the_server_is_killed = None
     """A single node of RabbitMQ 3.10 that is killed seconds after a quorum queue was declared may leave the queue
     without a leader for good ("leader not known"), whatever its clients do. The classic queue shows that the adapter
@@ -91,7 +109,9 @@ def test_no_record_is_lost_when_rabbitmq_4_with_a_quorum_queue_is_killed(
 ) -> None:
     with RabbitMq(tmp_path / "rabbitmq", 4) as server, TcpProxy(server.port) as proxy:
         monkeypatch.setenv(ADDRESS, proxy.address)
-        suite = conformance.queue(open_quorum, outage=lambda: Outage(server, proxy))
+        suite = conformance.queue(
+            open_quorum, outage=lambda: Outage(server, proxy), longest_backoff_s=LONGEST_BACKOFF_S
+        )
         result = suite("test_no_record_is_lost_when_the_server_is_killed").run()
     assert result is not None
     assert not result.errors + result.failures
@@ -107,8 +127,21 @@ def test_a_server_that_is_too_old_for_streams_says_so(rabbitmq: RabbitMq) -> Non
     assert not caught.value.retriable
 
 
+def test_a_server_that_is_too_old_for_quorum_queues_says_so_and_has_classic_ones(rabbitmq: RabbitMq) -> None:
+    older = ("3.9." + "9" * 10)[: len(rabbitmq.version)]
+    with relay_that_replaces(rabbitmq.port, rabbitmq.version.encode(), older.encode()) as address:
+        with pytest.raises(
+            BrokerUnavailableError, match=rf"RabbitMQ {older}, .* too old.* 3\.10 .*queue_type=cl"
+        ) as old:
+            open_queue(f"amqp://{address}/q-{uuid.uuid4().hex[:8]}")
+        assert not old.value.retriable
+        queue = open_queue(f"amqp://{address}/q-{uuid.uuid4().hex[:8]}?queue_type=classic")
+        queue.send([NewRecord("queue", b"1")])
+        queue.close()
+
+
 @pytest.mark.usefixtures("rabbitmq")
-class TestClassicQueue(conformance.queue(open_classic, outage=outage)):  # type: ignore[misc]
+class TestClassicQueue(conformance.queue(open_classic, outage=outage, longest_backoff_s=LONGEST_BACKOFF_S)):  # type: ignore[misc]
     pass
 
 
@@ -230,6 +263,56 @@ def test_what_cannot_work_is_refused_with_the_reason() -> None:
     with pytest.raises(StaleDeliveryError, match="was settled twice"):
         queue.settle(delivery, Outcome.DONE)
     queue.close()
+
+
+@pytest.mark.usefixtures("rabbitmq")
+def test_a_record_over_the_limit_is_refused_and_the_queue_goes_on() -> None:
+    queue = new_queue()
+    with pytest.raises(
+        RecordTooLargeError, match=rf"a message for {queue.name} is larger than amqp://.* {LARGEST_BYTES}"
+    ):
+        queue.send([NewRecord("queue", b"x" * (LARGEST_BYTES + 1))])
+
+    def is_sent() -> bool:
+        try:
+            queue.send([NewRecord("queue", b"x" * LARGEST_BYTES)])
+        except BrokerUnavailableError:
+            return False
+        return True
+
+    wait_until(is_sent, WAIT_S)  # the broker closes the channel of the one that is too large
+    assert _receive(queue, 1)[0].record.value == b"x" * LARGEST_BYTES
+    queue.close()
+
+
+def test_tls_with_an_authority_and_a_certificate_of_the_client(rabbitmq: RabbitMq, tmp_path: Path) -> None:
+    make_certificates(tmp_path, tmp_path / "other.pem", tmp_path / "both.pem")
+    ours, theirs = rabbitmq.folder, tmp_path
+    authority = f"ca_file={ours}/ca.pem"
+    own = f"cert_file={ours}/server.crt&key_file={ours}/server.key"
+    secure = f"amqps://127.0.0.1:{rabbitmq.tls_port}/secret?connect_timeout_s=5"
+    queue = open_queue(f"{secure}&{authority}&{own}")
+    assert isinstance(queue, AmqpQueue)
+    value = os.urandom(300_000)
+    queue.send([NewRecord("queue", value)])
+    assert _receive(queue, 1)[0].record.value == value
+    queue.close()
+    for problem, settings in {
+        r"certificate verify failed.*; set ca_file": f"ca_file={theirs}/other.pem&{own}",
+        r"certificate required.*; set cert_file and key_file": authority,
+        r"unknown ca.*; set cert_file and key_file": f"{authority}&cert_file={theirs}/both.pem",
+    }.items():
+        with pytest.raises(BrokerUnavailableError, match=rf"TLS with amqps://.* failed: .*{problem}") as refused:
+            open_queue(f"{secure}&{settings}")
+        assert not refused.value.retriable
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        open_queue(f"{secure}&ca_file=/no/such/file")
+    with pytest.raises(BrokerUnavailableError, match=r"If it is one for TLS, use amqps://"):
+        open_queue(f"amqp://127.0.0.1:{rabbitmq.tls_port}/q?connect_timeout_s=5")
+    with pytest.raises(BrokerUnavailableError, match=r"is it a port without TLS\? Then use amqp://"):
+        open_queue(f"amqps://127.0.0.1:{rabbitmq.port}/q?connect_timeout_s=5&{authority}")
+    with pytest.raises(ConfigError, match="are for TLS: use amqps://"):
+        open_queue(f"amqp://127.0.0.1:{rabbitmq.port}/q?{authority}")
 
 
 def test_an_unreachable_server_is_told_in_time() -> None:

@@ -9,8 +9,8 @@ import socket
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,6 +30,7 @@ from penstock.errors import (
 from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.amqp1 import Amqp1Delivery, Amqp1Queue
+from penstock.queues.reconnecting import LONGEST_BACKOFF_S
 from penstock.testing import TcpProxy, conformance
 from tests import real_parts, system_table
 from tests.consuming.eventually import wait_until
@@ -39,6 +40,7 @@ from tests.systems.activemq_server import ActiveMq
 from tests.systems.artemis_server import Artemis
 from tests.systems.java_keystore import make_keystore
 from tests.systems.killed_queue_app import check_every_record_is_handled
+from tests.systems.older_server import relay_that_replaces
 from tests.systems.qpid_server import LARGEST_MESSAGE_BYTES, Qpid
 from tests.systems.rabbitmq_server import RabbitMq
 
@@ -54,73 +56,85 @@ WAIT_S = 30.0
 
 
 class Outage:
-    def __init__(self, server: Artemis, proxy: TcpProxy) -> None:
+    def __init__(self, server: Artemis | Qpid | RabbitMq | ActiveMq, proxy: TcpProxy) -> None:
         self.proxy = proxy
         self.kill = server.kill
         self.restart = server.restart
 
 
-_running: list[Outage] = []
+_running: dict[str, Outage] = {}
+"""By the environment variable that has the server's URL."""
 
 
-def outage() -> Outage:
-    return _running[-1]
+def outage_of(variable: str) -> Callable[[], Outage]:
+    return lambda: _running[variable]
+
+
+@contextmanager
+def reached(variable: str, server: Artemis | Qpid | RabbitMq | ActiveMq, port: int, user: str) -> Iterator[None]:
+    """The environment has the server's URL, which leads through a proxy."""
+    with TcpProxy(port) as proxy:
+        os.environ[variable] = f"amqp1://{user}@{proxy.address}"
+        _running[variable] = Outage(server, proxy)
+        yield
+        del _running[variable], os.environ[variable]
 
 
 @pytest.fixture(scope="module")
 def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artemis]:
     real_parts.proton()
     keystore = make_keystore(tmp_path_factory.mktemp("certificates")) if shutil.which("openssl") else None
-    with Artemis(tmp_path_factory.mktemp("artemis"), keystore) as server, TcpProxy(server.port) as proxy:
-        os.environ[ARTEMIS] = f"amqp1://{USER}@{proxy.address}"
-        _running.append(Outage(server, proxy))
+    with (
+        Artemis(tmp_path_factory.mktemp("artemis"), keystore) as server,
+        reached(ARTEMIS, server, server.port, USER),
+    ):
         meet("AMQP 1.0, Artemis", artemis_url("first", "retries=broker"))
         yield server
-        _running.pop()
-        del os.environ[ARTEMIS]
 
 
 @pytest.fixture(scope="module")
 def qpid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Qpid]:
     real_parts.proton()
-    with Qpid(tmp_path_factory.mktemp("qpid")) as server:
-        os.environ[QPID] = f"amqp1://{qpid_server.USER}:{qpid_server.PASSWORD}@127.0.0.1:{server.port}"
+    user = f"{qpid_server.USER}:{qpid_server.PASSWORD}"
+    with Qpid(tmp_path_factory.mktemp("qpid")) as server, reached(QPID, server, server.port, user):
         meet("AMQP 1.0, Qpid", f"{os.environ[QPID]}/delaying?retries=broker")
         yield server
-        del os.environ[QPID]
 
 
 @pytest.fixture(scope="class")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
     real_parts.proton()
-    with RabbitMq(tmp_path_factory.mktemp("rabbitmq")) as server:
-        os.environ[RABBITMQ] = f"amqp1://guest:guest@{server.address}"
+    with (
+        RabbitMq(tmp_path_factory.mktemp("rabbitmq")) as server,
+        reached(RABBITMQ, server, server.port, "guest:guest"),
+    ):
         meet("AMQP 1.0, RabbitMQ 3", f"{os.environ[RABBITMQ]}/first")
         yield server
-        del os.environ[RABBITMQ]
 
 
 @pytest.fixture(scope="class")
 def rabbitmq4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
     real_parts.proton()
-    with RabbitMq(tmp_path_factory.mktemp("rabbitmq4"), 4) as server:
-        os.environ[RABBITMQ4] = f"amqp1://guest:guest@{server.address}"
+    with (
+        RabbitMq(tmp_path_factory.mktemp("rabbitmq4"), 4) as server,
+        reached(RABBITMQ4, server, server.port, "guest:guest"),
+    ):
         with closing(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port))) as connection:
             connection.channel().queue_declare("a queue", durable=True, arguments={"x-queue-type": "quorum"})
         meet("AMQP 1.0, RabbitMQ 4", f"{os.environ[RABBITMQ4]}/a%20queue")
         yield server
-        del os.environ[RABBITMQ4]
 
 
 @pytest.fixture(scope="class")
 def activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMq]:
     real_parts.proton()
-    with ActiveMq(tmp_path_factory.mktemp("activemq")) as server:
-        user = f"{activemq_server.USER}:{quote(activemq_server.PASSWORD, safe='')}"
-        os.environ[ACTIVEMQ] = f"amqp1://{user}@127.0.0.1:{server.amqp_port}"
+    user = f"{activemq_server.USER}:{quote(activemq_server.PASSWORD, safe='')}"
+    with (
+        ActiveMq(tmp_path_factory.mktemp("activemq")) as server,
+        reached(ACTIVEMQ, server, server.amqp_port, user),
+    ):
         meet("AMQP 1.0, ActiveMQ", f"{os.environ[ACTIVEMQ]}/first?retries=broker")
         yield server
-        del os.environ[ACTIVEMQ]
 
 
 def meet(system: str, url: str) -> None:
@@ -148,35 +162,39 @@ def open_on_artemis(folder: Path) -> Amqp1Queue:
 
 
 def open_on_qpid(_: Path) -> Amqp1Queue:
-    return open_amqp1(f"{os.environ[QPID]}/delaying?retries=broker&prefetch=5")
+    return open_amqp1(f"{os.environ[QPID]}/delaying?retries=broker&prefetch=5&heartbeat_s=2")
 
 
 def open_on_rabbitmq(folder: Path) -> Amqp1Queue:
-    return open_amqp1(f"{os.environ[RABBITMQ]}/{folder.name}")
+    return open_amqp1(f"{os.environ[RABBITMQ]}/{folder.name}?heartbeat_s=2")
 
 
 def open_on_rabbitmq4(_: Path) -> Amqp1Queue:
-    return open_amqp1(f"{os.environ[RABBITMQ4]}/a%20queue?prefetch=20")
+    return open_amqp1(f"{os.environ[RABBITMQ4]}/a%20queue?prefetch=20&heartbeat_s=2")
 
 
 def open_on_activemq(folder: Path) -> Amqp1Queue:
-    return open_amqp1(f"{os.environ[ACTIVEMQ]}/{folder.name}?prefetch=20&retries=broker")
+    return open_amqp1(f"{os.environ[ACTIVEMQ]}/{folder.name}?prefetch=20&retries=broker&heartbeat_s=2")
+
+
+def suite(factory: Callable[[Path], Amqp1Queue], variable: str) -> Any:
+    return conformance.queue(factory, outage=outage_of(variable), longest_backoff_s=LONGEST_BACKOFF_S)
 
 
 @pytest.mark.usefixtures("artemis")
-class TestArtemis(conformance.queue(open_on_artemis, outage=outage)):  # type: ignore[misc]
+class TestArtemis(suite(open_on_artemis, ARTEMIS)):  # type: ignore[misc]
     pass
 
 
 @pytest.mark.usefixtures("qpid")
 @pytest.mark.system("AMQP 1.0, Qpid")
-class TestQpid(conformance.queue(open_on_qpid)):  # type: ignore[misc]
+class TestQpid(suite(open_on_qpid, QPID)):  # type: ignore[misc]
     pass
 
 
 @pytest.mark.usefixtures("rabbitmq")
 @pytest.mark.system("AMQP 1.0, RabbitMQ 3")
-class TestRabbitMq3(conformance.queue(open_on_rabbitmq)):  # type: ignore[misc]
+class TestRabbitMq3(suite(open_on_rabbitmq, RABBITMQ)):  # type: ignore[misc]
     def test_retries_by_the_broker_are_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"delayed delivery, which RabbitMQ 3\..* does not offer: use retries="):
             open_queue(f"{os.environ[RABBITMQ]}/q?retries=broker")
@@ -184,7 +202,7 @@ class TestRabbitMq3(conformance.queue(open_on_rabbitmq)):  # type: ignore[misc]
 
 @pytest.mark.usefixtures("rabbitmq4")
 @pytest.mark.system("AMQP 1.0, RabbitMQ 4")
-class TestRabbitMq4(conformance.queue(open_on_rabbitmq4)):  # type: ignore[misc]
+class TestRabbitMq4(suite(open_on_rabbitmq4, RABBITMQ4)):  # type: ignore[misc]
     def test_a_missing_queue_is_told(self) -> None:
         with pytest.raises(BrokerUnavailableError, match=r"there is no queue 'missing' at .*create it"):
             open_queue(f"{os.environ[RABBITMQ4]}/missing")
@@ -192,7 +210,7 @@ class TestRabbitMq4(conformance.queue(open_on_rabbitmq4)):  # type: ignore[misc]
 
 @pytest.mark.usefixtures("activemq")
 @pytest.mark.system("AMQP 1.0, ActiveMQ")
-class TestActiveMq(conformance.queue(open_on_activemq)):  # type: ignore[misc]
+class TestActiveMq(suite(open_on_activemq, ACTIVEMQ)):  # type: ignore[misc]
     pass
 
 
@@ -469,7 +487,7 @@ def test_rejected_records_of_qpid_go_where_its_queue_sends_them() -> None:
 
 @pytest.mark.usefixtures("artemis", "qpid")
 def test_what_cannot_work_is_refused_with_the_reason() -> None:
-    proxy = _running[-1].proxy.address
+    proxy = _running[ARTEMIS].proxy.address
     with pytest.raises(BrokerUnavailableError, match=r"amqp1://me@[\d.:]+/q refused the user or the password") as wrong:
         open_queue(f"amqp1://me:secret@{proxy}/q")
     assert not wrong.value.retriable
@@ -531,6 +549,16 @@ def _answer_as_web_server(server: socket.socket) -> None:
             return
         with connection:
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_a_broker_that_is_too_old_says_so(artemis: Artemis) -> None:
+    older = "1" + artemis.version[1:]
+    with (
+        relay_that_replaces(artemis.port, artemis.version.encode(), older.encode()) as address,
+        pytest.raises(BrokerUnavailableError, match=rf"it is Artemis {older}, which is too old: 2\.0 or") as old,
+    ):
+        open_queue(f"amqp1://{USER}@{address}/q")
+    assert not old.value.retriable
 
 
 @pytest.mark.usefixtures("artemis")

@@ -17,7 +17,6 @@ import pytest
 import penstock as ps
 from penstock.abc import Channel
 from penstock.channels import open_channel
-from penstock.channels.http.messages import own_id
 from penstock.channels.http.sender import is_public, retry_after_s
 from penstock.channels.http.signatures import new_secret, problem_with
 from penstock.dead_letters.opening import open_dead_letters
@@ -29,6 +28,7 @@ from penstock.errors import (
     RecordTooLargeError,
 )
 from penstock.model import DeadLetterFilter, NewRecord
+from penstock.model.record import own_id
 from penstock.testing import TcpProxy
 from tests.consuming.eventually import wait_until
 from tests.observe.alerts.certificates import make_certificate

@@ -30,6 +30,7 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import NewRecord, Position
+from penstock.streams.adapting.aws import LONGEST_PAUSE_S
 from penstock.streams.kinesis.encoding import ENVELOPE
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
@@ -85,7 +86,9 @@ def url() -> str:
     return f"kinesis://{REGION}?endpoint_url={os.environ[ENDPOINT]}&read_interval_s=0.03"
 
 
-TestKinesis = conformance.stream(open_kinesis, expire=expire, outage=lambda: _running[-1])
+TestKinesis = conformance.stream(
+    open_kinesis, expire=expire, outage=lambda: _running[-1], longest_backoff_s=LONGEST_PAUSE_S
+)
 
 
 @pytest.fixture

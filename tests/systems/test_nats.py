@@ -30,6 +30,7 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import NewRecord, Position
+from penstock.streams.adapting.append_queue import LONGEST_PAUSE_S
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.clients.names import fresh
@@ -112,7 +113,7 @@ def outage() -> Outage:
     return _running[-1]
 
 
-class TestNats(conformance.stream(open_nats, expire=purge, outage=outage)):  # type: ignore[misc]
+class TestNats(conformance.stream(open_nats, expire=purge, outage=outage, longest_backoff_s=LONGEST_PAUSE_S)):  # type: ignore[misc]
     @pytest.fixture(autouse=True)
     def _server(self, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(URL, f"nats://{proxy.address}")

@@ -29,6 +29,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.model import NewRecord, Record
+from penstock.streams.sql.postgres_pool import LONGEST_PAUSE_S
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.consuming.eventually import wait_until
@@ -96,7 +97,11 @@ def delete_rows(connection: penstock.Connection, topic: str, partition: int, bef
         database.execute(f'DELETE FROM "{topic}" WHERE partition = %s AND id < %s'.encode(), (partition, before))
 
 
-class TestConformance(conformance.stream(open_tables, expire=delete_rows, outage=outage)):  # type: ignore[misc]
+class TestConformance(
+    conformance.stream(  # type: ignore[misc]
+        open_tables, expire=delete_rows, outage=outage, longest_backoff_s=LONGEST_PAUSE_S
+    )
+):
     """Everything that a stream promises, with processes and servers that are killed."""
 
     @pytest.fixture(autouse=True)

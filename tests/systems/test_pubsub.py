@@ -37,6 +37,7 @@ from penstock.errors import (
 from penstock.model import Headers, NewRecord
 from penstock.queues import open_queue
 from penstock.queues.pubsub import PubsubQueue
+from penstock.queues.pubsub.client import LONGEST_BACKOFF_S
 from penstock.queues.pubsub.queue import PubsubDelivery
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
@@ -131,7 +132,13 @@ def open_by_folder(folder: Path) -> PubsubQueue:
 
 @pytest.mark.usefixtures("pubsub")
 class TestPubsubQueue(
-    conformance.queue(open_by_folder, visibility_s=float(DEADLINE_S), ordered=False, outage=outage)  # type: ignore[misc]
+    conformance.queue(  # type: ignore[misc]
+        open_by_folder,
+        visibility_s=float(DEADLINE_S),
+        ordered=False,
+        outage=outage,
+        longest_backoff_s=LONGEST_BACKOFF_S,
+    )
 ):
     test_no_record_is_lost_when_the_server_is_killed = None
     """The fake keeps everything in memory: nothing would be left."""

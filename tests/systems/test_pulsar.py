@@ -43,6 +43,7 @@ from tests.consuming.eventually import wait_until
 from tests.secured_kafka import make_certificates
 from tests.seeds import seed_of
 from tests.servers import free_ports
+from tests.systems.older_server import relay_that_replaces
 from tests.systems.pulsar_server import LISTENER, PASSWORD, SUPERUSER, PulsarServer, admin, token_for, version
 from tests.systems.stream_app import check_a_killed_app_loses_nothing
 
@@ -461,6 +462,16 @@ def test_a_missing_topic_says_how_to_create_it(url: str, topic: str) -> None:
         stream.create_topic(topic, 2)
         with pytest.raises(UnknownTopicError, match="has no partition 2"):
             stream.open_topic(topic).read(2, 0, 1, 0)
+
+
+def test_a_broker_that_is_too_old_says_so(server: PulsarServer) -> None:
+    older = ("2.8." + "9" * 10)[: len(version())]
+    with (
+        relay_that_replaces(server.web_port, version().encode(), older.encode()) as address,
+        pytest.raises(BrokerUnavailableError, match=rf"has Pulsar {older}, which is too old: 2\.9 or newer") as old,
+    ):
+        penstock.connect(f"pulsar://127.0.0.1:{server.port}?admin_url=http://{address}")
+    assert not old.value.retriable
 
 
 def test_a_record_over_the_limit_is_refused_and_the_others_are_stored(url: str, topic: str) -> None:

@@ -36,6 +36,7 @@ from penstock.errors import (
 )
 from penstock.model import NewRecord, Position
 from penstock.queues import open_queue
+from penstock.streams.adapting.append_queue import LONGEST_PAUSE_S
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.clients.names import fresh
@@ -115,7 +116,7 @@ def outage() -> Outage:
     return _running[-1]
 
 
-class TestRabbitMqStreams(conformance.stream(open_rabbitmq, outage=outage)):  # type: ignore[misc]
+class TestRabbitMqStreams(conformance.stream(open_rabbitmq, outage=outage, longest_backoff_s=LONGEST_PAUSE_S)):  # type: ignore[misc]
     # Retention removes whole segments: it cannot keep 4 of 10 records. There is a test of our own below.
     test_records_that_expired_are_never_skipped_silently = None
     test_a_partition_whose_records_expired_is_removed_and_the_others_go_on = None

@@ -27,6 +27,7 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import NewRecord, Position
+from penstock.streams.adapting.append_queue import LONGEST_PAUSE_S
 from penstock.streams.capability import capability
 from penstock.streams.redis.entries import id_of
 from penstock.testing import TcpProxy, conformance
@@ -96,7 +97,7 @@ def outage() -> Outage:
     return _running[-1]
 
 
-class TestRedis(conformance.stream(open_redis, expire=trim, outage=outage)):  # type: ignore[misc]
+class TestRedis(conformance.stream(open_redis, expire=trim, outage=outage, longest_backoff_s=LONGEST_PAUSE_S)):  # type: ignore[misc]
     @pytest.fixture(autouse=True)
     def _server(self, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(URL, f"redis://{proxy.address}/0")

@@ -25,6 +25,7 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import Position
+from penstock.streams.sql.sqlite import ROWS_AT_ONCE
 from penstock.testing import conformance
 from tests import system_table
 from tests.seeds import seed_of
@@ -58,6 +59,30 @@ def database(path: Path) -> Iterator[sqlite3.Connection]:
     """Another program's connection."""
     with closing(sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)) as connection:
         yield connection
+
+
+@pytest.mark.parametrize("count", [1, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 7])
+def test_each_column_keeps_its_place_however_many_rows_one_statement_inserts(path: Path, count: int) -> None:
+    with penstock.connect(f"sqlite:{path}") as stream, closing(stream.open_topic("orders")) as topic:
+        stream.create_topic("orders", 2)
+        sent = [
+            penstock.NewRecord(
+                "orders",
+                None if number % 5 == 4 else b"value %d" % number,
+                b"key %d" % number if number % 3 else None,
+                (("n", b"%d" % number),) if number % 7 == 0 else (),
+                1_000 + number,
+                number % 2,
+            )
+            for number in range(count)
+        ]
+        places = [receipt.result(30) for receipt in topic.append(sent)]
+        assert [(place.partition, place.offset) for place in places] == [(n % 2, n // 2) for n in range(count)]
+        for partition in (0, 1):
+            found = topic.read(partition, 0, count, 0.0)
+            assert [(r.offset, r.value, r.key, r.headers, r.timestamp_ms) for r in found] == [
+                (n, r.value, r.key, r.headers, r.timestamp_ms) for n, r in enumerate(sent[partition::2])
+            ]
 
 
 def test_a_row_that_another_program_inserts_is_a_record(path: Path, database: sqlite3.Connection) -> None:

@@ -20,6 +20,7 @@ from penstock.errors import BrokerUnavailableError, ConfigError, DeliveryError, 
 from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.sqs import SqsQueue
+from penstock.streams.adapting.aws import LONGEST_PAUSE_S
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.clients.names import fresh
@@ -75,9 +76,15 @@ def open_fifo(folder: Path) -> Queue:
 
 
 TestStandardQueue = conformance.queue(
-    open_standard, visibility_s=VISIBILITY_S, ordered=False, outage=lambda: _running[-1]
+    open_standard,
+    visibility_s=VISIBILITY_S,
+    ordered=False,
+    outage=lambda: _running[-1],
+    longest_backoff_s=LONGEST_PAUSE_S,
 )
-TestFifoQueue = conformance.queue(open_fifo, visibility_s=VISIBILITY_S, ordered=False, outage=lambda: _running[-1])
+TestFifoQueue = conformance.queue(
+    open_fifo, visibility_s=VISIBILITY_S, ordered=False, outage=lambda: _running[-1], longest_backoff_s=LONGEST_PAUSE_S
+)
 
 
 def client_of(queue: SqsQueue) -> Any:

@@ -468,6 +468,16 @@ class TestSettings:
         with pytest.raises(error, match=message):
             open_channel(url)
 
+    def test_listening_where_strangers_can_send_needs_consent(self, transport: str, port: int) -> None:
+        url = f"statsd://0.0.0.0:{port}?transport={transport}"
+        with (
+            closing(open_channel(url)) as channel,
+            pytest.raises(ConfigError, match=r"lets every machine .* send records here.* or add insecure=true"),
+        ):
+            channel.listen(1, 0.0)
+        with closing(open_channel(f"{url}&insecure=true")) as channel:
+            assert channel.listen(1, 0.0) == []
+
     def test_an_address_in_use_is_named(self, transport: str, port: int) -> None:
         with (
             closing(listening(port, transport=transport)),

@@ -29,6 +29,7 @@ from penstock.errors import (
 )
 from penstock.model import NewRecord
 from penstock.queues import open_queue
+from penstock.queues.reconnecting import LONGEST_BACKOFF_S
 from penstock.queues.stomp import StompQueue
 from penstock.queues.stomp.link import StompDelivery
 from penstock.testing import TcpProxy, conformance
@@ -88,7 +89,7 @@ def open_by_folder(folder: Path) -> StompQueue:
 
 
 @pytest.mark.usefixtures("activemq")
-class TestStompQueue(conformance.queue(open_by_folder, outage=outage)):  # type: ignore[misc]
+class TestStompQueue(conformance.queue(open_by_folder, outage=outage, longest_backoff_s=LONGEST_BACKOFF_S)):  # type: ignore[misc]
     pass
 
 

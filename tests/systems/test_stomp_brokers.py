@@ -14,6 +14,7 @@ from penstock.abc import Feature, Outcome
 from penstock.errors import ConfigError
 from penstock.model import NewRecord
 from penstock.queues import open_queue
+from penstock.queues.reconnecting import LONGEST_BACKOFF_S
 from penstock.queues.stomp import StompQueue
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
@@ -102,13 +103,13 @@ def open_rabbitmq(folder: Path) -> StompQueue:
 
 @pytest.mark.system("STOMP on Artemis")
 @pytest.mark.usefixtures("artemis")
-class TestArtemis(conformance.queue(open_artemis, outage=artemis_outage)):  # type: ignore[misc]
+class TestArtemis(conformance.queue(open_artemis, outage=artemis_outage, longest_backoff_s=LONGEST_BACKOFF_S)):  # type: ignore[misc]
     pass
 
 
 @pytest.mark.system("STOMP on RabbitMQ")
 @pytest.mark.usefixtures("rabbitmq")
-class TestRabbitMq(conformance.queue(open_rabbitmq, outage=rabbitmq_outage)):  # type: ignore[misc]
+class TestRabbitMq(conformance.queue(open_rabbitmq, outage=rabbitmq_outage, longest_backoff_s=LONGEST_BACKOFF_S)):  # type: ignore[misc]
     pass
 
 

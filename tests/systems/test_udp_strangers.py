@@ -285,9 +285,46 @@ class TestSettings:
         ):
             second.listen(1, 0.0)
 
+    @pytest.mark.parametrize(
+        ("where", "remedy"),
+        [
+            ("0.0.0.0:{}", "Listen on 127.0.0.1, or set secret_env or secret_file, or add insecure=true"),
+            ("[::]:{}", "set secret_env or secret_file, or add insecure=true"),
+            ("0.0.0.0:{}?raw=true", "Listen on 127.0.0.1, or add insecure=true"),
+            (f"{GROUP}:{{}}", "set interface=127.0.0.1, set secret_env or secret_file, or add insecure=true"),
+            (f"{GROUP}:{{}}?interface=192.0.2.1", "set interface=127.0.0.1"),
+        ],
+    )
+    def test_listening_where_strangers_can_send_needs_a_secret_or_consent(
+        self, port: int, where: str, remedy: str
+    ) -> None:
+        with (
+            closing(open_channel(f"udp://{where.format(port)}")) as channel,
+            pytest.raises(ConfigError, match=rf"lets every machine .* send records here, without a login.*{remedy}"),
+        ):
+            channel.listen(1, 0.0)
+
+    @pytest.mark.parametrize(
+        "where",
+        [
+            "0.0.0.0:{}?insecure=true",
+            "0.0.0.0:{}?raw=true&insecure=true",
+            "0.0.0.0:{}?secret_env=UDP_SECRET",
+            f"{GROUP}:{{}}?interface=lo",
+            f"{GROUP}:{{}}?interface={LOOPBACK}",
+            "localhost:{}",
+        ],
+    )
+    def test_listening_is_allowed_on_loopback_with_a_secret_or_with_consent(
+        self, port: int, where: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("UDP_SECRET", "a secret of more than 16 characters".replace(" ", "-"))
+        with closing(open_channel(f"udp://{where.format(port)}")) as channel:
+            assert channel.listen(1, 0.0) == []
+
     def test_an_address_of_another_machine_cannot_be_listened_at(self, port: int) -> None:
         with (
-            closing(open_channel(f"udp://192.0.2.1:{port}")) as channel,
+            closing(open_channel(f"udp://192.0.2.1:{port}?insecure=true")) as channel,
             pytest.raises(BrokerUnavailableError, match="this machine does not have the address") as caught,
         ):
             channel.listen(1, 0.0)

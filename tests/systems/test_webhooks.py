@@ -14,12 +14,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from typer.testing import CliRunner, Result
 
 import penstock as ps
 from penstock.channels import open_channel
 from penstock.channels.http.signatures import new_secret, problem_with
 from penstock.channels.webhooks.channel import WebhooksChannel
 from penstock.channels.webhooks.registry import Registry
+from penstock.cli.main import app as cli
 from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, UrlError
 from penstock.gateway import Gateway
 from penstock.model import NewRecord
@@ -373,3 +375,70 @@ def test_what_cannot_be_opened_or_done_says_why(tmp_path: Path) -> None:
             channel.registry.remove("wh_1")
     with pytest.raises(ConnectionClosedError):
         channel.send([event(1)])
+
+
+# Registering on the command line
+
+
+def command(*arguments: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(cli, ["webhooks", *arguments], prog_name="penstock")
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_a_person_registers_lists_and_removes_receivers(tmp_path: Path) -> None:
+    file = f"webhooks:{tmp_path}/webhooks.db?{LOCAL.replace('&verify=false', '')}"
+    with receiving() as receiver:
+        receiver.answer = lambda request: (200, {"body": json.loads(request.body).get("challenge", "")})
+        made = json.loads(command("register", file, receiver.url, "-e", "order.*", "-e", "refund.*", "--json").stdout)
+        [challenge] = receiver.requests
+        secret = made["secret"]
+        assert problem_with("standard", [secret], challenge.headers, challenge.body, time.time(), 300) == ""
+        [listed] = json.loads(command("list", file, "--json").stdout)
+        assert (listed["id"], listed["events"], listed["state"]) == (made["id"], ["order.*", "refund.*"], "active")
+        assert secret not in command("list", file).output + command("show", file, made["id"]).output
+        with webhooks(tmp_path) as channel:  # a gateway that runs meanwhile, and has its own settings
+            receiver.answer = lambda request: (422 if b'"n": 2' in request.body else 200, {})
+            channel.send([event(1), event(2), event(3, "user.new")])
+            wait_until(lambda: command("show", file, made["id"], "--json") and len(receiver.requests) == 3, WAIT_S)
+            wait_until(lambda: channel.registry.receiver(made["id"]).refused == 1, WAIT_S)
+            wait_until(lambda: channel.registry.receiver(made["id"]).delivered == 1, WAIT_S)
+            shown = json.loads(command("show", file, made["id"], "--json").stdout)
+            assert (shown["delivered"], shown["refused"], shown["messages_behind"]) == (1, 1, 0)
+            assert '"n": 2' in shown["refusals"][0]["value"]
+            assert '"n": 2' in command("show", file, made["id"]).output
+            new = command("rotate", file, made["id"]).stdout.strip()
+            assert channel.registry.receiver(made["id"]).secrets == (new, secret)
+            channel.registry.disable(made["id"], "for a test")
+            assert "for a test" in command("list", file).output
+            receiver.answer = lambda request: (200, {"body": json.loads(request.body).get("challenge", "")})
+            command("enable", file, made["id"])
+            assert channel.registry.receiver(made["id"]).state == "active"
+        assert "pass --yes" in command("remove", file, made["id"], code=2).output
+        assert "Removed 1 receiver." in command("remove", file, made["id"], "--yes").output
+    assert "No receiver is registered." in command("list", f"{tmp_path}/webhooks.db").output
+
+
+def test_on_the_command_line_the_settings_of_the_url_count_and_mistakes_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "webhooks.db")
+    assert "there is no file" in command("list", file, code=1).output
+    assert "must begin with https" in command("register", file, "http://shop.example/", code=1).output
+    assert "did not return the challenge" in command("register", file, "https://127.0.0.1:9/", code=1).output
+    unverified = f"webhooks:{file}?verify=false"
+    assert "is not set" in command("register", unverified, "https://a/", "--secret-env", "HOOK", code=1).output
+    monkeypatch.setenv("HOOK", "short")
+    assert "secret" in command("register", unverified, "https://a/", "--secret-env", "HOOK", code=1).output
+    own = new_secret()
+    monkeypatch.setenv("HOOK", own)
+    command("register", unverified, "https://shop.example/", "--secret-env", "HOOK")
+    registry = Registry(file)
+    [receiver] = registry.receivers()
+    registry.close()
+    assert (receiver.url, receiver.secrets, receiver.events) == ("https://shop.example/", (own,), ("*",))
+    for verb in ("show", "enable", "rotate"):
+        assert "no receiver wh_none is registered" in command(verb, unverified, "wh_none", code=1).output
+    assert "no receiver wh_none" in command("remove", unverified, receiver.id, "wh_none", "--yes", code=1).output
+    assert receiver.id in command("list", unverified).output, "none was removed"
+    assert "has no setting 'verfy'" in command("list", f"{file}?verfy=false", code=1).output

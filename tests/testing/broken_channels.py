@@ -96,7 +96,7 @@ class LosesTimes(Lossy):
 
 
 class RefusesKeys(Lossy):
-    FEATURES: ClassVar[Features] = frozenset({Feature.LOSS_COUNT})  # type: ignore[misc]
+    features: ClassVar[Features] = frozenset({Feature.LOSS_COUNT})
 
     def send(self, records: Sequence[NewRecord]) -> None:
         if any(record.key for record in records):
@@ -184,7 +184,7 @@ class HasABadName(Lossy):
 
 
 class PromisesAnswers(Lossy):
-    FEATURES: ClassVar[Features] = Lossy.FEATURES | {Feature.ANSWERS}  # type: ignore[misc]
+    features: ClassVar[Features] = Lossy.features | {Feature.ANSWERS}
 
 
 class SleepsWhenClosed(Lossy):

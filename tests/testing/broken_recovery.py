@@ -26,7 +26,7 @@ class World:
     def reset(self) -> None:
         self.is_down = self.is_cut = False
         self.delay_s = 0.0
-        self.kills = self.cuts = self.freezes = 0
+        self.kills = self.cuts = self.freezes = self.connections = 0
         self.flows = threading.Event()
         self.flows.set()
 
@@ -134,6 +134,14 @@ class QueueRecovers(ShortQueue):
     def send(self, records: Sequence[NewRecord]) -> None:
         WORLD.check()
         super().send(records)
+
+
+class QueueStorms(QueueRecovers):
+    """Connects again for each attempt, many times."""
+
+    def receive(self, limit: int, wait_s: float) -> Sequence[MemoryDelivery]:
+        WORLD.connections += 25 * (WORLD.kills + WORLD.cuts)
+        return super().receive(limit, wait_s)
 
 
 class QueueForgets(QueueRecovers):

@@ -35,6 +35,8 @@ STREAM_DEFECTS: Final[list[tuple[type[MemoryTopicStream], str]]] = [
 QUEUE_DEFECTS: Final[list[tuple[type[broken_queues.ShortQueue], str]]] = [
     (broken_recovery.QueueForgets, "test_no_record_is_lost_when_the_server_is_killed"),
     (broken_recovery.QueueForgets, "test_no_record_is_lost_when_connections_are_cut"),
+    (broken_recovery.QueueStorms, "test_no_record_is_lost_when_the_server_is_killed"),
+    (broken_recovery.QueueStorms, "test_no_record_is_lost_when_connections_are_cut"),
     (broken_recovery.QueueNeedsAFastNetwork, "test_a_slow_network_changes_nothing"),
     (broken_recovery.QueueHangs, "test_no_call_hangs_on_a_server_that_does_not_answer"),
 ]
@@ -56,9 +58,7 @@ def queue_cases(kind: type[broken_queues.ShortQueue]) -> type[QueueCases]:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that waits for what a broken backend never does gives up soon."""
     WORLD.reset()
-    for module in (outages, QUEUE_SUITE):
-        monkeypatch.setattr(module, "RECOVERY_S", 2.0)
-    monkeypatch.setattr(outages.OutageSuite.eventually, "__defaults__", (2.0,))
+    monkeypatch.setattr(outages, "RECOVERY_S", 2.0)
     for module in (stream_outages, QUEUE_SUITE):
         monkeypatch.setattr(module, "HANG_S", 1.0)
     monkeypatch.setattr(QUEUE_SUITE, "COME_S", 1.2)

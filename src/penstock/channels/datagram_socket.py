@@ -14,13 +14,14 @@ from typing import Any, Final
 
 from penstock.errors import BrokerUnavailableError, ConfigError, UrlError
 from penstock.model import is_topic_name
+from penstock.model.addresses import check_exposure
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.url import Host
 
 LARGEST_DATAGRAM_BYTES: Final = 65_507
 """The largest payload of a datagram over IPv4; over IPv6, it is a little more."""
 Address = tuple[Any, ...]
-"""As the socket module has it: host and port, and two numbers more for IPv6."""
+"""An address of the socket module: host and port, and two more numbers for IPv6."""
 
 _SEND_TIMEOUT_S: Final = 10
 _IP_MULTICAST_ALL: Final = 49
@@ -92,6 +93,24 @@ class DropCount:
         """Count those of this socket from now on, besides those of earlier ones."""
         self._before = self.count
         self._socket = listener
+
+
+def check_listening(endpoint: ResolvedAddress, interface: str | None, *, allow: str, insecure: bool) -> None:
+    """Raise ConfigError if other machines could send to an address or a group, unless `insecure`.
+
+    `allow` says how to listen there anyway. A group is reached through its interface.
+    """
+    host = str(endpoint.address[0])
+    if endpoint.is_multicast:
+        allow = f"set interface={'lo' if endpoint.family == socket.AF_INET6 else '127.0.0.1'}, {allow}"
+        host = "0.0.0.0"
+        if interface is not None and _is_ipv4(interface):
+            host = interface
+        elif interface is not None and _index(interface) == _loopback_index():
+            host = "127.0.0.1"
+    check_exposure(
+        host, what=f"listening at {endpoint.shown}", exposes="send records here", allow=allow, insecure=insecure
+    )
 
 
 def open_listening(endpoint: ResolvedAddress, interface: str | None, buffer_bytes: int) -> socket.socket:
@@ -240,3 +259,8 @@ def _index(interface: str) -> int:
         raise ConfigError(
             f"interface={interface!r} is not an IPv4 address, and not one of this machine's interfaces: {names}"
         ) from error
+
+
+def _loopback_index() -> int | None:
+    """The number of the loopback interface, by its usual names."""
+    return next((index for index, name in socket.if_nameindex() if name in ("lo", "lo0")), None)

@@ -1,4 +1,4 @@
-"""Addresses of channels that bind or connect, `SCHEME+tcp://HOST:PORT/NAME` and `SCHEME+ipc:/PATH`, and who binds."""
+"""Addresses of channels that bind or connect, `SCHEME+tcp://HOST:PORT/NAME` and `SCHEME+ipc:/PATH`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ from typing import Literal
 from penstock.errors import UrlError
 from penstock.model.addresses import check_exposure
 from penstock.streams.backend_url import BackendUrl, name_in_url
-
-Pattern = Literal["pubsub", "pipeline", "request"]
-
-
-def binds_by_default(pattern: Pattern, *, listens: bool) -> bool:
-    """A publisher binds, and subscribers come and go; otherwise a listener binds, and senders come and go."""
-    return listens != (pattern == "pubsub")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _STORED_S: Final = 30.0
 _DRAIN_S: Final = 5.0
 _STOP_S: Final = 10.0
 _SETTINGS: Final = {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": "104857600"}
-"""Of the topic: nothing expires, and whatever a channel receives fits."""
+"""The configuration of the topic: nothing expires, and whatever a channel receives fits."""
 _AGAIN: Final = Retry(first_delay_s=0.1, max_delay_s=5.0)
 
 

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from penstock.abc import Feature, Features
 from penstock.channels.answers import OpenRequests, Refusal
 from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
-from penstock.errors import BrokerUnavailableError, ConfigError
+from penstock.errors import BrokerUnavailableError
 from penstock.model import NewRecord, Record, check_topic_name
-from penstock.streams.backend_url import parse_backend_url, settings_of
+from penstock.streams.backend_url import check_positive, parse_backend_url, settings_of
 
 SCHEME: Final = "memory-channel"
 
@@ -34,8 +34,7 @@ class MemoryChannelSettings:
     """How long `send` waits for the answer."""
 
     def __post_init__(self) -> None:
-        if self.answer_timeout_s <= 0:
-            raise ConfigError(f"answer_timeout_s={self.answer_timeout_s} must be positive")
+        check_positive(self, "answer_timeout_s")
 
 
 def open_memory(url: str, options: Mapping[str, Any]) -> MemoryChannel | AnsweringMemoryChannel:
@@ -47,10 +46,8 @@ def open_memory(url: str, options: Mapping[str, Any]) -> MemoryChannel | Answeri
     return (AnsweringMemoryChannel if settings.answers else MemoryChannel)(name, settings)
 
 
-class MemoryChannel:
-    """`abc.Channel` and `abc.CountingLosses` in this process."""
-
-    FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.LOSS_COUNT})
+class _Listening:
+    """The listening side of both channels."""
 
     def __init__(self, name: str = "channel", settings: MemoryChannelSettings | None = None) -> None:
         self._name = name
@@ -61,18 +58,29 @@ class MemoryChannel:
     def name(self) -> str:
         return self._name
 
-    @property
-    def features(self) -> Features:
-        return self.FEATURES
+    def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
+        self._buffer.check_open()
+        with _changed:
+            if _listening.setdefault(self._name, self) is not self:
+                raise BrokerUnavailableError(f"another object of this process listens to {SCHEME}:{self._name}")
+        return self._buffer.take(limit, wait_s)
+
+    def close(self) -> None:
+        with _changed:
+            if _listening.get(self._name) is self:
+                del _listening[self._name]
+            _changed.notify_all()
+        self._buffer.close()
+
+
+class MemoryChannel(_Listening):
+    """`abc.Channel` and `abc.CountingLosses` in this process."""
+
+    features: ClassVar[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.LOSS_COUNT})
 
     @property
     def lost(self) -> int:
         return self._buffer.lost
-
-    def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
-        self._buffer.check_open()
-        _enter(self._name, self)
-        return self._buffer.take(limit, wait_s)
 
     def send(self, records: Sequence[NewRecord]) -> None:
         self._buffer.check_open()
@@ -81,34 +89,15 @@ class MemoryChannel:
             for record in records:
                 listener._buffer.put(*_arrived(record))
 
-    def close(self) -> None:
-        _leave(self._name, self)
-        self._buffer.close()
 
-
-class AnsweringMemoryChannel:
+class AnsweringMemoryChannel(_Listening):
     """`abc.Channel` and `abc.Acknowledging` in this process."""
 
-    FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
+    features: ClassVar[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
 
     def __init__(self, name: str = "channel", settings: MemoryChannelSettings | None = None) -> None:
-        self._name = name
-        self._settings = settings or MemoryChannelSettings(answers=True)
-        self._buffer = ReceiveBuffer(name, self._settings.buffer)
+        super().__init__(name, settings)
         self._requests = OpenRequests()
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def features(self) -> Features:
-        return self.FEATURES
-
-    def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
-        self._buffer.check_open()
-        _enter(self._name, self)
-        return self._buffer.take(limit, wait_s)
 
     def acknowledge(self, records: Sequence[Record]) -> None:
         self._buffer.check_open()
@@ -148,27 +137,10 @@ class AnsweringMemoryChannel:
         if answers[0] is not None:
             raise answers[0].error(shown)
 
-    def close(self) -> None:
-        _leave(self._name, self)
-        self._buffer.close()
-
 
 _changed: Final = threading.Condition()
-_listening: Final[dict[str, MemoryChannel | AnsweringMemoryChannel]] = {}
+_listening: Final[dict[str, _Listening]] = {}
 """Who listens, by name. `_changed` guards it and tells of answers."""
-
-
-def _enter(name: str, channel: MemoryChannel | AnsweringMemoryChannel) -> None:
-    with _changed:
-        if _listening.setdefault(name, channel) is not channel:
-            raise BrokerUnavailableError(f"another object of this process listens to {SCHEME}:{name}")
-
-
-def _leave(name: str, channel: MemoryChannel | AnsweringMemoryChannel) -> None:
-    with _changed:
-        if _listening.get(name) is channel:
-            del _listening[name]
-        _changed.notify_all()
 
 
 def _arrived(record: NewRecord) -> Arrived:

@@ -8,11 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from penstock.abc import Feature, Features
 from penstock.channels.endpoints import Endpoint
 from penstock.channels.frames import FrameReader, FrameWriter
+from penstock.channels.receive_buffer import check_limit
 from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, RecordTooLargeError, StreamError
 from penstock.model import Headers, NewRecord, Record
 
@@ -23,7 +24,7 @@ class OneWayChannel(abc.ABC):
     """A part of `abc.Channel`: names, limits and errors, and records from messages."""
 
     FEATURES: ClassVar[Features] = frozenset({Feature.KEYS, Feature.HEADERS})
-    """Of frames. Plain messages have none."""
+    """The features of frames. Plain messages have none."""
 
     def __init__(self, endpoint: Endpoint, *, is_plain: bool, topic: str, max_message_bytes: int) -> None:
         self._endpoint = endpoint
@@ -32,9 +33,31 @@ class OneWayChannel(abc.ABC):
         self._max_message_bytes = max_message_bytes
         self._closing = False
         self._opening = threading.Lock()
+        self._listening = threading.Lock()
+        """Held by `listen`: the source belongs to the thread that has it."""
+        self._source: Any = None
+        self._sending = threading.Lock()
+        """Held by `send`: the same for the sink, and the order of frames."""
+        self._sink: Any = None
         self._ready: collections.deque[Record] = collections.deque()
         self._reader = FrameReader(endpoint.name, is_plain=is_plain)
         self._writer = FrameWriter()
+
+    @abc.abstractmethod
+    def _open_source(self) -> Any:
+        """The socket to receive from."""
+
+    @abc.abstractmethod
+    def _open_sink(self) -> Any:
+        """The socket to send to, once somebody listens, or a time without anybody is over."""
+
+    @abc.abstractmethod
+    def _messages(self, records: Sequence[NewRecord]) -> Sequence[Any]:
+        """Records as messages of the transport. Raises RecordTooLargeError."""
+
+    @abc.abstractmethod
+    def _transmit(self, messages: Sequence[Any]) -> None:
+        """Send messages to the sink, waiting for room."""
 
     @abc.abstractmethod
     def _receive(self, wait_s: float | None) -> bool:
@@ -48,8 +71,28 @@ class OneWayChannel(abc.ABC):
     def features(self) -> Features:
         return frozenset() if self._is_plain else self.FEATURES
 
+    def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
+        check_limit(limit)
+        with self._listening:
+            self._check_open()
+            if self._source is None:
+                self._source = self._open_source()
+            return self._take(limit, wait_s)
+
+    def send(self, records: Sequence[NewRecord]) -> None:
+        with self._sending:
+            self._check_open()
+            if "," in self._topic:
+                raise ConfigError(f"topic={self._topic!r}: records are sent with one topic, without a comma")
+            messages = self._messages(records)
+            if not records:
+                return
+            if self._sink is None:
+                self._sink = self._open_sink()
+            self._transmit(messages)
+
     def _take(self, limit: int, wait_s: float) -> Sequence[Record]:
-        """`abc.Channel.listen`, of a socket that is open."""
+        """`listen`, of a socket that is open."""
         until_s = time.monotonic() + wait_s
         ready = self._ready
         while len(ready) < limit and self._receive(None):
@@ -78,14 +121,6 @@ class OneWayChannel(abc.ABC):
                     f"a record of {len(message)} bytes is larger than max_message_bytes={self._max_message_bytes}: "
                     "send less in one record, or raise it on both sides"
                 )
-
-    def _check_limit(self, limit: int) -> None:
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
-
-    def _check_topic(self) -> None:
-        if "," in self._topic:
-            raise ConfigError(f"topic={self._topic!r}: records are sent with one topic, without a comma")
 
     def _check_open(self) -> None:
         if self._closing:

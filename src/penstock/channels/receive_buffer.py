@@ -15,6 +15,12 @@ Arrived = tuple[bytes | None, bytes | None, Headers, int | None]
 """Value, key, headers and timestamp of a record."""
 
 
+def check_limit(limit: int) -> None:
+    """Raise ConfigError unless `limit` is valid for `abc.Channel.listen`."""
+    if limit < 1:
+        raise ConfigError(f"limit={limit} must be an integer >= 1")
+
+
 class ReceiveBuffer:
     """Records of one channel, from `put` to `take`. Thread-safe. It numbers the records: their offsets."""
 
@@ -33,13 +39,8 @@ class ReceiveBuffer:
 
     @property
     def lost(self) -> int:
-        """Records that did not fit, and those told to `count_lost`."""
+        """Records that did not fit."""
         return self._lost
-
-    def count_lost(self, count: int) -> None:
-        """Count records that the transport is known to have lost."""
-        with self._changed:
-            self._lost += count
 
     def put(
         self, value: bytes | None, key: bytes | None = None, headers: Headers = (), timestamp_ms: int | None = None
@@ -98,8 +99,7 @@ class ReceiveBuffer:
 
     def take(self, limit: int, wait_s: float) -> Sequence[Record]:
         """`abc.Channel.listen`. Raises the problem that was reported, if there are no records."""
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         until_s = time.monotonic() + wait_s
         with self._changed:
             while not self._records:

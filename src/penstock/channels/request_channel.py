@@ -38,7 +38,7 @@ class RequestChannel(abc.ABC):
     """`abc.Channel` and `abc.Acknowledging`. Each side is opened when it is first used."""
 
     FEATURES: ClassVar[Features] = frozenset({Feature.ANSWERS, Feature.KEYS, Feature.HEADERS})
-    """Of frames. Plain messages have neither keys nor headers."""
+    """The features of frames. Plain messages have neither keys nor headers."""
 
     def __init__(self, endpoint: Endpoint, *, is_plain: bool) -> None:
         self._endpoint = endpoint

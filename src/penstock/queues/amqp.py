@@ -18,11 +18,10 @@ pika's connection lives in one thread, which reconnects by itself; the methods o
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
 import itertools
 import json
 import logging
+import re
 import ssl
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,6 @@ from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
-    MissingExtraError,
     PenstockError,
     RecordTooLargeError,
     StaleDeliveryError,
@@ -42,7 +40,10 @@ from penstock.errors import (
 )
 from penstock.model import NewRecord, Record
 from penstock.queues.pending import Pending
-from penstock.queues.reconnecting import ReconnectingLink
+from penstock.queues.queue_base import QueueBase, check_limit
+from penstock.queues.reconnecting import LinkSettings, ReconnectingLink
+from penstock.queues.text_headers import offset_of
+from penstock.streams.adapting.servers import import_extra, tls_context, tls_failure
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 
 logger = logging.getLogger(__name__)
@@ -61,50 +62,37 @@ _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
 _LONGEST_HEADER_NAME_BYTES: Final = 255
+_OLDEST_FOR_QUORUM: Final = (3, 10)
+"""The version of RabbitMQ in which quorum queues got `x-dead-letter-strategy`."""
 
 Message = tuple[bytes, dict[str, Any] | None]
 """Body and headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AmqpSettings:
+class AmqpSettings(LinkSettings):
     """Settings of an `amqp:` URL."""
 
-    prefetch: int = 200
-    """How many messages the broker sends ahead of `receive`. More is faster; fewer are shared more evenly between
-    consumers, and fewer come again when this one dies."""
     queue_type: Literal["quorum", "classic"] = "quorum"
-    """Of a queue that is declared: replicated by consensus, or on one node."""
+    """For a queue that is declared: replicated by consensus, or on one node."""
     dead_letters: str = "{queue}.dead"
     """The queue for rejected messages, declared with the queue. Empty: rejected messages are dropped. For a queue that
     exists already, its own policy decides."""
     delivery_limit: int | None = None
-    """Of a quorum queue that is declared: after so many returns, the broker moves a message to the dead letters."""
+    """For a quorum queue that is declared: after so many returns, the broker moves a message to the dead letters."""
     declare: bool = True
     """Declare the queue if it does not exist. false: raise an error instead."""
     heartbeat_s: int = 10
     """A peer that is silent for twice as long is considered dead."""
-    connect_timeout_s: float = 10.0
-    """How long opening the queue waits for the broker."""
-    send_timeout_s: float = 60.0
-    """How long `send` and `settle` wait for the broker's answer."""
-    ca_file: str | None = None
-    """For amqps: the certificates to trust, in PEM. None: those of the system."""
-    cert_file: str | None = None
-    """For amqps: this client's certificate, in PEM, with `key_file`."""
-    key_file: str | None = None
-    """For amqps: the key of this client's certificate, in PEM."""
     client_id: str = "penstock"
     """The connection's name in RabbitMQ's tools."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.prefetch <= 65535:
             raise ConfigError(f"prefetch={self.prefetch} must be an integer from 1 to 65535")
+        LinkSettings.__post_init__(self)
         if self.delivery_limit is not None and (self.delivery_limit < 1 or self.queue_type != "quorum"):
             raise ConfigError("delivery_limit must be an integer >= 1, and needs queue_type=quorum")
-        for name in ("heartbeat_s", "connect_timeout_s", "send_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
 
 
 def open_amqp(url: str, options: Mapping[str, Any]) -> AmqpQueue:
@@ -128,43 +116,26 @@ class AmqpDelivery:
     generation: int
 
 
-class AmqpQueue:
+class AmqpQueue(QueueBase[AmqpDelivery]):
     """`abc.Queue` and `abc.SettlingMany` on a queue of RabbitMQ. Any thread may use it."""
 
     def __init__(self, url: BackendUrl, vhost: str, name: str, settings: AmqpSettings) -> None:
-        self._name = name
-        self._settings = settings
+        super().__init__(name, AmqpDelivery)
         self._link = _Link(url, vhost, name, settings)
         self._link.start()
-        self._features = FEATURES if settings.dead_letters else FEATURES - {Feature.DEAD_LETTERS}
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def features(self) -> Features:
-        return self._features
+        self.features = FEATURES if settings.dead_letters else FEATURES - {Feature.DEAD_LETTERS}
 
     def receive(self, limit: int, wait_s: float) -> Sequence[AmqpDelivery]:
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         return self._link.take(limit, wait_s)
-
-    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
-        if self.settle_all([delivery], outcome, delay_s):
-            raise StaleDeliveryError(
-                f"a delivery of {self._name} was settled twice, or its connection was lost: the record was delivered "
-                "again, or will be"
-            )
 
     def settle_all(
         self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
     ) -> Sequence[Delivery]:
         """RabbitMQ keeps no reason, and has no delayed redelivery: a `delay_s` is a ConfigError."""
         if delay_s:
-            raise ConfigError(f"{self._name} cannot delay a delivery: RabbitMQ has no {Feature.DELAYED_REDELIVERY}")
-        return self._link.settle([_ours(each) for each in deliveries], outcome)
+            raise ConfigError(f"{self.name} cannot delay a delivery: RabbitMQ has no {Feature.DELAYED_REDELIVERY}")
+        return self._link.settle(self._ours(deliveries), outcome)
 
     def send(self, records: Sequence[NewRecord]) -> None:
         if records:
@@ -172,12 +143,6 @@ class AmqpQueue:
 
     def close(self) -> None:
         self._link.close()
-
-
-def _ours(delivery: Delivery) -> AmqpDelivery:
-    if not isinstance(delivery, AmqpDelivery):
-        raise ConfigError(f"{delivery!r} is not a delivery of this queue")
-    return delivery
 
 
 class _Link(ReconnectingLink[AmqpDelivery]):
@@ -198,6 +163,10 @@ class _Link(ReconnectingLink[AmqpDelivery]):
         """Deliveries of which receivers have not heard yet."""
         self._refusal: PenstockError | None = None
         """Why the broker closed a channel of this connection."""
+        self._blocked = ""
+        """Why the broker takes no messages at the moment."""
+        self._has_opened = False
+        """Whether the broker has accepted the present connection."""
         self._connection: Any = None
         self._channel: Any = None
         self._publisher: Any = None
@@ -236,8 +205,13 @@ class _Link(ReconnectingLink[AmqpDelivery]):
             self._check_open()
             if self._problem is not None:
                 raise self._problem
+            if self._blocked:
+                raise self._full()
             self._submit(functools.partial(self._do_send, messages, pending))
-        pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}")
+        try:
+            pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}")
+        except BrokerUnavailableError as error:
+            raise self._full() if self._blocked else error from None
 
     def _consume(self) -> None:
         self._submit(self._do_consume)
@@ -255,6 +229,7 @@ class _Link(ReconnectingLink[AmqpDelivery]):
 
     def _serve(self) -> None:
         self._refusal = None
+        self._has_opened = False
         try:
             self._connection = self._pika.SelectConnection(
                 self._parameters,
@@ -271,7 +246,17 @@ class _Link(ReconnectingLink[AmqpDelivery]):
                 self._connection = None
 
     def _on_open(self, connection: Any) -> None:
+        self._has_opened = True
+        self._blocked = ""
+        connection.add_on_connection_blocked_callback(self._on_blocked)
+        connection.add_on_connection_unblocked_callback(self._on_unblocked)
         connection.channel(on_open_callback=self._on_publisher)
+
+    def _on_blocked(self, connection: Any, frame: Any) -> None:
+        self._blocked = str(frame.method.reason)
+
+    def _on_unblocked(self, connection: Any, frame: Any) -> None:
+        self._blocked = ""
 
     def _on_open_error(self, connection: Any, error: BaseException) -> None:
         self._lost(self._unavailable(error))
@@ -309,6 +294,10 @@ class _Link(ReconnectingLink[AmqpDelivery]):
         connection.close()
 
     def _on_declaring(self, channel: Any) -> None:
+        if (problem := self._too_old(channel.connection)) is not None:
+            self._refusal = problem
+            channel.connection.close()
+            return
         arguments: dict[str, Any] = {"x-queue-type": self._settings.queue_type}
         letters = self._settings.dead_letters.format(queue=self._queue)
         if letters:
@@ -321,6 +310,20 @@ class _Link(ReconnectingLink[AmqpDelivery]):
             arguments["x-delivery-limit"] = self._settings.delivery_limit
         channel.add_on_close_callback(self._on_publisher_closed)
         channel.queue_declare(self._queue, durable=True, arguments=arguments, callback=lambda _: self._confirm(channel))
+
+    def _too_old(self, connection: Any) -> PenstockError | None:
+        """Why a quorum queue must not be declared: an old RabbitMQ ignores what it does not know about the queue."""
+        server = connection.server_properties or {}
+        version = str(server.get("version", ""))
+        if server.get("product") != "RabbitMQ" or self._settings.queue_type != "quorum":
+            return None
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) >= _OLDEST_FOR_QUORUM:
+            return None
+        return BrokerUnavailableError(
+            f"{self._shown} has RabbitMQ {version}, which is too old: a quorum queue needs 3.10 or newer to confirm "
+            "its dead letters. Upgrade it, or set queue_type=classic",
+            retriable=False,
+        )
 
     def _confirm(self, channel: Any) -> None:
         self._tags = itertools.count(1)
@@ -450,19 +453,31 @@ class _Link(ReconnectingLink[AmqpDelivery]):
                 f"{self._shown} refused access to the virtual host: check its name and the user's permissions",
                 retriable=False,
             )
-        text = str(reason) or type(reason).__name__
-        return BrokerUnavailableError(f"RabbitMQ at {self._shown} cannot be reached: {text}. Is it running?")
+        if isinstance(reason, exceptions.ConnectionBlockedTimeout):
+            return self._full()
+        cause = _cause(reason)
+        text = str(cause) or type(cause).__name__
+        is_tls = self._parameters.ssl_options is not None
+        if isinstance(cause, ssl.SSLError) or (is_tls and "SSLError" in text):
+            return tls_failure(self._shown, cause, "amqp")
+        advice = "Is it running?"
+        was_closed = isinstance(cause, exceptions.StreamLostError | exceptions.IncompatibleProtocolError)
+        if was_closed and not self._has_opened:
+            advice = "Is it running, and is the port right?" + ("" if is_tls else " If it is one for TLS, use amqps://")
+        return BrokerUnavailableError(f"RabbitMQ at {self._shown} cannot be reached: {text}. {advice}")
+
+    def _full(self) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"RabbitMQ at {self._shown} takes no messages now: {self._blocked or 'low on resources'}. Free disk "
+            "space or memory there, or change disk_free_limit or vm_memory_high_watermark"
+        )
 
     def _connection_parameters(self, url: BackendUrl, vhost: str) -> Any:
         settings = self._settings
+        settings.check_tls(url, "amqps")
         tls = None
         if url.scheme == "amqps":
-            try:
-                context = ssl.create_default_context(cafile=settings.ca_file)
-                if settings.cert_file is not None:
-                    context.load_cert_chain(settings.cert_file, settings.key_file)
-            except OSError as error:
-                raise ConfigError(f"the certificates for {url.shown} cannot be loaded: {error}") from error
+            context = tls_context(url.shown, settings.ca_file, settings.cert_file, settings.key_file)
             tls = self._pika.SSLOptions(context, url.host.name)
         return self._pika.ConnectionParameters(
             host=url.host.name,
@@ -479,11 +494,19 @@ class _Link(ReconnectingLink[AmqpDelivery]):
         )
 
 
+def _cause(reason: object) -> object:
+    """The first error of those that pika has wrapped into each other."""
+    while isinstance(reason, Exception):
+        inner = [*getattr(reason, "exceptions", ()), getattr(reason, "exception", None), *reason.args]
+        found = next((each for each in inner if isinstance(each, Exception)), None)
+        if found is None:
+            break
+        reason = found
+    return reason
+
+
 def _import_pika() -> Any:
-    try:
-        pika = importlib.import_module("pika")
-    except ImportError:
-        raise MissingExtraError("RabbitMQ", "amqp") from None
+    pika = import_extra("pika", "RabbitMQ", "amqp")
     logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs tracebacks of what is raised to our callers
     return pika
 
@@ -539,7 +562,7 @@ def _offset(properties: Any, body: bytes) -> int:
     identity = (properties.message_id or "").encode() or repr(
         (properties.timestamp, properties.headers)
     ).encode() + body
-    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()) >> 1
+    return offset_of(identity)
 
 
 def _header_bytes(value: Any) -> bytes | None:

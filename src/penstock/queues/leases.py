@@ -1,6 +1,6 @@
-"""Deliveries that are ours for a time, of services that accept late settlements without a word (SQS, Pub/Sub).
+"""Leased deliveries of services that silently accept late settlements (SQS, Pub/Sub).
 
-So the time is kept here: a delivery is stale once its lease is over, counted from when it came.
+The lease is timed here: a delivery is stale once its lease, counted from its arrival, is over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 class Leased(Protocol):
     until_s: float
-    """When it is no longer ours, by this process' clock, if it is not extended."""
+    """When the lease ends, by this process' monotonic clock, unless it is extended."""
     is_settled: bool
 
 
@@ -34,9 +34,9 @@ class Leases(Generic[D]):
 
     @contextmanager
     def settling(self, deliveries: Sequence[D]) -> Iterator[tuple[list[D], list[D]]]:
-        """Claim deliveries, so that nobody else settles them meanwhile: those that are ours, and those that are late.
+        """Yield the deliveries whose lease holds, and the late ones. No other thread settles them meanwhile.
 
-        If the block raises, it is not known whether the service has heard of it: they may be settled again.
+        If the block raises, the outcome at the service is unknown, and the deliveries may be settled again.
         """
         late: list[D] = []
         now_s = time.monotonic()

@@ -13,6 +13,7 @@ from penstock.abc import Clock, Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError
 from penstock.model import NewRecord, Record
 from penstock.model.clock import SystemClock, wait_on
+from penstock.queues.queue_base import check_limit
 from penstock.streams.schemes import check_options
 
 FEATURES: Final[Features] = frozenset(
@@ -196,8 +197,7 @@ class MemoryQueue:
             return len(self._contents)
 
     def receive(self, limit: int, wait_s: float) -> Sequence[MemoryDelivery]:
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         contents = self._contents
         until_s = contents.clock.monotonic_s() + wait_s
         with contents.changed:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from penstock.errors import BrokerUnavailableError, PenstockError
+
+STORE_FULL: Final = ". A broker whose store is full does not answer: check its disk and its limits"
+"""The advice for brokers that keep senders waiting without saying so."""
 
 
 class Pending:
@@ -24,9 +28,12 @@ class Pending:
         if not self.left or self.error is not None:
             self.done.set()
 
-    def wait(self, timeout_s: float, what: str) -> None:
+    def wait(self, timeout_s: float, what: str, hint: str = "") -> None:
+        """Raises the error of a part, or BrokerUnavailableError, which ends with the hint, when time is up."""
         if not self.done.wait(timeout_s):
             self.is_abandoned = True
-            raise BrokerUnavailableError(f"{what} was not answered within {timeout_s:g} s: its outcome is unknown")
+            raise BrokerUnavailableError(
+                f"{what} was not answered within {timeout_s:g} s: its outcome is unknown{hint}"
+            )
         if self.error is not None:
             raise self.error

@@ -6,11 +6,47 @@ import collections
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError
+from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, PenstockError
+from penstock.streams.backend_url import BackendUrl, check_counts, check_positive
 
-_BACKOFF_S: Final = (0.1, 5.0)
+FIRST_BACKOFF_S: Final = 0.1
+LONGEST_BACKOFF_S: Final = 5.0
+"""The longest pause between two attempts to reconnect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """What every URL of such a queue may set."""
+
+    prefetch: int = 200
+    """How many messages the broker sends ahead of `receive`. More is faster; fewer are shared more evenly between
+    consumers, and fewer come again, or are counted as delivered, when this one dies."""
+    heartbeat_s: float = 10.0
+    """A broker that is silent for twice as long is considered dead."""
+    connect_timeout_s: float = 10.0
+    """How long opening the queue waits for the broker."""
+    send_timeout_s: float = 60.0
+    """How long `send` and `settle` wait for the broker's answer."""
+    ca_file: str | None = None
+    """For TLS: the certificates to trust, in PEM. None: those of the system."""
+    cert_file: str | None = None
+    """For TLS: this client's certificate, in PEM, with `key_file`."""
+    key_file: str | None = None
+    """For TLS: the key of this client's certificate, in PEM."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "prefetch")
+        check_positive(self, "heartbeat_s", "connect_timeout_s", "send_timeout_s")
+
+    def check_tls(self, url: BackendUrl, tls_scheme: str) -> None:
+        """Refuse certificates for a connection that would not use them."""
+        if url.scheme != tls_scheme and (self.ca_file or self.cert_file or self.key_file):
+            raise ConfigError(
+                f"ca_file, cert_file and key_file are for TLS: use {tls_scheme}:// instead of {url.shown}"
+            )
 
 
 class Numbered(Protocol):
@@ -43,15 +79,19 @@ class ReconnectingLink(Generic[D]):
         """Deliveries that nobody has taken."""
         self._held: dict[int, None] = {}
         """The tags of deliveries that arrived on this connection and are not settled, ascending."""
-        self._problem: PenstockError | None = BrokerUnavailableError(
-            f"{shown} gave no answer within {connect_timeout_s:g} s: is it running, and is it the right port?"
-        )
+        self._problem: PenstockError | None = self._no_answer()
         """Why the queue cannot be used now; None while it can."""
         self._generation = 0
         """How many connections there were."""
         self._is_closing = False
         self._is_consuming = False
         self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
+
+    def _no_answer(self) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"{self._shown} gave no answer within {self._connect_timeout_s:g} s: is it running, "
+            "and is it the right port?"
+        )
 
     def start(self) -> None:
         """Returns when the queue can be used. Raises what is wrong when it cannot, and closes."""
@@ -105,7 +145,7 @@ class ReconnectingLink(Generic[D]):
             raise ConnectionClosedError(f"the connection to {self._shown} is closed")
 
     def _split(self, deliveries: Sequence[N]) -> tuple[list[N], list[N]]:
-        """Those that can be settled, and those that are late. The former are not held any more."""
+        """Split deliveries into those that can be settled, which are no longer held, and those that are late."""
         ours: list[N] = []
         late: list[N] = []
         for delivery in deliveries:
@@ -136,17 +176,16 @@ class ReconnectingLink(Generic[D]):
     # Called by the thread.
 
     def _run(self) -> None:
-        first_s, longest_s = _BACKOFF_S
-        backoff_s = first_s
+        backoff_s = FIRST_BACKOFF_S
         while not self._is_closing:
             generation = self._generation
             self._serve()
             if self._generation != generation:
-                backoff_s = first_s
+                backoff_s = FIRST_BACKOFF_S
             with self._changed:
                 if not self._is_closing:
                     self._changed.wait_for(lambda: self._is_closing, backoff_s)
-            backoff_s = min(longest_s, backoff_s * 2)
+            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
 
     def _ready(self) -> None:
         """The queue can be used."""

@@ -69,6 +69,7 @@ def number_of(text: str | None) -> int | None:
         return None
 
 
-def offset_of(unique: str) -> int:
+def offset_of(unique: str | bytes) -> int:
     """A number of 63 bits for the id of a message, the same at each delivery."""
-    return int.from_bytes(hashlib.blake2b(unique.encode(), digest_size=8).digest()) >> 1
+    identity = unique.encode() if isinstance(unique, str) else unique
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()) >> 1

@@ -9,10 +9,11 @@ option of `connect` or `open_queue`, which wins. Everything is checked when the 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -84,6 +85,32 @@ def settings_of(url: BackendUrl, kind: type[S], options: Mapping[str, Any]) -> S
     for name, value in given.items():
         values[name] = _checked(name, value, hints[name], url.shown)
     return kind(**values)
+
+
+def check_counts(settings: object, *names: str) -> None:
+    """ConfigError unless each of these settings is 1 or more, or None."""
+    _check_each(settings, names, lambda value: value >= 1, "must be an integer >= 1")
+
+
+def check_positive(settings: object, *names: str) -> None:
+    """ConfigError unless each of these settings is more than 0, or None."""
+    _check_each(settings, names, lambda value: value > 0, "must be positive")
+
+
+def check_seconds(settings: object, *names: str) -> None:
+    """ConfigError unless each of these settings is more than 0 and finite, or None."""
+    _check_each(settings, names, lambda value: 0 < value < math.inf, "must be a positive number of seconds")
+
+
+def check_not_negative(settings: object, *names: str) -> None:
+    _check_each(settings, names, lambda value: value >= 0, "must not be negative")
+
+
+def _check_each(settings: object, names: Sequence[str], fits: Callable[[float], bool], must: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not fits(value):
+            raise ConfigError(f"{name}={value!r} {must}")
 
 
 def name_in_url(url: str) -> str:

@@ -161,13 +161,13 @@ class PlainSurvey:
         self._admin = PlainAdmin(stream)
         self._retention = capability(stream, HasRetention)
         self._spans: dict[PartitionId, Span] = {}
-        """As of the last `ends`: some systems limit how often they may be asked."""
+        """Spans of the last call of `ends`: some systems limit how often they may be asked."""
 
     def topics(self) -> list[TopicSummary]:
         return self._admin.all()
 
     def starts(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        """As they were when the ends were asked for, unless they were not."""
+        """Return the starts that the last call of `ends` found; ask for the others."""
         wanted = list(places)
         known = {place: self._spans[place].start for place in wanted if place in self._spans}
         asked = self._admin.spans(place for place in wanted if place not in known)

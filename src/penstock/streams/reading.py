@@ -50,7 +50,7 @@ class Reader(Iterator[Record], AsyncIterator[Record], ABC):
     def __next__(self) -> Record: ...
 
     async def __anext__(self) -> Record:
-        """As `next`, waiting in a thread. Cancelling the wait loses no record."""
+        """Await `next`. Cancelling the wait loses no record."""
         while not self.ready:
             if not await asyncio.to_thread(self._look):
                 raise StopAsyncIteration

@@ -26,7 +26,7 @@ class CountingSender:
         self.sent = 0
         """All records that were accepted."""
         self.failed = 0
-        """Of those, the ones that were not acknowledged, and will not be."""
+        """Records that were refused: they were not acknowledged, and will not be."""
         self._failed: list[Receipt] = []
         self._failed_beyond = 0
 

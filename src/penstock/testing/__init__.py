@@ -23,14 +23,15 @@ if TYPE_CHECKING:
         CrashingTopicStream,
         CrashPoint,
     )
-    from penstock.testing.faults import FaultyDisk, Operation
     from penstock.testing.faulty import (
         Fate,
         Faults,
+        FaultyDisk,
         FaultyLetters,
         FaultyStore,
         FaultyStream,
         FaultyTopicStream,
+        Operation,
         StreamFaults,
     )
     from penstock.testing.tcp_proxy import TcpProxy
@@ -47,14 +48,15 @@ _ROOMS = {
         "CrashingStream",
         "CrashPoint",
     ),
-    "penstock.testing.faults": ("FaultyDisk", "Operation"),
     "penstock.testing.faulty": (
         "Fate",
         "Faults",
+        "FaultyDisk",
         "FaultyLetters",
         "FaultyStore",
         "FaultyTopicStream",
         "FaultyStream",
+        "Operation",
         "StreamFaults",
     ),
     "penstock.testing.tcp_proxy": ("TcpProxy",),

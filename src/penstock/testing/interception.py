@@ -21,6 +21,7 @@ from penstock.abc import (
     GroupFeed,
     Grouping,
     GroupListener,
+    PipelinedTransaction,
     StoreTransaction,
     Stream,
     TopicStream,
@@ -136,6 +137,9 @@ class _InterceptedTransaction:
     def __init__(self, transaction: StoreTransaction, between: Interceptor) -> None:
         self._inner = transaction
         self._between = between
+        if isinstance(transaction, PipelinedTransaction):
+            self.send_ahead = transaction.send_ahead
+            self.catch_up = transaction.catch_up
 
     @property
     def connection(self) -> Any:

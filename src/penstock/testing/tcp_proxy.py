@@ -7,8 +7,9 @@ import queue
 import socket
 import threading
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
+
+from penstock.model.closing import Closing
 
 LOOPBACK: Final = "127.0.0.1"
 _CHUNK_BYTES: Final = 1 << 16
@@ -17,7 +18,7 @@ _CHUNKS_HELD: Final = 1_000
 _CONNECT_TIMEOUT_S: Final = 10.0
 
 
-class TcpProxy:
+class TcpProxy(Closing):
     """Listens on a port of loopback and passes everything on to a server, until told otherwise.
 
     - `delay_s`: answers of the server arrive this much later.
@@ -86,14 +87,6 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _close_all(self) -> None:
         """The caller holds `_changed`."""

@@ -7,8 +7,9 @@ import selectors
 import socket
 import threading
 import time
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
+
+from penstock.model.closing import Closing
 
 LOOPBACK: Final = "127.0.0.1"
 _LONGEST_WAIT_S: Final = 0.2
@@ -16,7 +17,7 @@ _RELEASED_S: Final = 0.02
 """A datagram that is held back to be overtaken goes on after this time, even if none overtakes it."""
 
 
-class UdpProxy:
+class UdpProxy(Closing):
     """Passes datagrams on from a port of loopback to a server, and answers back, as badly as it is told.
 
     - `loss`, `duplication`, `reordering`: the share of datagrams, from 0 to 1, that are lost, arrive twice, or arrive
@@ -76,14 +77,6 @@ class UdpProxy:
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _opened(self) -> socket.socket:
         opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

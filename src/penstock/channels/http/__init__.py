@@ -1,8 +1,8 @@
 """Webhooks in and out: channels on HTTP, by `http:` and `https:` URLs.
 
 Input: requests of other programs, or records to send to them. Output: records for `listen`, answers to the programs, or
-requests. `channel` is the `abc.Channel`; `receiver` is its server, `sender` its client, both on aiohttp in the event
-loop of `loop_thread`. `messages` turns records into requests and back, `signatures` signs and checks them, `repeats`
+requests. `channel` is the `abc.Channel`; `receiver` is its server, `sender` its client, both on aiohttp in an event
+loop of their own. `messages` turns records into requests and back, `signatures` signs and checks them, `repeats`
 recognises requests that were sent again.
 """
 

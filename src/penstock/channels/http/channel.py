@@ -14,13 +14,14 @@ from urllib.parse import urlsplit
 
 from penstock.abc import Clock, Feature, Features
 from penstock.channels.answers import Refusal
-from penstock.channels.http.loop_thread import LoopThread
 from penstock.channels.http.receiver import HttpReceiver
 from penstock.channels.http.sender import HttpSender, request_target
 from penstock.channels.http.settings import HttpSettings
+from penstock.channels.receive_buffer import check_limit
 from penstock.errors import ConfigError, ConnectionClosedError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.model.clock import SystemClock
+from penstock.streams.adapting.loop_thread import LoopThread
 from penstock.streams.backend_url import BackendUrl, name_in_url, parse_backend_url, settings_of
 
 FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
@@ -46,7 +47,7 @@ class HttpChannel:
         self._clock = clock or SystemClock()
         self._target = request_target(url, path, settings.query)
         self._name = name_in_url(path.rstrip("/")) or name_in_url(url.host.name)
-        self._thread = LoopThread(self._name)
+        self._thread = LoopThread(f"penstock-http-{self._name}", f"the channel {self._name}", "open it again")
         self._lock = threading.Lock()
         self._receiver: HttpReceiver | None = None
         self._is_serving = False
@@ -67,8 +68,7 @@ class HttpChannel:
         return self._settings.idempotency_window_s if self._settings.idempotency_keys else 0.0
 
     def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         receiver = self._open_receiver()
         if not self._is_serving:
             receiver.start()

@@ -9,7 +9,6 @@ the timestamp in `penstock-timestamp`, a null value in `penstock-null`. A channe
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import re
 import urllib.parse
 import uuid
@@ -22,16 +21,13 @@ from penstock.channels.http.settings import HttpSettings
 from penstock.channels.http.signatures import GITHUB_SIGNATURE, STANDARD_SIGNATURE, STRIPE_SIGNATURE
 from penstock.errors import RecordTooLargeError
 from penstock.model import Headers, NewRecord, Record
-from penstock.model.record import RECORD_ID
+from penstock.model.record import ID_HEADERS, RECORD_ID, own_id
 
 KEY: Final = "penstock-key"
 HEADER: Final = "penstock-header"
 HEADER_COUNT: Final = "penstock-headers"
 TIMESTAMP: Final = "penstock-timestamp"
 NULL: Final = "penstock-null"
-ID_HEADERS: Final = ("webhook-id", "idempotency-key", "x-github-delivery")
-"""Of a request, where its sender says which message it is."""
-_ID_OF_RECORD: Final = (RECORD_ID, *ID_HEADERS)
 _NEVER_STORED: Final = frozenset(
     {
         "authorization", "proxy-authorization", "cookie", "set-cookie", "x-gitlab-token", "x-hub-signature",
@@ -50,7 +46,6 @@ _NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,200}")
 _VALUE: Final = re.compile(rb"[!-~]([ -~]*[!-~])?")
 _LONGEST_HEADER_BYTES: Final = 8_000
 _MOST_HEADERS: Final = 50
-_LONGEST_ID: Final = 200
 _SAFE: Final = "!$'()*,;:@/?"
 
 
@@ -103,18 +98,6 @@ def message_id(record: NewRecord) -> str:
 
 def new_id() -> str:
     return uuid.uuid4().hex
-
-
-def own_id(headers: Headers) -> str:
-    """The id that the headers of a record give it, which is the same whenever it is sent; "" if they give none."""
-    given = {name.lower(): value or b"" for name, value in headers}
-    for name in _ID_OF_RECORD:
-        if value := given.get(name):
-            is_sendable = len(value) <= _LONGEST_ID and _VALUE.fullmatch(value)
-            return value.decode() if is_sendable else hashlib.sha256(value).hexdigest()
-    if given.get("ce-id") and given.get("ce-source"):  # of CloudEvents: unique together
-        return hashlib.sha256(given["ce-source"] + b"\0" + given["ce-id"]).hexdigest()
-    return ""
 
 
 class RecordReader:

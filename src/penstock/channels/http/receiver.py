@@ -30,7 +30,6 @@ import msgspec
 from penstock.abc import Clock
 from penstock.channels.answers import Refusal
 from penstock.channels.http import messages
-from penstock.channels.http.loop_thread import LoopThread
 from penstock.channels.http.repeats import Repeats, digest_of
 from penstock.channels.http.settings import HttpSettings, server_tls
 from penstock.channels.http.signatures import Secrets, problem_with, token_of
@@ -38,6 +37,7 @@ from penstock.channels.receive_buffer import ReceiveBuffer
 from penstock.errors import BrokerUnavailableError, ConfigError, MissingExtraError
 from penstock.model import Record
 from penstock.model.addresses import check_exposure
+from penstock.streams.adapting.loop_thread import LoopThread
 from penstock.streams.backend_url import BackendUrl
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ class Known(Generic[W]):
     """A key that was seen."""
 
     digest: bytes
-    """Of the body: the same key with another body is a mistake of the sender."""
+    """Digest of the body: the same key with another body is a mistake of the sender."""
     under_way: W | None
     """What waits for the outcome; None: it is stored."""
     at_s: float = 0.0

@@ -28,7 +28,6 @@ import msgspec
 
 from penstock.abc import Clock
 from penstock.channels.http import messages
-from penstock.channels.http.loop_thread import LoopThread
 from penstock.channels.http.receiver import import_aiohttp
 from penstock.channels.http.settings import HttpSettings, client_tls
 from penstock.channels.http.signatures import Secrets, sign, token_of
@@ -37,6 +36,7 @@ from penstock.model import NewRecord
 from penstock.model.circuit_breaker import BreakerState, Circuit, CircuitBreaker
 from penstock.model.retry import Retry
 from penstock.model.text import duration_text, shown_name
+from penstock.streams.adapting.loop_thread import LoopThread
 from penstock.streams.backend_url import BackendUrl
 
 _AGAIN: Final = frozenset({408, 425, 429})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import check_not_negative, check_positive
 
 SignatureStyle = Literal["standard", "github", "stripe"]
 
@@ -109,17 +110,16 @@ class HttpSettings:
     strangers chose."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "tolerance_s", "answer_timeout_s", "idle_timeout_s", "timeout_s", "connect_timeout_s", "max_delay_s",
-            "max_body_bytes", "buffer", "buffer_bytes", "max_connections", "batch", "concurrency", "attempts",
-        ):  # fmt: skip
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
-        for name in (
-            "retry_after_s", "idempotency_keys", "idempotency_window_s", "first_delay_s", "breaker_after", "redirects",
-        ):  # fmt: skip
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+        check_positive(
+            self,
+            *("tolerance_s", "answer_timeout_s", "idle_timeout_s", "timeout_s", "connect_timeout_s", "max_delay_s"),
+            *("max_body_bytes", "buffer", "buffer_bytes", "max_connections", "batch", "concurrency", "attempts"),
+        )
+        check_not_negative(
+            self,
+            *("retry_after_s", "idempotency_keys", "idempotency_window_s", "first_delay_s", "breaker_after"),
+            "redirects",
+        )
         if self.first_delay_s > self.max_delay_s:
             raise ConfigError(f"first_delay_s={self.first_delay_s} must not be larger than max_delay_s")
         if self.secret_env is not None and self.secret_file is not None:

@@ -14,7 +14,7 @@ from penstock.channels.frames import MAGIC
 from penstock.channels.nng.settings import LONGEST_TOPIC_BYTES, NngSettings
 from penstock.channels.nng.sockets import import_pynng, open_socket, receive
 from penstock.channels.one_way_channel import OneWayChannel
-from penstock.model import NewRecord, Record
+from penstock.model import NewRecord
 
 _LONGEST_WAIT_S: Final = 1_000.0
 
@@ -30,38 +30,9 @@ class NngChannel(OneWayChannel):
         self._pynng = import_pynng()
         self._settings = settings
         self._is_pubsub = settings.pattern == "pubsub"
-        self._source: Any = None
-        self._sending = threading.Lock()
-        """Keeps the order of frames."""
-        self._sink: Any = None
         self._has_peer = threading.Event()
         self._sent_s: float | None = None
         """When something was last sent."""
-
-    def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
-        self._check_limit(limit)
-        self._check_open()
-        if self._source is None:
-            self._source = self._open_source()
-        return self._take(limit, wait_s)
-
-    def send(self, records: Sequence[NewRecord]) -> None:
-        with self._sending:
-            self._check_open()
-            self._check_topic()
-            messages = self._messages(records)
-            if self._sink is None and records:
-                self._sink = self._open_sink()
-                if self._is_pubsub:  # what is published before somebody is connected is lost
-                    self._has_peer.wait(self._settings.wait_for_listener_s)
-            for message in messages:
-                try:
-                    self._sink.send(message)
-                except self._pynng.Timeout:
-                    raise self._no_listener(self._settings.send_timeout_s) from None
-                except self._pynng.Closed:
-                    raise self._closed() from None
-                self._sent_s = time.monotonic()
 
     def close(self) -> None:
         with self._opening:
@@ -123,7 +94,20 @@ class NngChannel(OneWayChannel):
         with self._opening:
             self._check_open()
             kind = pynng.Pub0 if self._is_pubsub else pynng.Push0
-            return open_socket(self._endpoint, settings, kind, listens=False, prepare=prepare)
+            sink = open_socket(self._endpoint, settings, kind, listens=False, prepare=prepare)
+        if self._is_pubsub:  # what is published before somebody is connected is lost
+            self._has_peer.wait(settings.wait_for_listener_s)
+        return sink
+
+    def _transmit(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            try:
+                self._sink.send(message)
+            except self._pynng.Timeout:
+                raise self._no_listener(self._settings.send_timeout_s) from None
+            except self._pynng.Closed:
+                raise self._closed() from None
+            self._sent_s = time.monotonic()
 
     def _messages(self, records: Sequence[NewRecord]) -> list[bytes]:
         topic = self._topic.encode()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock.channels.endpoints import Pattern, binds_by_default
+from penstock.channels.peer_settings import PeerSettings
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import check_not_negative
 
 DEFAULT_BUFFER: Final = 1_000
 LARGEST_BUFFER: Final = 8192
@@ -15,33 +16,19 @@ LONGEST_TOPIC_BYTES: Final = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NngSettings:
+class NngSettings(PeerSettings):
     """Settings of an `nng+tcp:` or `nng+ipc:` URL."""
 
-    pattern: Pattern = "pubsub"
-    """pubsub: every listener gets every record that was sent since it connected. pipeline: one of the listeners gets
-    each record. request: the same, and `send` waits until that listener has stored it."""
-    bind: bool | None = None
-    """Whether this side binds the address (nng: listens), or connects to it (dials). None: with pubsub the sender
-    binds, else the listener. The other side must do the opposite."""
     format: Literal["penstock", "plain"] = "penstock"
     """penstock: frames with key, headers, timestamp and numbers; messages of other programs are read as plain ones.
     plain: the message is the value."""
     topic: str = ""
-    """Of pubsub: what messages begin with. A listener gets those that begin with one of its topics, separated by
+    """For pubsub: what messages begin with. A listener gets those that begin with one of its topics, separated by
     commas; with format=plain, the topic is part of the value."""
     buffer: int | None = None
     """How many messages wait in this process, 1,000 unless given: of a listener, and for each peer of a publisher. One
     message holds the records of one `send`, up to about 64 KiB. pubsub drops what does not fit, request holds senders
     back. pipeline has no buffer but those of the system, and holds senders back, too."""
-    max_message_bytes: int = 16 << 20
-    """A larger record is refused; a peer that sends a larger message is disconnected."""
-    wait_for_listener_s: float = 1.0
-    """Of pubsub: how long the first `send` waits for a subscriber, without which the first records would be lost."""
-    send_timeout_s: float = 10.0
-    """Of pipeline: how long `send` waits for a listener with room."""
-    answer_timeout_s: float = 30.0
-    """Of request: how long `send` waits for the answer."""
     linger_s: float = 0.5
     """How long `close` leaves the last records or answers to be transmitted. With pipeline, it ends sooner when they
     are; a publisher, and a listener that answers, cannot tell."""
@@ -62,16 +49,8 @@ class NngSettings:
             raise ConfigError(f"buffer={self.buffer} must be an integer from 1 to {LARGEST_BUFFER}")
         if self.buffer is not None and self.pattern == "pipeline":
             raise ConfigError(f"buffer={self.buffer}: nng's pipeline has no buffer of its own; omit it")
-        if self.max_message_bytes < 1:
-            raise ConfigError(f"max_message_bytes={self.max_message_bytes} must be an integer >= 1")
-        for name in ("send_timeout_s", "answer_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
-        for name in ("wait_for_listener_s", "linger_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
-        if self.topic and self.pattern != "pubsub":
-            raise ConfigError(f"topic={self.topic!r}: only pattern=pubsub has topics")
+        self.check(self.topic)
+        check_not_negative(self, "linger_s")
         if len(self.topic.encode()) > LONGEST_TOPIC_BYTES:
             raise ConfigError(f"topic={self.topic[:40]!r}... must have at most {LONGEST_TOPIC_BYTES} bytes")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
@@ -83,7 +62,3 @@ class NngSettings:
     def messages(self) -> int:
         """How many messages wait in this process."""
         return DEFAULT_BUFFER if self.buffer is None else self.buffer
-
-    def binds(self, *, listens: bool) -> bool:
-        """Whether this side binds the address."""
-        return binds_by_default(self.pattern, listens=listens) if self.bind is None else self.bind

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.channels.endpoints import Endpoint
 from penstock.channels.nng.settings import NngSettings
-from penstock.errors import BrokerUnavailableError, ConfigError, MissingExtraError
+from penstock.errors import BrokerUnavailableError, ConfigError
+from penstock.streams.adapting.servers import import_extra
 
 RECONNECT_MS: Final = (100, 5_000)
 """The first and the longest pause before a connection is tried again."""
 
 
 def import_pynng() -> Any:
-    try:
-        return importlib.import_module("pynng")
-    except ImportError:
-        raise MissingExtraError("nng", "nng") from None
+    return import_extra("pynng", "nng", "nng")
 
 
 def open_socket(

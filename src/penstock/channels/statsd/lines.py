@@ -44,7 +44,7 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     value: int | float | str
     """Text for a set, else a number."""
     delta: bool = False
-    """Of a gauge: the value is added to the current one."""
+    """For a gauge: the value is added to the current one."""
     rate: float = 1.0
     """The share of events that were sampled: a counter of 1 at a rate of 0.1 stands for 10."""
     tags: list[str] = []

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.channels.datagram_socket import ResolvedAddress, open_listening, unavailable
+from penstock.channels.datagram_socket import ResolvedAddress, check_listening, open_listening, unavailable
 from penstock.channels.rare_warnings import RareWarnings
 from penstock.channels.receive_buffer import Arrived, ReceiveBuffer
 from penstock.channels.socket_channel import SocketReceiver
@@ -77,6 +77,7 @@ class StatsdReceiver(SocketReceiver):
         self._connections.clear()
         self._waiting.clear()
         self._flush_s = time.monotonic() + self._settings.flush_s
+        check_listening(self._address, None, allow="add insecure=true", insecure=self._settings.insecure)
         if self._settings.transport == "tcp":
             listener = _listen_for_connections(self._address)
             return {listener: functools.partial(self._accept, listener)}

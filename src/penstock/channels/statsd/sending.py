@@ -23,7 +23,7 @@ class StatsdSender:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._address: Address = ()
-        """Of UDP: where datagrams go."""
+        """Where UDP datagrams go."""
 
     def send(self, records: Sequence[NewRecord]) -> None:
         lines = [self._line(record) for record in records]

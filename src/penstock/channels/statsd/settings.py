@@ -19,7 +19,7 @@ class StatsdSettings:
     """Aggregate for so many seconds, as StatsD does, and give a record for each metric that had a value. 0: a record
     for each value."""
     percentiles: str = "90"
-    """Of the values of a timer, with flush_s: percentages, separated by commas."""
+    """Percentiles of a timer's values, with flush_s, separated by commas."""
     max_series: int = 10_000
     """With flush_s: how many metrics (name, kind and tags) are aggregated. Values of others are dropped."""
     buffer: int = 100_000
@@ -28,6 +28,8 @@ class StatsdSettings:
     """With UDP: the receive buffer that is asked of the system; it may give less (on Linux, see net.core.rmem_max)."""
     max_connections: int = 1_024
     """With TCP: how many senders are connected. More are disconnected."""
+    insecure: bool = False
+    """Allow listening where other machines can send to: StatsD has no login."""
     datagram_bytes: int = 1_432
     """How large a datagram of several metrics becomes when they are sent."""
     connect_timeout_s: float = 5.0

@@ -69,7 +69,7 @@ _decoder: Final = msgspec.msgpack.Decoder(list[RecordFields])
 class Packet(NamedTuple):
     kind: int
     begins: bool
-    """Of a fragment: it is the first of its record."""
+    """Whether a fragment is the first of its record."""
     records: int
     """How many; of a fragment, 1 if it is the last."""
     session: int

@@ -39,6 +39,7 @@ class RawReceiver(SocketReceiver):
         return self.dropped_by_system.count + self.buffer.lost
 
     def open_sockets(self) -> Mapping[socket.socket, Callable[[], None]]:
+        self._settings.check_listening(self._address)
         listener = open_listening(self._address, self._settings.interface, self._settings.socket_buffer_bytes)
         self.dropped_by_system.watch(listener)
         return {listener: functools.partial(self._read, listener)}

@@ -68,7 +68,7 @@ class UdpReceiver(SocketReceiver):
         self._senders: dict[int, _Sender] = {}
         """By session."""
         self._behind: dict[int, _Sender] = {}
-        """Those with packets that are missing or wait for room."""
+        """The senders with packets that are missing or wait for room."""
         self._ready: collections.deque[list[Arrived]] = collections.deque()
         """Records of packets in order, which wait for room in the buffer."""
         self._at_once = min(_RECORDS_AT_ONCE, settings.buffer // 4)
@@ -79,6 +79,7 @@ class UdpReceiver(SocketReceiver):
         self._lost_logged = 0
 
     def open_sockets(self) -> Mapping[socket.socket, Callable[[], None]]:
+        self._settings.check_listening(self._address)
         listener = open_listening(self._address, self._settings.interface, self._settings.socket_buffer_bytes)
         self._asking = listener
         if self._address.is_multicast:  # answers come to an address of this machine

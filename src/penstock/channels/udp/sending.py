@@ -244,7 +244,7 @@ class UdpSender:
         return max(0.0, self._beat_s - now_s)
 
     def _failed(self, error: OSError) -> None:
-        logger.error("udp %s: nobody answers receivers any more: %s", self._target.shown, error)
+        logger.error("udp %s: receivers can no longer recover packets from this sender: %s", self._target.shown, error)
 
     def _heartbeat(self, now_s: float) -> None:
         with self._lock, contextlib.suppress(BrokerUnavailableError):  # `send` tells of a network that is down

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.channels.datagram_socket import LARGEST_DATAGRAM_BYTES
+from penstock.channels.datagram_socket import LARGEST_DATAGRAM_BYTES, ResolvedAddress, check_listening
 from penstock.channels.udp.ordering import LARGEST_RECORD_BYTES
 from penstock.errors import ConfigError
 
@@ -20,11 +20,11 @@ class UdpSettings:
     """Settings of a `udp:` URL."""
 
     interface: str | None = None
-    """Of a multicast group: the network interface, by its name or an IPv4 address. None: the system chooses."""
+    """For a multicast group: the network interface, by its name or an IPv4 address. None: the system chooses."""
     ttl: int = 1
-    """Of a multicast group: how many networks the packets may pass through. 1: the local network."""
+    """For a multicast group: how many networks the packets may pass through. 1: the local network."""
     source: str | None = None
-    """Of a sender: the address HOST:PORT that it sends from, where receivers ask for missing packets. None: any free
+    """For a sender: the address HOST:PORT that it sends from, where receivers ask for missing packets. None: any free
     port."""
     datagram_bytes: int = 1_400
     """The size of a datagram, at most. Records of one `send` share datagrams. 1400 fits into the packets of common
@@ -40,7 +40,8 @@ class UdpSettings:
     heartbeat_s: float = 1.0
     """An idle sender tells the number of its last packet this often, and more often right after it."""
     linger_s: float = 0.5
-    """A sender that is closed stays until nobody has asked for packets for so long; 10 times as long at most."""
+    """A closed sender answers receivers until none has asked for packets for this long, or for 10 times as long in
+    all."""
     reorder_s: float = 0.005
     """How long a receiver waits for a packet that may only be late, before it asks for it."""
     recover_s: float = 5.0
@@ -58,6 +59,8 @@ class UdpSettings:
     Several, separated by spaces or lines: each is accepted, so that one can be replaced, and the first one signs."""
     secret_file: str | None = None
     """A file with the secrets, instead of `secret_env`."""
+    insecure: bool = False
+    """Allow listening, without a secret, where other machines can send to."""
     raw: bool = False
     """Each datagram is the value of a record: for other programs. Nothing is recovered, and losses are not known."""
 
@@ -89,8 +92,17 @@ class UdpSettings:
         if self.raw and (self.secret_env is not None or self.secret_file is not None):
             raise ConfigError("a secret needs packets of this protocol: it cannot be used with raw=true")
 
+    def check_listening(self, endpoint: ResolvedAddress) -> None:
+        """Raise ConfigError if strangers could send records to this address."""
+        check_listening(
+            endpoint,
+            self.interface,
+            allow="add insecure=true" if self.raw else "set secret_env or secret_file, or add insecure=true",
+            insecure=self.insecure or self.secret_env is not None or self.secret_file is not None,
+        )
+
     def secrets(self) -> tuple[bytes, ...]:
-        """Those of the environment or of the file; none if packets are not signed. Raises ConfigError."""
+        """The secrets of the environment or of the file; none if packets are not signed. Raises ConfigError."""
         if self.secret_file is not None:
             whose = self.secret_file
             try:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from penstock.abc import Clock, Feature, Features
 from penstock.channels.http import messages
-from penstock.channels.http.loop_thread import LoopThread
 from penstock.channels.http.receiver import import_aiohttp
 from penstock.channels.webhooks.delivery import DeliveryLoop
 from penstock.channels.webhooks.registration import RegistrationServer
@@ -22,6 +21,7 @@ from penstock.channels.webhooks.settings import WebhooksSettings
 from penstock.errors import ConfigError, ConnectionClosedError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.model.clock import SystemClock
+from penstock.streams.adapting.loop_thread import LoopThread
 from penstock.streams.backend_url import name_in_url, parse_backend_url, settings_of
 
 FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
@@ -31,10 +31,15 @@ _START_S: Final = 30.0
 
 def open_webhooks(url: str, options: Mapping[str, Any]) -> WebhooksChannel:
     """`webhooks:` URLs, as `penstock.streams.schemes` finds them."""
+    return WebhooksChannel(*path_and_settings(url, options))
+
+
+def path_and_settings(url: str, options: Mapping[str, Any]) -> tuple[str, WebhooksSettings]:
+    """What a `webhooks:` URL says."""
     where = parse_backend_url(url, 1)  # a port, so that the error about a host is the one below
     if where.hosts or not where.path:
         raise UrlError(f"{where.shown!r} is not webhooks:FILE, such as webhooks:./webhooks.db")
-    return WebhooksChannel(where.path, settings_of(where, WebhooksSettings, options))
+    return where.path, settings_of(where, WebhooksSettings, options)
 
 
 class WebhooksChannel:
@@ -51,7 +56,7 @@ class WebhooksChannel:
         self._deliveries: DeliveryLoop | None = None
         self._server: RegistrationServer | None = None
         self.registry = Registry(path, self._clock)
-        self._thread = LoopThread(self._name)
+        self._thread = LoopThread(f"penstock-http-{self._name}", f"the channel {self._name}", "open it again")
         try:
             self._thread.run(self._start(), _START_S)
         except BaseException:

@@ -137,15 +137,9 @@ class RegistrationServer:
             raise _Problem(400, f"the body is not a registration: {error}") from error
 
     async def _register(self, asked: RegistrationRequest) -> dict[str, Any]:
-        check_url(asked.url, allow_http=self._settings.allow_http)
-        check_events(asked.events)
-        secret = asked.secret or new_secret()
-        check_secret("standard", secret, "the registration")
-        await self._verify(asked.url, (secret,))
-        receiver = await asyncio.to_thread(
-            self._registry.register, asked.url, asked.events, secret, self._settings.max_receivers
-        )
-        return {**receiver.shown(), "secret": secret}
+        async with self._verifying:
+            receiver = await register(self._registry, self._settings, self._clock, asked)
+        return {**receiver.shown(), "secret": receiver.secrets[0]}
 
     async def _change(self, method: str, what: str, receiver: RegisteredReceiver) -> tuple[int, Any]:
         if not what and method == "GET":
@@ -154,17 +148,32 @@ class RegistrationServer:
             await asyncio.to_thread(self._registry.remove, receiver.id)
             return 204, None
         if what == "enable" and method == "POST":
-            await self._verify(receiver.url, receiver.secrets)
-            await asyncio.to_thread(self._registry.enable, receiver.id)
+            async with self._verifying:
+                await enable(self._registry, self._settings, self._clock, receiver)
             return 200, (await asyncio.to_thread(self._registry.receiver, receiver.id)).shown()
         if what == "rotate" and method == "POST":
             return 200, {"secret": await asyncio.to_thread(self._registry.rotate, receiver.id)}
         raise _Problem(404 if what not in ("", "enable", "rotate") else 405, f"{method} is not allowed here")
 
-    async def _verify(self, url: str, secrets: tuple[str, ...]) -> None:
-        if not self._settings.verify:
-            return
-        async with self._verifying:
-            problem = await verify(url, secrets, self._settings, self._clock)
-        if problem:
-            raise _Problem(422, f"the receiver did not return the challenge: {problem}")
+
+async def register(
+    registry: Registry, settings: WebhooksSettings, clock: Clock, asked: RegistrationRequest
+) -> RegisteredReceiver:
+    """Register a receiver that the settings allow, once it has returned a challenge. Raises ConfigError."""
+    check_url(asked.url, allow_http=settings.allow_http)
+    check_events(asked.events)
+    secret = asked.secret or new_secret()
+    check_secret("standard", secret, "the registration")
+    await _challenge(asked.url, (secret,), settings, clock)
+    return await asyncio.to_thread(registry.register, asked.url, asked.events, secret, settings.max_receivers)
+
+
+async def enable(registry: Registry, settings: WebhooksSettings, clock: Clock, receiver: RegisteredReceiver) -> None:
+    """Send to a disabled receiver again, once it has returned a challenge. Raises ConfigError."""
+    await _challenge(receiver.url, receiver.secrets, settings, clock)
+    await asyncio.to_thread(registry.enable, receiver.id)
+
+
+async def _challenge(url: str, secrets: tuple[str, ...], settings: WebhooksSettings, clock: Clock) -> None:
+    if settings.verify and (problem := await verify(url, secrets, settings, clock)):
+        raise ConfigError(f"the receiver did not return the challenge: {problem}")

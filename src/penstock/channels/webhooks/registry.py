@@ -21,11 +21,11 @@ import msgspec
 
 from penstock.abc import Clock
 from penstock.channels.http.signatures import check_secret, new_secret
+from penstock.databases import Schema
+from penstock.databases.sqlite import SqliteDatabase
 from penstock.errors import ConfigError
 from penstock.model import Headers, NewRecord
 from penstock.model.clock import SystemClock
-from penstock.sql import Schema
-from penstock.sql.sqlite import SqliteDatabase
 
 State = Literal["active", "disabled"]
 
@@ -192,7 +192,7 @@ class Registry:
             )
 
     def waiting(self, start: int, limit: int) -> list[StoredMessage]:
-        """The messages from this number on."""
+        """Messages with this number or a higher one."""
         rows = self._database.read(
             f"SELECT {_MESSAGE} FROM penstock_webhook_messages WHERE number >= ? ORDER BY number LIMIT ?",
             (start, limit),

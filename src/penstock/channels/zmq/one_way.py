@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
@@ -10,8 +9,9 @@ from penstock.abc import Feature, Features
 from penstock.channels.endpoints import Endpoint
 from penstock.channels.one_way_channel import OneWayChannel
 from penstock.channels.zmq.settings import ZmqSettings
-from penstock.channels.zmq.sockets import Sockets, Wake
-from penstock.model import Headers, NewRecord, Record
+from penstock.channels.zmq.sockets import Sockets
+from penstock.model import Headers, NewRecord
+from penstock.streams.adapting.servers import Waker
 
 LONGEST_POLL_MS: Final = 1_000_000
 MIDDLE_PART: Final = "part"
@@ -30,47 +30,15 @@ class ZmqChannel(OneWayChannel):
         self._is_pubsub = settings.pattern == "pubsub"
         self._sockets = Sockets(endpoint, settings)
         self._zmq = self._sockets.zmq
-        self._wake = Wake()
-        self._listening = threading.Lock()
-        """Held by `listen`: the socket belongs to the thread that has it."""
-        self._source: Any = None
+        self._wake = Waker()
         self._poller: Any = None
-        self._sending = threading.Lock()
-        """Held by `send`: the same for the other socket."""
-        self._sink: Any = None
-
-    def listen(self, limit: int, wait_s: float) -> Sequence[Record]:
-        self._check_limit(limit)
-        with self._listening:
-            self._check_open()
-            if self._source is None:
-                self._source = self._open_source()
-            return self._take(limit, wait_s)
-
-    def send(self, records: Sequence[NewRecord]) -> None:
-        with self._sending:
-            self._check_open()
-            self._check_topic()
-            messages = self._messages(records)
-            if self._sink is None and records:
-                self._sink = self._open_sink()
-                if self._is_pubsub and self._settings.wait_for_listener_s:
-                    # What is published before somebody has subscribed is lost.
-                    self._sink.poll(int(self._settings.wait_for_listener_s * 1000))
-            if self._is_pubsub and records:
-                self._forget_subscriptions()
-            for message in messages:
-                try:
-                    self._sink.send_multipart(message)
-                except self._zmq.Again:
-                    raise self._no_listener(self._settings.send_timeout_s) from None
 
     def close(self) -> None:
         with self._opening:
             if self._closing:
                 return
             self._closing = True
-        self._wake.set()
+        self._wake.wake()
         with self._listening:
             if self._source is not None:
                 self._source.close(0)
@@ -111,7 +79,20 @@ class ZmqChannel(OneWayChannel):
         zmq = self._zmq
         with self._opening:
             self._check_open()
-            return self._sockets.open(zmq.XPUB if self._is_pubsub else zmq.PUSH, listens=False)
+            sink = self._sockets.open(zmq.XPUB if self._is_pubsub else zmq.PUSH, listens=False)
+        if self._is_pubsub and self._settings.wait_for_listener_s:
+            # What is published before somebody has subscribed is lost.
+            sink.poll(int(self._settings.wait_for_listener_s * 1000))
+        return sink
+
+    def _transmit(self, messages: Sequence[list[bytes]]) -> None:
+        if self._is_pubsub:
+            self._forget_subscriptions()
+        for message in messages:
+            try:
+                self._sink.send_multipart(message)
+            except self._zmq.Again:
+                raise self._no_listener(self._settings.send_timeout_s) from None
 
     def _forget_subscriptions(self) -> None:
         """An XPUB socket hands subscriptions to the program, and keeps them until then."""

@@ -19,9 +19,10 @@ from penstock.channels.request_channel import RequestChannel
 from penstock.channels.requests import RequestInbox, RequestOutbox
 from penstock.channels.zmq.one_way import LONGEST_POLL_MS, plain_record
 from penstock.channels.zmq.settings import ZmqSettings
-from penstock.channels.zmq.sockets import Sockets, Wake
+from penstock.channels.zmq.sockets import Sockets
 from penstock.errors import StreamError
 from penstock.model import NewRecord
+from penstock.streams.adapting.servers import Waker
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class _Listener:
         self._shown = endpoint.shown
         self.inbox = RequestInbox(endpoint.name, settings.buffer, is_plain=settings.format == "plain")
         self._socket = sockets.open(self._zmq.ROUTER, listens=True)
-        self._wake = Wake()
+        self._wake = Waker()
         self._closing = False
         self._answers: collections.deque[list[bytes]] = collections.deque()
         self._held: list[bytes] | None = None
@@ -67,12 +68,12 @@ class _Listener:
 
     def taken(self) -> None:
         if self._held is not None:
-            self._wake.set()
+            self._wake.wake()
 
     def close(self) -> None:
         self.inbox.close()
         self._closing = True
-        self._wake.set()
+        self._wake.wake()
         self._thread.join(_STOP_S)
         self._wake.close()
 
@@ -128,7 +129,7 @@ class _Listener:
     def _answer(self, sender: list[bytes], answer: bytes) -> None:
         """Any thread."""
         self._answers.append([*sender, answer])
-        self._wake.set()
+        self._wake.wake()
 
 
 class _Sender:
@@ -142,7 +143,7 @@ class _Sender:
         self._socket = sockets.open(self._zmq.DEALER, listens=False)
         self._has_one_peer = not settings.binds(listens=False)
         self._monitor = self._socket.get_monitor_socket(self._zmq.EVENT_DISCONNECTED)
-        self._wake = Wake()
+        self._wake = Waker()
         self._closing = False
         self._outgoing: collections.deque[tuple[int, bytes]] = collections.deque()
         """Requests with their numbers that ZeroMQ has not taken yet. Their callers wait, so they are few."""
@@ -155,13 +156,13 @@ class _Sender:
     def close(self) -> None:
         self._outbox.close()
         self._closing = True
-        self._wake.set()
+        self._wake.wake()
         self._thread.join(_STOP_S)
         self._wake.close()
 
     def _transmit(self, number: int, frame: bytes, until_s: float) -> None:
         self._outgoing.append((number, frame))
-        self._wake.set()
+        self._wake.wake()
 
     def _run(self) -> None:
         try:

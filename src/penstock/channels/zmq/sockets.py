@@ -1,4 +1,4 @@
-"""Sockets of ZeroMQ, made of settings: address, limits, heartbeats, encryption; and how to wake who polls them."""
+"""Sockets of ZeroMQ, made of settings: address, limits, heartbeats, encryption."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from penstock.channels.endpoints import Endpoint
 from penstock.channels.zmq.settings import ZmqSettings
-from penstock.errors import BrokerUnavailableError, ConfigError, MissingExtraError
+from penstock.errors import BrokerUnavailableError, ConfigError
+from penstock.streams.adapting.servers import import_extra
 
 RECONNECT_MS: Final = (100, 5_000)
 """The first and the longest pause before a connection is tried again."""
@@ -21,18 +22,11 @@ _HANDSHAKE_MS: Final = 10_000
 _PASSING: Final = (errno.EADDRINUSE, errno.EMFILE, errno.ENFILE)
 
 
-def import_zmq() -> Any:
-    try:
-        return importlib.import_module("zmq")
-    except ImportError:
-        raise MissingExtraError("ZeroMQ", "zmq") from None
-
-
 class Sockets:
     """The ZeroMQ context of one channel, which closes what it opened. One thread at a time uses it."""
 
     def __init__(self, endpoint: Endpoint, settings: ZmqSettings) -> None:
-        self.zmq = import_zmq()
+        self.zmq = import_extra("zmq", "ZeroMQ", "zmq")
         self._endpoint = endpoint
         self._settings = settings
         self._context: Any = None
@@ -148,25 +142,3 @@ class Sockets:
         if error.errno in _PASSING:
             return BrokerUnavailableError(f"{shown} cannot be {what}: {error.strerror}. Another process may use it")
         return ConfigError(f"{shown} cannot be {what}: {error.strerror}. Check the address")
-
-
-class Wake:
-    """Wakes a thread that polls it. Any thread may set it."""
-
-    def __init__(self) -> None:
-        self.reader, self._writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-
-    def set(self) -> None:
-        with contextlib.suppress(OSError):  # full of wake-ups, or closed: one more changes nothing
-            self._writer.send(b"\0")
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self.reader.recv(4096):  # ends: with BlockingIOError, once it is empty
-                pass
-
-    def close(self) -> None:
-        self.reader.close()
-        self._writer.close()

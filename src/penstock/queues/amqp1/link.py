@@ -17,9 +17,10 @@ from penstock.errors import BrokerUnavailableError, PenstockError, RecordTooLarg
 from penstock.queues.amqp1.login import Login
 from penstock.queues.amqp1.products import Product, product_of
 from penstock.queues.amqp1.settings import Amqp1Settings
-from penstock.queues.amqp1.wire import Waker, Wire, import_proton
-from penstock.queues.pending import Pending
+from penstock.queues.amqp1.wire import Wire, import_proton
+from penstock.queues.pending import STORE_FULL, Pending
 from penstock.queues.reconnecting import N, Numbered, ReconnectingLink
+from penstock.streams.adapting.servers import Waker, tls_failure
 from penstock.streams.url import Host
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class Amqp1Link(ReconnectingLink[Arrival]):
                     f"bytes that {self._shown} allows"
                 )
             self._submit(functools.partial(self._do_send, messages, pending), pending)
-        pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}")
+        pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}", STORE_FULL)
 
     def _consume(self) -> None:
         self._submit(self._do_consume)
@@ -224,11 +225,15 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             if closed_by_s and now_s > closed_by_s:
                 return
             if not self._is_ready and now_s > ready_by_s:
-                raise _Ended(self._unreachable(f"no answer within {self._settings.connect_timeout_s:g} s"))
+                raise _Ended(self._no_answer())
             wire.wait(not is_all_written, _LONGEST_WAIT_S)
 
     def _on_open(self, connection: Any) -> None:
         self.product = product_of(connection.remote_properties)
+        if self.product.problem:
+            raise _Ended(
+                BrokerUnavailableError(f"{self._shown} cannot be used: {self.product.problem}", retriable=False)
+            )
         self.offers_delays = DELAYED_DELIVERY in (connection.remote_offered_capabilities or ())
         self._session = connection.session()
         self._session.open()
@@ -254,6 +259,8 @@ class Amqp1Link(ReconnectingLink[Arrival]):
     def _prepare(self, terminus: Any) -> None:
         """Ask for the queue. A broker that creates it knows by the capability that it is not a topic."""
         terminus.address = self.product.address_of(self._queue)
+        if self.product.declares_as_asked:
+            terminus.durability = terminus.CONFIGURATION
         terminus.capabilities.put_object(self._proton.symbol("queue"))
 
     def _on_attached(self, link: Any) -> None:
@@ -445,10 +452,10 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         return BrokerUnavailableError(f"{self._shown} refused: {text}", retriable=condition.name not in _FINAL)
 
     def _unreachable(self, reason: object) -> BrokerUnavailableError:
+        if isinstance(reason, TimeoutError):  # also of a TLS handshake that a port without TLS does not answer
+            return self._no_answer()
         if isinstance(reason, ssl.SSLError):
-            is_untrusted = isinstance(reason, ssl.SSLCertVerificationError)
-            advice = "set ca_file" if is_untrusted else "is it a port without TLS? Then use amqp1://"
-            return BrokerUnavailableError(f"TLS with {self._shown} failed: {reason}; {advice}", retriable=False)
+            return tls_failure(self._shown, reason, "amqp1")
         text = str(reason) or type(reason).__name__
         return BrokerUnavailableError(f"the AMQP 1.0 broker at {self._shown} cannot be reached: {text}. Is it running?")
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from penstock.errors import ConfigError
 from penstock.queues.amqp1.settings import Amqp1Settings
+from penstock.streams.adapting.servers import tls_context
 from penstock.streams.backend_url import BackendUrl
 
 CONNECT_FILE: Final = "MESSAGING_CONNECT_FILE"
@@ -50,16 +51,8 @@ def login_of(url: BackendUrl, settings: Amqp1Settings, container: str) -> Login:
         tls = found.get("tls", {})
         ca_file = ca_file or tls.get("ca")
         cert_file, key_file = tls.get("cert"), tls.get("key")
-    context = None
-    if url.scheme == "amqps1":
-        try:
-            context = ssl.create_default_context(cafile=ca_file)
-            if cert_file is not None:
-                context.load_cert_chain(cert_file, key_file)
-        except OSError as error:
-            raise ConfigError(f"the certificates for {url.shown} cannot be loaded: {error}") from error
-    elif settings.ca_file or settings.cert_file or settings.key_file:
-        raise ConfigError(f"ca_file, cert_file and key_file are for TLS: use amqps1:// instead of {url.shown}")
+    settings.check_tls(url, "amqps1")
+    context = tls_context(url.shown, ca_file, cert_file, key_file) if url.scheme == "amqps1" else None
     return Login(
         container=container,
         hostname=settings.virtual_host,

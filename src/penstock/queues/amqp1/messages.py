@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from penstock.model import NewRecord, Record
+from penstock.queues.text_headers import offset_of
 from penstock.streams.adapting.amqp_values import (
     NULL,
     TRUE,
@@ -253,4 +253,4 @@ def _offset(properties: list[Any], given: dict[Any, Any], value: bytes | None) -
         identity = repr(message_id).encode()
     else:
         identity = repr((_at(properties, _CREATION_TIME), given)).encode() + (value or b"")
-    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()) >> 1
+    return offset_of(identity)

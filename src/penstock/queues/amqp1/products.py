@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,8 @@ QPID: Final = "Apache Qpid Broker-J"
 RABBITMQ: Final = "RabbitMQ"
 
 _NAMES: Final = {ARTEMIS: "Artemis", ACTIVEMQ: "ActiveMQ", QPID: "Qpid Broker-J", RABBITMQ: "RabbitMQ"}
+_OLDEST: Final = {ARTEMIS: (2, 0)}
+"""Before, an address named a topic unless it had the prefix of queues of JMS."""
 _KEEPING_REJECTED: Final = (ARTEMIS, ACTIVEMQ)
 """These have a queue for dead letters unless somebody has removed it from their configuration."""
 
@@ -31,6 +34,15 @@ class Product:
         return f"{_NAMES.get(self.kind, self.kind) or 'AMQP 1.0 broker'} {self.version}".strip()
 
     @property
+    def problem(self) -> str:
+        """Why this version cannot be used; empty if it can."""
+        oldest = _OLDEST.get(self.kind)
+        numbers = tuple(map(int, re.findall(r"\d+", self.version)[:2]))
+        if oldest is None or not numbers or numbers >= oldest:
+            return ""
+        return f"it is {self}, which is too old: {oldest[0]}.{oldest[1]} or newer is needed. Upgrade it"
+
+    @property
     def keeps_rejected(self) -> bool:
         return self.kind in _KEEPING_REJECTED
 
@@ -38,6 +50,11 @@ class Product:
     def confirms_settlements(self) -> bool:
         """Whether it answers a settlement. Others do not (Artemis), or refuse to be asked (RabbitMQ)."""
         return self.kind == QPID
+
+    @property
+    def declares_as_asked(self) -> bool:
+        """Whether a queue that it creates survives a restart only if the link asks for that."""
+        return self._is_old_rabbitmq
 
     def address_of(self, queue: str) -> str:
         """What links name the queue. RabbitMQ has addresses that say what a name is the name of."""

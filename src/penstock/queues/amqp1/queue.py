@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.abc import Delivery, Feature, Features, Outcome
-from penstock.errors import ConfigError, StaleDeliveryError, UrlError
+from penstock.errors import ConfigError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.queues.amqp1.link import Amqp1Link, Arrival
 from penstock.queues.amqp1.login import login_of
 from penstock.queues.amqp1.messages import decoded_message, delayed_copy, encoded_message
 from penstock.queues.amqp1.settings import Amqp1Settings
+from penstock.queues.queue_base import QueueBase, check_limit
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 
 logger = logging.getLogger(__name__)
@@ -47,12 +48,11 @@ class Amqp1Delivery:
     """What a delayed copy is made of; empty if none will be."""
 
 
-class Amqp1Queue:
+class Amqp1Queue(QueueBase[Amqp1Delivery]):
     """`abc.Queue` and `abc.SettlingMany` on a queue of an AMQP 1.0 broker. Any thread may use it."""
 
     def __init__(self, url: BackendUrl, settings: Amqp1Settings) -> None:
-        self._name = url.path
-        self._shown = url.shown
+        super().__init__(url.path, Amqp1Delivery)
         self._settings = settings
         self._sender = uuid.uuid4().hex
         """Makes message ids unique, together with a number."""
@@ -62,7 +62,7 @@ class Amqp1Queue:
         self._link.start()
         given = settings.dead_letters
         self._keeps_rejected = self._link.product.keeps_rejected if given is None else given
-        self._features = FEATURES | ({Feature.DEAD_LETTERS} if self._keeps_rejected else set())
+        self.features = FEATURES | ({Feature.DEAD_LETTERS} if self._keeps_rejected else set())
         if settings.retries == "broker":
             if not self._link.offers_delays:
                 self._link.close()
@@ -70,15 +70,7 @@ class Amqp1Queue:
                     f"retries=broker needs delayed delivery, which {self._link.product} at {url.shown} does not offer: "
                     "use retries=consumer"
                 )
-            self._features |= RETRIES
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def features(self) -> Features:
-        return self._features
+            self.features |= RETRIES
 
     @property
     def product(self) -> str:
@@ -86,34 +78,26 @@ class Amqp1Queue:
         return str(self._link.product)
 
     def receive(self, limit: int, wait_s: float) -> Sequence[Amqp1Delivery]:
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         return [self._decoded(arrival) for arrival in self._link.take(limit, wait_s)]
 
     def _decoded(self, arrival: Arrival) -> Amqp1Delivery:
         try:
-            record, earlier = decoded_message(self._name, arrival.data)
+            record, earlier = decoded_message(self.name, arrival.data)
         except ValueError as error:
-            logger.warning("a message of %s is not valid AMQP, its bytes are the value: %s", self._name, error)
-            record, earlier = Record(self._name, 0, arrival.tag, None, arrival.data), 0
+            logger.warning("a message of %s is not valid AMQP, its bytes are the value: %s", self.name, error)
+            record, earlier = Record(self.name, 0, arrival.tag, None, arrival.data), 0
         message = arrival.data if self._settings.retries == "broker" else b""
         return Amqp1Delivery(record, earlier + 1, arrival.tag, arrival.generation, message)
-
-    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
-        if self.settle_all([delivery], outcome, delay_s):
-            raise StaleDeliveryError(
-                f"a delivery of {self._name} was settled twice, or its connection was lost: the record was delivered "
-                "again, or will be"
-            )
 
     def settle_all(
         self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
     ) -> Sequence[Delivery]:
         """A `delay_s` needs `retries=broker`, else it is a ConfigError. The broker is told the reason of a REJECT."""
-        ours = [_ours(each) for each in deliveries]
+        ours = self._ours(deliveries)
         if delay_s and self._settings.retries != "broker":
             raise ConfigError(
-                f"{self._name} cannot delay a delivery: without retries=broker it has no {Feature.DELAYED_REDELIVERY}"
+                f"{self.name} cannot delay a delivery: without retries=broker it has no {Feature.DELAYED_REDELIVERY}"
             )
         if delay_s and outcome in (Outcome.RETRY, Outcome.RELEASE):
             return self._delay(ours, outcome, delay_s)
@@ -161,9 +145,3 @@ class Amqp1Queue:
 
     def close(self) -> None:
         self._link.close()
-
-
-def _ours(delivery: Delivery) -> Amqp1Delivery:
-    if not isinstance(delivery, Amqp1Delivery):
-        raise ConfigError(f"{delivery!r} is not a delivery of this queue")
-    return delivery

@@ -7,8 +7,6 @@ thread that made them.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import selectors
 import socket
 import ssl
@@ -16,39 +14,14 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from penstock.errors import MissingExtraError
 from penstock.queues.amqp1.login import Login
+from penstock.streams.adapting.servers import Waker, import_extra
 
 _READ_BYTES: Final = 1 << 16
 
 
 def import_proton() -> Any:
-    try:
-        return importlib.import_module("proton")
-    except ImportError:
-        raise MissingExtraError("AMQP 1.0", "amqp1") from None
-
-
-class Waker:
-    """Ends a wait for the network. Any thread may call `wake`."""
-
-    def __init__(self) -> None:
-        self.reader, self._writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-
-    def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # as much as fits in is enough to wake it
-            self._writer.send(b"!")
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self.reader.recv(4096):
-                pass
-
-    def close(self) -> None:
-        self.reader.close()
-        self._writer.close()
+    return import_extra("proton", "AMQP 1.0", "amqp1")
 
 
 class Wire:

@@ -24,7 +24,9 @@ from penstock.errors import (
 from penstock.queues.pubsub.settings import PubsubSettings
 
 EMULATOR: Final = "PUBSUB_EMULATOR_HOST"
-BACKOFF_S: Final = (0.1, 5.0)
+FIRST_BACKOFF_S: Final = 0.1
+LONGEST_BACKOFF_S: Final = 5.0
+"""The longest pause between two attempts."""
 FOR_NOW: Final = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNKNOWN", "CANCELLED"}
 )
@@ -32,9 +34,9 @@ FOR_NOW: Final = frozenset(
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", round(1000 * FIRST_BACKOFF_S)),
     ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", round(1000 * LONGEST_BACKOFF_S)),
     # A peer that is silent for so long is dead. Google's servers do not allow to ask more often.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -76,7 +78,7 @@ class PubsubClient:
 
         `what` is the thing that the request is about, for errors. `RefusedError` has what Pub/Sub said.
         """
-        backoff_s, longest_s = BACKOFF_S
+        backoff_s = FIRST_BACKOFF_S
         until_s = time.monotonic() + patience_s
         while True:  # ends: with an answer, with an error that stays, or when the patience is over
             self.check_open()
@@ -95,7 +97,7 @@ class PubsubClient:
             if left_s <= 0 or not refused.is_for_now:
                 raise refused
             self._closed.wait(min(backoff_s, left_s))
-            backoff_s = min(longest_s, backoff_s * 2)
+            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
 
     def begin(self, name: str, request: Any, timeout_s: float) -> Any:
         """A request whose answer comes later: gRPC's future."""
@@ -179,7 +181,7 @@ class RefusedError(Exception):
         return bool(getattr(self.told, "retriable", False))
 
     def failed_ids(self) -> dict[str, bool] | None:
-        """Of an exactly-once subscription: the ack ids that failed, and whether that is final. All others succeeded.
+        """For an exactly-once subscription: the ack ids that failed, and whether that is final. All others succeeded.
         None: the request failed as a whole."""
         status = importlib.import_module("grpc_status.rpc_status").from_call(self.error)
         info = importlib.import_module("google.rpc.error_details_pb2").ErrorInfo()

@@ -43,9 +43,9 @@ LONGEST_NAME_BYTES: Final = 256
 LONGEST_VALUE_BYTES: Final = 1024
 LONGEST_ORDERING_KEY_BYTES: Final = 1024
 LARGEST_BYTES: Final = 10_000_000
-"""Of a request to publish, and so of a message."""
+"""The limit of a publish request, and so of a message."""
 _REQUEST_BYTES: Final = 1_000
-"""Of a request, besides its messages."""
+"""The part of a request that is not its messages."""
 
 
 def encode(record: NewRecord, message: Any, topic: str, has_ordering: bool) -> Any:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.abc import Delivery, Feature, Features, Outcome
-from penstock.errors import ConfigError, PenstockError, StaleDeliveryError, UrlError
+from penstock.errors import ConfigError, PenstockError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.queues.leases import Leases
-from penstock.queues.pubsub.client import BACKOFF_S, PubsubClient, RefusedError, told
+from penstock.queues.pubsub.client import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, PubsubClient, RefusedError, told
 from penstock.queues.pubsub.messages import batches, copied, decode, encode
 from penstock.queues.pubsub.settings import LONGEST_DEADLINE_S, SHORTEST_DEADLINE_S, PubsubSettings
+from penstock.queues.queue_base import QueueBase, check_limit
 from penstock.streams.backend_url import parse_backend_url, settings_of
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class PubsubDelivery:
     is_settled: bool = False
 
 
-class PubsubQueue:
+class PubsubQueue(QueueBase[PubsubDelivery]):
     """A subscription of Pub/Sub, and the topic to send to. Any thread may use it; a forked process opens its own.
 
     Pub/Sub accepts late settlements without a word, except for subscriptions with exactly-once delivery. So the time is
@@ -68,8 +69,8 @@ class PubsubQueue:
     """
 
     def __init__(self, project: str, subscription: str, settings: PubsubSettings) -> None:
+        super().__init__(subscription or str(settings.topic), PubsubDelivery)
         self._settings = settings
-        self._name = subscription or str(settings.topic)
         self._project = project
         self._topic = self._path("topics", settings.topic) if settings.topic else ""
         self._subscription = self._path("subscriptions", subscription) if subscription else ""
@@ -81,32 +82,24 @@ class PubsubQueue:
         except BaseException:
             self._client.close()
             raise
+        self.features = FEATURES | {Feature.DEAD_LETTERS} if self._letters else FEATURES
         self._changed = threading.Condition()
         self._arrived: collections.deque[PubsubDelivery] = collections.deque()
         self._leases: Leases[PubsubDelivery] = Leases()
         self._pull: Any = None
         self._problem: PenstockError | None = None
         """Why the last pull failed."""
-        self._backoff_s = BACKOFF_S[0]
+        self._backoff_s = FIRST_BACKOFF_S
         self._pull_again_s = 0.0
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def features(self) -> Features:
-        return FEATURES | {Feature.DEAD_LETTERS} if self._letters else FEATURES
 
     @property
     def visibility_timeout_s(self) -> float:
         return self._deadline_s
 
     def receive(self, limit: int, wait_s: float) -> Sequence[PubsubDelivery]:
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         if not self._subscription:
-            raise ConfigError(f"{self._name} is a topic, from which nothing can be received: name a subscription")
+            raise ConfigError(f"{self.name} is a topic, from which nothing can be received: name a subscription")
         until_s = time.monotonic() + wait_s
         with self._changed:
             while True:  # ends: when something has come, or when the time is over
@@ -126,12 +119,11 @@ class PubsubQueue:
                     pause_s = min(pause_s, max(0.0, self._pull_again_s - now_s))
                 self._changed.wait(pause_s)
 
-    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
-        if self.settle_all([delivery], outcome, delay_s):
-            raise StaleDeliveryError(
-                f"message {_ours(delivery).message.message_id} of {self._name} was settled too late or twice: it was "
-                f"delivered again, or will be; settle within {self._deadline_s} s, or extend it"
-            )
+    def _stale(self, delivery: PubsubDelivery) -> str:
+        return (
+            f"message {delivery.message.message_id} of {self.name} was settled too late or twice: it was delivered "
+            f"again, or will be; settle within {self._deadline_s} s, or extend it"
+        )
 
     def settle_all(
         self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
@@ -142,7 +134,7 @@ class PubsubQueue:
             raise ConfigError(
                 f"delay_s={delay_s} with {outcome}: a delay is for RETRY or RELEASE, and at most {LONGEST_DEADLINE_S} s"
             )
-        with self._leases.settling([_ours(delivery) for delivery in deliveries]) as (claimed, late):
+        with self._leases.settling(self._ours(deliveries)) as (claimed, late):
             if is_again:
                 return late + self._change_deadline(claimed, math.ceil(delay_s))
             if outcome is Outcome.REJECT and self._letters:
@@ -152,7 +144,7 @@ class PubsubQueue:
     def extend(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         self._client.check_open()
         return self._leases.extend(
-            [_ours(delivery) for delivery in deliveries],
+            self._ours(deliveries),
             self._deadline_s,
             lambda asked: self._change_deadline(asked, self._deadline_s),
         )
@@ -161,7 +153,7 @@ class PubsubQueue:
         """All records are checked before anything is sent. With `ordering`, records of one key keep their order."""
         self._client.check_open()
         if not self._topic:
-            raise ConfigError(f"{self._name} does not say where to send: add ?topic=TOPIC to the URL")
+            raise ConfigError(f"{self.name} does not say where to send: add ?topic=TOPIC to the URL")
         new_message = self._client.types.PubsubMessage.pb()
         messages = [encode(record, new_message(), self._topic, self._settings.ordering) for record in records]
         self._publish(self._topic, messages)
@@ -183,7 +175,7 @@ class PubsubQueue:
                 each.is_settled = True
             self._change_deadline(held, 0, patience_s=0.0)
         except PenstockError as error:
-            logger.debug("%s: %d deliveries come again when their time is over: %s", self._name, len(held), error)
+            logger.debug("%s: %d deliveries come again when their time is over: %s", self.name, len(held), error)
         finally:
             self._client.close()
 
@@ -273,7 +265,7 @@ class PubsubQueue:
         received = [] if answer is None else self._client.types.PullResponse.pb(answer).received_messages
         deliveries = [
             PubsubDelivery(
-                decode(self._name, each.message), max(1, each.delivery_attempt), each.ack_id, each.message, until_s
+                decode(self.name, each.message), max(1, each.delivery_attempt), each.ack_id, each.message, until_s
             )
             for each in received
         ]
@@ -281,14 +273,13 @@ class PubsubQueue:
             if self._pull is pull:
                 self._pull = None
             self._arrived += deliveries
-            first_s, longest_s = BACKOFF_S
             # A pull that ends with its time has found nothing.
             if error is None or error.code().name == "DEADLINE_EXCEEDED":
-                self._problem, self._backoff_s = None, first_s
+                self._problem, self._backoff_s = None, FIRST_BACKOFF_S
             else:
                 self._problem = self._client.explained(error, self._subscription)
                 self._pull_again_s = time.monotonic() + self._backoff_s
-                self._backoff_s = min(longest_s, self._backoff_s * 2)
+                self._backoff_s = min(LONGEST_BACKOFF_S, self._backoff_s * 2)
             self._changed.notify_all()
 
     # Settling and sending.
@@ -337,7 +328,7 @@ class PubsubQueue:
                     waiting = {name: waiting[name] for name in waiting if failed.get(name) is False}
                     if waiting and left_s <= 0:
                         raise refused.told from refused.error
-                    self._client.sleep(min(BACKOFF_S[0], left_s))
+                    self._client.sleep(min(FIRST_BACKOFF_S, left_s))
         return late
 
     def _publish(self, topic: str, messages: list[Any]) -> None:
@@ -351,14 +342,8 @@ class PubsubQueue:
         return copied(delivery.message, new_message(), self._subscription, reason)
 
     def __repr__(self) -> str:
-        return f"<PubsubQueue {self._name!r}>"
+        return f"<PubsubQueue {self.name!r}>"
 
 
 def _may_pass(problem: PenstockError) -> bool:
     return bool(getattr(problem, "retriable", False))
-
-
-def _ours(delivery: Delivery) -> PubsubDelivery:
-    if not isinstance(delivery, PubsubDelivery):
-        raise ConfigError(f"{delivery!r} is not a delivery of this queue")
-    return delivery

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import check_not_negative, check_positive
 
 SHORTEST_DEADLINE_S: Final = 10
 LONGEST_DEADLINE_S: Final = 600
@@ -20,12 +21,12 @@ class PubsubSettings:
     create: bool = False
     """Create the topic and the subscription if they are missing. false: what is missing is an UnknownTopicError."""
     ack_deadline_s: int = 60
-    """Of a subscription that is created: how long a delivery belongs to its receiver. Consumers extend it while they
+    """For a subscription that is created: how long a delivery belongs to its receiver. Consumers extend it while they
     work, so it is how late a record comes again whose consumer died. 10 to 600."""
     ordering: bool = False
     """Send the key as ordering key. A subscription that is created delivers the records of one key in order."""
     exactly_once: bool = False
-    """Of a subscription that is created: Pub/Sub confirms acknowledgements, and delivers nothing that it confirmed."""
+    """For a subscription that is created: Pub/Sub confirms acknowledgements, and delivers nothing that it confirmed."""
     dead_letters: str | None = None
     """The topic for rejected records. None: that of the subscription's dead letter policy, if it has one."""
     endpoint: str = "pubsub.googleapis.com:443"
@@ -47,10 +48,7 @@ class PubsubSettings:
                 f"ack_deadline_s={self.ack_deadline_s} must be an integer from {SHORTEST_DEADLINE_S} to "
                 f"{LONGEST_DEADLINE_S}"
             )
-        for name in ("connect_timeout_s", "request_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
-        if self.retry_s < 0:
-            raise ConfigError(f"retry_s={self.retry_s} must not be negative")
+        check_positive(self, "connect_timeout_s", "request_timeout_s")
+        check_not_negative(self, "retry_s")
         if self.emulator is not None and self.credentials_file is not None:
             raise ConfigError("an emulator takes no credentials: omit emulator or credentials_file")

@@ -24,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.model import Headers, NewRecord, Record
+from penstock.queues.text_headers import offset_of
 
 KEY: Final = "penstock.key"
 HEADERS: Final = "penstock.headers"
@@ -86,11 +87,6 @@ def decode(queue: str, message: Mapping[str, Any]) -> Record:
         headers=_headers_in(attributes),
         timestamp_ms=int(stamp) if stamp.isdecimal() else None,
     )
-
-
-def offset_of(message_id: str) -> int:
-    """A number of 63 bits for a message, the same at each delivery."""
-    return int.from_bytes(hashlib.blake2b(message_id.encode(), digest_size=8).digest()) >> 1
 
 
 def copied(message: Mapping[str, Any], reason: str) -> dict[str, Any]:

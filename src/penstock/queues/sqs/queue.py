@@ -15,16 +15,16 @@ from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
     DeliveryError,
-    StaleDeliveryError,
     StreamError,
     UnknownTopicError,
     UrlError,
 )
 from penstock.model import NewRecord, Record
 from penstock.queues.leases import Leases
+from penstock.queues.queue_base import QueueBase, check_limit
 from penstock.queues.sqs.messages import copied, decode, encode
 from penstock.streams.adapting.aws import FOR_NOW, AwsClient, RefusedError, pause_s
-from penstock.streams.backend_url import parse_backend_url, settings_of
+from penstock.streams.backend_url import check_not_negative, parse_backend_url, settings_of
 
 FEATURES: Final[Features] = frozenset(
     {Feature.KEYS, Feature.HEADERS, Feature.REDELIVERY, Feature.DELAYED_REDELIVERY, Feature.DURABLE}
@@ -67,8 +67,7 @@ class SqsSettings:
     def __post_init__(self) -> None:
         if self.request_timeout_s < 2:
             raise ConfigError(f"request_timeout_s={self.request_timeout_s} must be at least 2: SQS waits whole seconds")
-        if self.retry_s < 0:
-            raise ConfigError(f"retry_s={self.retry_s} must not be negative")
+        check_not_negative(self, "retry_s")
         if self.visibility_timeout_s is not None and not 1 <= self.visibility_timeout_s <= LONGEST_INVISIBLE_S:
             raise ConfigError(f"visibility_timeout_s={self.visibility_timeout_s} must be 1 to {LONGEST_INVISIBLE_S}")
 
@@ -103,7 +102,7 @@ class SqsDelivery:
         return str(self.message["ReceiptHandle"])
 
 
-class SqsQueue:
+class SqsQueue(QueueBase[SqsDelivery]):
     """A queue of SQS. Any thread may use it; a forked process opens its own.
 
     SQS accepts settlements that are too late without a word, so the time is kept here: a delivery is stale once its
@@ -111,7 +110,7 @@ class SqsQueue:
     """
 
     def __init__(self, name: str, region: str | None, settings: SqsSettings) -> None:
-        self._name = name
+        super().__init__(name, SqsDelivery)
         self._settings = settings
         self._is_fifo = name.endswith(FIFO)
         self._client = AwsClient("sqs", "Amazon SQS", region, settings.endpoint_url, settings.request_timeout_s)
@@ -129,16 +128,9 @@ class SqsQueue:
         self._most_bytes = int(attributes.get("MaximumMessageSize", 262_144))
         policy = attributes.get("RedrivePolicy")
         self._dead_letters = json.loads(policy).get("deadLetterTargetArn") if policy else None
+        self.features = FEATURES | {Feature.DEAD_LETTERS} if self._dead_letters else FEATURES
         self._dead_letter_url: str | None = None
         self._leases: Leases[SqsDelivery] = Leases()
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def features(self) -> Features:
-        return FEATURES | {Feature.DEAD_LETTERS} if self._dead_letters else FEATURES
 
     @property
     def visibility_timeout_s(self) -> float:
@@ -146,8 +138,7 @@ class SqsQueue:
 
     def receive(self, limit: int, wait_s: float) -> Sequence[SqsDelivery]:
         """SQS waits for whole seconds: half a second or more counts as one, and less is waited for by asking again."""
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         until_s = time.monotonic() + wait_s
         while True:  # ends: when something has come, or when the time is over
             left_s = until_s - time.monotonic()
@@ -158,13 +149,11 @@ class SqsQueue:
             if left_s < 0.5:
                 self._client.sleep(min(SHORT_POLL_S, left_s))
 
-    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
-        if self.settle_all([delivery], outcome, delay_s):
-            message_id = _ours(delivery).message["MessageId"]
-            raise StaleDeliveryError(
-                f"message {message_id} of queue {self._name!r} was settled too late or twice: "
-                f"it was delivered again, or will be; settle within {self._visibility_s} s, or extend it"
-            )
+    def _stale(self, delivery: SqsDelivery) -> str:
+        return (
+            f"message {delivery.message['MessageId']} of queue {self.name!r} was settled too late or twice: it was "
+            f"delivered again, or will be; settle within {self._visibility_s} s, or extend it"
+        )
 
     def settle_all(
         self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
@@ -175,7 +164,7 @@ class SqsQueue:
             raise ConfigError(
                 f"delay_s={delay_s} with {outcome}: a delay is for RETRY or RELEASE, and at most 12 hours"
             )
-        with self._leases.settling([_ours(delivery) for delivery in deliveries]) as (claimed, late):
+        with self._leases.settling(self._ours(deliveries)) as (claimed, late):
             if is_again:
                 return late + self._change_visibility(claimed, math.ceil(delay_s))
             if outcome is Outcome.REJECT and self._dead_letters:
@@ -185,7 +174,7 @@ class SqsQueue:
     def extend(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         self._check_open()
         return self._leases.extend(
-            [_ours(delivery) for delivery in deliveries],
+            self._ours(deliveries),
             self._visibility_s,
             lambda asked: self._change_visibility(asked, self._visibility_s),
         )
@@ -197,7 +186,7 @@ class SqsQueue:
         for number, (_, size_bytes) in enumerate(entries):
             if size_bytes > self._most_bytes:
                 raise DeliveryError(
-                    f"record {number} of {len(entries)} is too large for queue {self._name!r}: {size_bytes} bytes with "
+                    f"record {number} of {len(entries)} is too large for queue {self.name!r}: {size_bytes} bytes with "
                     f"its attributes, and the queue takes {self._most_bytes}. Split it, or store it elsewhere and send "
                     "where it is"
                 )
@@ -246,7 +235,7 @@ class SqsQueue:
 
     def _delivery(self, message: Mapping[str, Any], until_s: float) -> SqsDelivery:
         count = int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1))
-        return SqsDelivery(decode(self._name, message), max(1, count), message, until_s)
+        return SqsDelivery(decode(self.name, message), max(1, count), message, until_s)
 
     def _change_visibility(
         self, deliveries: Sequence[SqsDelivery], timeout_s: int, patience_s: float | None = None
@@ -304,7 +293,7 @@ class SqsQueue:
         is_for_now = not failed.get("SenderFault") or _code(failed) in FOR_NOW
         if not is_for_now or time.monotonic() + wait_s > until_s or self._client.is_closed:
             raise DeliveryError(
-                f"{self._client.where} refused {operation} for queue {self._name!r}: {failed.get('Message')} "
+                f"{self._client.where} refused {operation} for queue {self.name!r}: {failed.get('Message')} "
                 f"({failed.get('Code')})",
                 retriable=is_for_now,
             )
@@ -325,7 +314,7 @@ class SqsQueue:
                 answer = self._client.call("get_queue_url", self._settings.retry_s, QueueName=name)
             except RefusedError as error:
                 raise StreamError(
-                    f"the dead-letter queue {name!r} of queue {self._name!r} cannot be found: {error}"
+                    f"the dead-letter queue {name!r} of queue {self.name!r} cannot be found: {error}"
                 ) from error
             self._dead_letter_url = str(answer["QueueUrl"])
         return self._dead_letter_url
@@ -333,17 +322,17 @@ class SqsQueue:
     def _find(self) -> str:
         patience_s = self._settings.retry_s
         try:
-            return str(self._client.call("get_queue_url", patience_s, QueueName=self._name)["QueueUrl"])
+            return str(self._client.call("get_queue_url", patience_s, QueueName=self.name)["QueueUrl"])
         except RefusedError as error:
             if error.code not in MISSING:
                 raise
             if not self._settings.create:
                 raise UnknownTopicError(
-                    f"{self._client.where} has no queue {self._name!r}: create it, add create=true to the URL, or "
+                    f"{self._client.where} has no queue {self.name!r}: create it, add create=true to the URL, or "
                     "check the name, the region and the account"
                 ) from error
         attributes = {"FifoQueue": "true"} if self._is_fifo else {}
-        answer = self._client.call("create_queue", patience_s, QueueName=self._name, Attributes=attributes)
+        answer = self._client.call("create_queue", patience_s, QueueName=self.name, Attributes=attributes)
         return str(answer["QueueUrl"])
 
     def _attributes(self, url: str) -> dict[str, str]:
@@ -354,10 +343,10 @@ class SqsQueue:
 
     def _check_open(self) -> None:
         if self._client.is_closed:
-            raise ConnectionClosedError(f"queue {self._name!r} is closed: open it again")
+            raise ConnectionClosedError(f"queue {self.name!r} is closed: open it again")
 
     def __repr__(self) -> str:
-        return f"<SqsQueue {self._name!r}>"
+        return f"<SqsQueue {self.name!r}>"
 
 
 def batches(entries: Iterable[tuple[dict[str, Any], int]], most_bytes: int) -> Iterator[list[dict[str, Any]]]:
@@ -379,9 +368,3 @@ def batches(entries: Iterable[tuple[dict[str, Any], int]], most_bytes: int) -> I
 
 def _code(failed: Mapping[str, Any]) -> str:
     return str(failed.get("Code", "")).rpartition(".")[2]
-
-
-def _ours(delivery: Delivery) -> SqsDelivery:
-    if not isinstance(delivery, SqsDelivery):
-        raise ConfigError(f"{delivery!r} is not a delivery of this queue")
-    return delivery

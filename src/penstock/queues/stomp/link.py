@@ -7,7 +7,6 @@ wait for receipts. What they share is guarded by `_changed`.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -29,15 +28,16 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.model import Record
-from penstock.queues.pending import Pending
+from penstock.queues.pending import STORE_FULL, Pending
+from penstock.queues.reconnecting import ReconnectingLink
 from penstock.queues.stomp.messages import decode, frame
 from penstock.queues.stomp.settings import StompSettings
-from penstock.queues.stomp.sockets import is_writable, new_transport, tls_context
+from penstock.queues.stomp.sockets import is_writable, new_transport
+from penstock.streams.adapting.servers import tls_context
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.url import Host
 
 VERSION: Final = "1.2"
-BACKOFF_S: Final = (0.1, 5.0)
 ARTEMIS: Final = "ActiveMQ-Artemis/"
 ARTEMIS_MESSAGE_BYTES: Final = 1024
 """Artemis limits what it sends ahead by bytes: so many for each message of the prefetch."""
@@ -56,15 +56,16 @@ class StompDelivery:
 
     record: Record
     attempt: int
+    tag: int
+    generation: int
     ack: str
     """By which the broker knows it."""
-    generation: int
     headers: Mapping[str, str] = field(repr=False)
-    """As they came, like `body`."""
+    """Raw bytes, like `body`."""
     body: bytes = field(repr=False)
 
 
-class Link:
+class Link(ReconnectingLink[StompDelivery]):
     """A connection for sending, or for receiving if it has a `destination` to subscribe to. Any thread may use it.
 
     Brokers stop reading a connection that sends more than they can store, so that sending must not share one with
@@ -72,47 +73,32 @@ class Link:
     """
 
     def __init__(self, url: BackendUrl, queue: str, settings: StompSettings, destination: str | None = None) -> None:
+        super().__init__(
+            url.shown,
+            f"penstock-stomp-{queue}",
+            connect_timeout_s=settings.connect_timeout_s,
+            answer_timeout_s=settings.send_timeout_s,
+        )
         self.server = ""
         """What the broker calls itself, such as `ActiveMQ/5.18.3`."""
         self._url = url
-        self._shown = url.shown
+        self._hosts = itertools.cycle(url.hosts)
         self._queue = queue
         self._settings = settings
         self._destination = destination
+        settings.check_tls(url, "stomp+ssl")
         self._tls = (
-            tls_context(settings.ca_file, settings.cert_file, settings.key_file, url.shown)
+            tls_context(url.shown, settings.ca_file, settings.cert_file, settings.key_file)
             if url.scheme == "stomp+ssl"
             else None
         )
-        self._changed = threading.Condition()
-        self._arrived: collections.deque[StompDelivery] = collections.deque()
-        self._held: dict[str, StompDelivery] = {}
-        """What arrived and is not settled, by the id to acknowledge it."""
-        self._problem: PenstockError | None = BrokerUnavailableError(f"{url.shown} was not reached yet")
-        """Why the queue cannot be used now; None while it can."""
         self._session: _Session | None = None
         """The connection, from when the broker has accepted it."""
-        self._generation = 0
         self._awaited: dict[str, Pending] = {}
         """By receipt id."""
         self._numbers = itertools.count(1)
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name=f"penstock-stomp-{queue}", daemon=True)
-        self._thread.start()
-        self._await_first_connection()
-
-    def take(self, limit: int, wait_s: float) -> list[StompDelivery]:
-        until_s = time.monotonic() + wait_s
-        with self._changed:
-            while not self._arrived:
-                self._check_open()
-                left_s = until_s - time.monotonic()
-                if self._problem is not None and (left_s <= 0 or not getattr(self._problem, "retriable", False)):
-                    raise self._problem
-                if left_s <= 0:
-                    return []
-                self._changed.wait(left_s)
-            return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+        self._tags = itertools.count(1)
+        self.start()
 
     def settle(
         self, deliveries: Sequence[StompDelivery], frames_of: Callable[[StompDelivery], Iterable[Message]], command: str
@@ -120,7 +106,8 @@ class Link:
         """Acknowledge deliveries by ACK or NACK, whose headers and preceding SENDs `frames_of` gives. Returns those
         that are late. ACKs of several deliveries, and what is sent with them, are one transaction."""
         with self._changed:
-            claimed, late = self._claim(deliveries)
+            self._check_open()
+            claimed, late = self._split(deliveries)
             if not claimed:
                 return late
             work = [
@@ -138,10 +125,11 @@ class Link:
     def give_again(self, deliveries: Sequence[StompDelivery], counts: bool) -> list[StompDelivery]:
         """Deliver them again from here: the broker goes on counting them as ours. Returns those that are late."""
         with self._changed:
-            claimed, late = self._claim(deliveries)
+            self._check_open()
+            claimed, late = self._split(deliveries)
             for delivery in reversed(claimed):
-                again = dataclasses.replace(delivery, attempt=delivery.attempt + int(counts))
-                self._held[again.ack] = again
+                again = dataclasses.replace(delivery, attempt=delivery.attempt + int(counts), tag=next(self._tags))
+                self._held[again.tag] = None
                 self._arrived.appendleft(again)
             self._changed.notify_all()
         return late
@@ -155,7 +143,7 @@ class Link:
             assert session is not None, "there is a session while there is no problem"
             work = [("SEND", headers, body) for headers, body in messages]
             data, pending = self._in_transaction(work, confirm_each=confirm_each)
-        self._write(session, data, pending, f"sending to {self._queue}")
+        self._write(session, data, pending, f"sending to {self._queue}", STORE_FULL)
 
     def close(self) -> None:
         with self._changed:
@@ -170,18 +158,6 @@ class Link:
                 pending.done.wait(CLOSE_S)
             session.end(ConnectionClosedError(f"the connection to {self._shown} is closed"))
         self._thread.join(self._settings.connect_timeout_s + CLOSE_S)
-
-    def _claim(self, deliveries: Sequence[StompDelivery]) -> tuple[list[StompDelivery], list[StompDelivery]]:
-        """Those that are now settled by the caller, and those that are late."""
-        self._check_open()
-        claimed, late = [], []
-        for delivery in deliveries:
-            if delivery.generation == self._generation and self._held.get(delivery.ack) is delivery:
-                del self._held[delivery.ack]
-                claimed.append(delivery)
-            else:
-                late.append(delivery)
-        return claimed, late
 
     def _each(self, work: Iterable[tuple[str, Sequence[tuple[str, str]], bytes]]) -> tuple[bytes, Pending]:
         """Frames, each with a receipt to wait for. The caller holds `_changed`."""
@@ -211,49 +187,26 @@ class Link:
         self._awaited[number] = pending
         return "receipt", number
 
-    def _write(self, session: _Session, data: bytes, pending: Pending, what: str) -> None:
+    def _write(self, session: _Session, data: bytes, pending: Pending, what: str, hint: str = "") -> None:
         session.write(data, self._settings.send_timeout_s)
-        pending.wait(self._settings.send_timeout_s, what)
+        pending.wait(self._settings.send_timeout_s, what, hint)
 
-    def _await_first_connection(self) -> None:
-        deadline_s = time.monotonic() + self._settings.connect_timeout_s
-        with self._changed:
-            while self._problem is not None:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not getattr(self._problem, "retriable", False):
-                    break
-                self._changed.wait(left_s)
-            problem = self._problem
-        if problem is not None:
-            self.close()
-            raise problem
-
-    def _check_open(self) -> None:
-        if self._is_closing:
-            raise ConnectionClosedError(f"the connection to {self._shown} is closed")
+    def _consume(self) -> None:
+        """Deliveries come from the beginning, if there is a destination."""
 
     # Called by the link's thread.
 
-    def _run(self) -> None:
-        first_s, longest_s = BACKOFF_S
-        backoff_s = first_s
-        for host in itertools.cycle(self._url.hosts):
-            if self._is_closing:
-                return
-            session = _Session(self)
-            try:
-                session.connect(host, self._settings, self._tls, self._url)
-                self._begin(session)
-                backoff_s = first_s
-                session.attend()
-            except PenstockError as error:
-                session.end(error)
-            except Exception as error:  # whatever stomp.py raises: callers must hear of it, and the thread go on
-                session.end(self.unavailable(error))
-            session.close()
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closing, backoff_s)
-            backoff_s = min(longest_s, backoff_s * 2)
+    def _serve(self) -> None:
+        session = _Session(self)
+        try:
+            session.connect(next(self._hosts), self._settings, self._tls, self._url)
+            self._begin(session)
+            session.attend()
+        except PenstockError as error:
+            session.end(error)
+        except Exception as error:  # whatever stomp.py raises: callers must hear of it, and the thread go on
+            session.end(self.unavailable(error))
+        session.close()
 
     def _begin(self, session: _Session) -> None:
         """The broker has accepted the connection: use it."""
@@ -286,12 +239,9 @@ class Link:
             waiting = set(self._awaited.values()) if is_used else set()
             if is_used:
                 self._awaited.clear()
-                self._arrived.clear()
-                self._held.clear()
                 self._session = None
             is_about_one_call = isinstance(problem, RecordTooLargeError | StaleDeliveryError)
-            self._problem = self.unavailable("the connection is being replaced") if is_about_one_call else problem
-            self._changed.notify_all()
+            self._forget(self.unavailable("the connection is being replaced") if is_about_one_call else problem)
         for pending in waiting:
             pending.finish(problem)
 
@@ -303,12 +253,15 @@ class Link:
         with self._changed:
             if session is not self._session:
                 return
-            for record, attempt, each in decoded:
-                ack = each.headers["ack"]
-                delivery = StompDelivery(record, attempt, ack, self._generation, each.headers, each.body)
-                self._held[ack] = delivery
-                self._arrived.append(delivery)
-            self._changed.notify_all()
+            generation = self._generation
+            self._deliver(
+                [
+                    StompDelivery(
+                        record, attempt, next(self._tags), generation, each.headers["ack"], each.headers, each.body
+                    )
+                    for record, attempt, each in decoded
+                ]
+            )
 
     def received(self, receipt: str) -> None:
         with self._changed:
@@ -327,7 +280,9 @@ class Link:
             )
         if is_connecting:
             if "version" in lower:
-                return BrokerUnavailableError(f"{self._shown} does not speak STOMP {VERSION}: {text}", retriable=False)
+                return BrokerUnavailableError(
+                    f"{self._shown} does not speak STOMP {VERSION}: {text}. Upgrade the broker", retriable=False
+                )
             if any(word in lower for word in REFUSALS):
                 return BrokerUnavailableError(
                     f"{self._shown} refused the user or the password: {text}", retriable=False
@@ -395,7 +350,11 @@ class _Session:
         if self._answer is None:
             raise self._link.unavailable(f"there was no answer within {timeout_s:g} s. Is it a port for STOMP?")
         if self._answer.get("version") != VERSION:
-            raise BrokerUnavailableError(f"{url.shown} does not speak STOMP {VERSION}", retriable=False)
+            theirs = self._answer.get("version", "1.0")  # the version that does not say so
+            raise BrokerUnavailableError(
+                f"{url.shown} is too old: it speaks STOMP {theirs}, and {VERSION} is needed: upgrade the broker",
+                retriable=False,
+            )
         self.server = self._answer.get("server", "")
         theirs_ms = self._answer.get("heart-beat", "0,0").partition(",")[0]
         self._beat_s = settings.heartbeat_s

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock.abc import Delivery, Feature, Features, Outcome
-from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError, UrlError
+from penstock.errors import ConfigError, ConnectionClosedError, UrlError
 from penstock.model import NewRecord
+from penstock.queues.queue_base import QueueBase, check_limit
 from penstock.queues.stomp.link import ARTEMIS, Link, Message, StompDelivery
 from penstock.queues.stomp.messages import copied, encode
 from penstock.queues.stomp.settings import StompSettings
@@ -42,15 +43,15 @@ def open_stomp(url: str, options: Mapping[str, Any]) -> StompQueue:
     return StompQueue(where, where.path, destination, settings)
 
 
-class StompQueue:
+class StompQueue(QueueBase[StompDelivery]):
     """`abc.Queue` and `abc.SettlingMany` on a queue of a STOMP broker. Any thread may use it.
 
     It has a connection for sending, and from the first `receive` on another one for receiving and settling.
     """
 
     def __init__(self, url: BackendUrl, name: str, destination: str, settings: StompSettings) -> None:
+        super().__init__(name, StompDelivery)
         self._url = url
-        self._name = name
         self._destination = destination
         self._settings = settings
         self._sender = Link(url, name, settings)
@@ -62,40 +63,24 @@ class StompQueue:
                 f"{url.shown} is {self.server or 'a broker'} that cannot delay messages: omit send_delay_s"
             )
         has_letters = settings.dead_letters or self.server.startswith(CLASSIC)
-        self._features = FEATURES | {Feature.DEAD_LETTERS} if has_letters else FEATURES
+        self.features = FEATURES | {Feature.DEAD_LETTERS} if has_letters else FEATURES
         self._receiver: Link | None = None
         self._opening = threading.Lock()
         self._is_closed = False
         self._unique = uuid.uuid4().hex
         self._numbers = itertools.count(1)
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def features(self) -> Features:
-        return self._features
-
     def receive(self, limit: int, wait_s: float) -> Sequence[StompDelivery]:
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         return self._receiving().take(limit, wait_s)
-
-    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
-        if self.settle_all([delivery], outcome, delay_s):
-            raise StaleDeliveryError(
-                f"a delivery of {self._name} was settled twice, or its connection was lost: the record was delivered "
-                "again, or will be"
-            )
 
     def settle_all(
         self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
     ) -> Sequence[Delivery]:
         """STOMP has no delayed redelivery: a `delay_s` is a ConfigError. The reason goes to `dead_letters`."""
         if delay_s:
-            raise ConfigError(f"{self._name} cannot delay a delivery: STOMP has no {Feature.DELAYED_REDELIVERY}")
-        ours = [_ours(each) for each in deliveries]
+            raise ConfigError(f"{self.name} cannot delay a delivery: STOMP has no {Feature.DELAYED_REDELIVERY}")
+        ours = self._ours(deliveries)
         link = self._receiving()
         if outcome is Outcome.DONE:
             return link.settle(ours, _acknowledged, "ACK")
@@ -127,7 +112,7 @@ class StompQueue:
             if self._is_closed:
                 raise ConnectionClosedError(f"the connection to {self._url.shown} is closed")
             if self._receiver is None:
-                self._receiver = Link(self._url, self._name, self._settings, self._destination)
+                self._receiver = Link(self._url, self.name, self._settings, self._destination)
             return self._receiver
 
     def _message(self, record: NewRecord) -> Message:
@@ -156,9 +141,3 @@ class StompQueue:
 
 def _acknowledged(delivery: StompDelivery) -> list[Message]:
     return [((("id", delivery.ack),), b"")]
-
-
-def _ours(delivery: Delivery) -> StompDelivery:
-    if not isinstance(delivery, StompDelivery):
-        raise ConfigError(f"{delivery!r} is not a delivery of this queue")
-    return delivery

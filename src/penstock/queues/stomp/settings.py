@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
+from penstock.queues.reconnecting import LinkSettings
+from penstock.streams.backend_url import check_not_negative, check_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StompSettings:
+class StompSettings(LinkSettings):
     """Settings of a `stomp:` URL."""
 
     prefetch: int = 200
@@ -29,27 +31,12 @@ class StompSettings:
     """JMS priority of sent messages, 0 to 9. None: the broker's, 4."""
     heartbeat_s: float = 5.0
     """A broker that is silent for twice as long is considered dead."""
-    connect_timeout_s: float = 10.0
-    """How long opening the queue, and its first `receive`, wait for the broker."""
-    send_timeout_s: float = 60.0
-    """How long `send` and `settle` wait for the broker's receipt."""
     vhost: str | None = None
     """The virtual host, as RabbitMQ has them. None: the host of the URL."""
-    ca_file: str | None = None
-    """For stomp+ssl: the certificates to trust, in PEM. None: those of the system."""
-    cert_file: str | None = None
-    """For stomp+ssl: this client's certificate, in PEM, with `key_file`."""
-    key_file: str | None = None
-    """For stomp+ssl: the key of this client's certificate, in PEM."""
 
     def __post_init__(self) -> None:
-        if self.prefetch < 1:
-            raise ConfigError(f"prefetch={self.prefetch} must be an integer >= 1")
+        LinkSettings.__post_init__(self)
         if self.priority is not None and not 0 <= self.priority <= 9:
             raise ConfigError(f"priority={self.priority} must be an integer from 0 to 9")
-        if self.send_delay_s < 0:
-            raise ConfigError(f"send_delay_s={self.send_delay_s} must not be negative")
-        for name in ("heartbeat_s", "connect_timeout_s", "send_timeout_s", "ttl_s"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value} must be positive")
+        check_not_negative(self, "send_delay_s")
+        check_positive(self, "ttl_s")

@@ -7,7 +7,6 @@ why a connection failed, and its TLS neither notices a peer that went away nor g
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import os
 import select
@@ -19,21 +18,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.errors import ConfigError, MissingExtraError
 from penstock.queues.stomp.settings import StompSettings
+from penstock.streams.adapting.servers import import_extra
 from penstock.streams.url import Host
 
 RECEIVED_AT_ONCE_BYTES: Final = 1 << 16
-
-
-def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None, shown: str) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-        if cert_file is not None:
-            context.load_cert_chain(cert_file, key_file)
-    except OSError as error:
-        raise ConfigError(f"the certificates for {shown} cannot be loaded: {error}") from error
-    return context
 
 
 def connected(host: Host, connect_timeout_s: float, send_timeout_s: float, tls: ssl.SSLContext | None) -> Any:
@@ -148,10 +137,7 @@ def _transport_class() -> Any:
 
 def _import_stomp() -> Any:
     os.environ.setdefault("STOMP_SKIP_HOSTNAME_SCAN", "1")  # else it asks the name servers when it is imported
-    try:
-        stomp = importlib.import_module("stomp")
-    except ImportError:
-        raise MissingExtraError("STOMP", "stomp") from None
+    stomp = import_extra("stomp", "STOMP", "stomp")
     # It logs tracebacks of what is raised to our callers.
     logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
     return stomp

@@ -136,7 +136,7 @@ def _decode(data: bytes, code: int, at: int, depth: int) -> tuple[Any, int]:
 
 
 def _bounds(data: bytes, at: int, width: int) -> tuple[int, int, int]:
-    """Of a compound: how many values it has, where they begin, and where it ends."""
+    """Return how many values a compound has, where they begin, and where it ends."""
     size = int.from_bytes(data[at : at + width])
     count = int.from_bytes(data[at + width : at + 2 * width])
     end = at + width + size

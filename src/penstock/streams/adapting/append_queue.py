@@ -15,14 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.errors import (
-    BrokerUnavailableError,
-    ConfigError,
-    ConnectionClosedError,
-    DeliveryError,
-    PenstockError,
-)
+from penstock.errors import BrokerUnavailableError, ConnectionClosedError, DeliveryError, PenstockError
 from penstock.model import NewRecord, Receipt
+from penstock.streams.adapting.stream_base import receipts_for
 from penstock.streams.forks import FORKS
 
 logger = logging.getLogger(__name__)
@@ -91,11 +86,7 @@ class AppendQueue:
     def put(self, records: Sequence[NewRecord]) -> list[Receipt]:
         """Take records in this order, waiting while there is no room. Those for which there is none in time fail."""
         self.check_open()
-        topic = self._topic
-        for record in records:
-            if record.topic != topic:
-                raise ConfigError(f"a record for topic {record.topic!r} was appended to topic {topic!r}")
-        receipts = [Receipt(topic) for _ in records]
+        receipts = receipts_for(self._topic, records)
         taken = 0
         problem: DeliveryError | None = None
         with self._changed:
@@ -115,12 +106,7 @@ class AppendQueue:
         return receipts
 
     def check_open(self) -> None:
-        if self._closed:
-            raise ConnectionClosedError(f"the stream of topic {self._topic!r} is closed: open it again")
-        if self._forks != FORKS.count:
-            raise ConnectionClosedError(
-                f"the stream of topic {self._topic!r} was opened before this process was forked: open it here, too"
-            )
+        check_appendable(self._topic, self._closed, self._forks)
 
     def close(self) -> None:
         """Wait until everything is settled; what is not in time fails."""
@@ -191,7 +177,7 @@ class AppendQueue:
             left_s = until_s - time.monotonic()
             is_retriable = isinstance(failure, BrokerUnavailableError) and failure.retriable
             if not is_retriable or left_s <= 0 or self._given_up:
-                self._fail(batch, failure, retriable=is_retriable)
+                self._fail(batch, failure)
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._given_up, min(left_s, pause_s * random.uniform(0.5, 1.0)))
@@ -208,10 +194,27 @@ class AppendQueue:
             return error
         return None
 
-    def _fail(self, batch: Sequence[Appended], error: Exception, *, retriable: bool) -> None:
-        reason = error if isinstance(error, DeliveryError) else DeliveryError(str(error), retriable=retriable)
-        if reason is not error:
-            reason.__cause__ = error
+    def _fail(self, batch: Sequence[Appended], error: Exception) -> None:
+        reason = delivery_error(error)
         for appended in batch:
             if not appended.receipt.done:
                 appended.receipt.settle(appended.record.partition or 0, -1, reason)
+
+
+def check_appendable(topic: str, is_closed: bool, forks: int) -> None:
+    """Raise ConnectionClosedError for a stream that was closed, or opened after another number of forks."""
+    if is_closed:
+        raise ConnectionClosedError(f"the stream of topic {topic!r} is closed: open it again")
+    if forks != FORKS.count:
+        raise ConnectionClosedError(
+            f"the stream of topic {topic!r} was opened before this process was forked: open it here, too"
+        )
+
+
+def delivery_error(error: Exception) -> DeliveryError:
+    """The error of a receipt whose record was not stored because of this one."""
+    if isinstance(error, DeliveryError):
+        return error
+    refusal = DeliveryError(str(error), retriable=isinstance(error, BrokerUnavailableError) and error.retriable)
+    refusal.__cause__ = error
+    return refusal

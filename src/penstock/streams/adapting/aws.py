@@ -66,6 +66,9 @@ FOR_NOW: Final = THROTTLED | {
 }
 
 
+_NOT_IMPLEMENTED: Final = 501
+
+
 class ThrottledError(BrokerUnavailableError):
     """AWS refused a request because there were too many. Another attempt a little later may succeed."""
 
@@ -200,7 +203,13 @@ class AwsClient:
         # The codes of SQS have a namespace: AWS.SimpleQueueService.NonExistentQueue.
         code, status = code_of(error), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         name = code.rpartition(".")[2]
-        text = f"{self.where} refused {operation}: {error.response.get('Error', {}).get('Message') or error} ({code})"
+        said = " ".join(str(error.response.get("Error", {}).get("Message") or error).split())
+        if said.lower().startswith(("<!doctype html", "<html")):
+            return BrokerUnavailableError(
+                f"{self.where} does not answer as {self._what} does, but with a web page: check endpoint_url",
+                retriable=status >= 500 and status != _NOT_IMPLEMENTED,
+            )
+        text = f"{self.where} refused {operation}: {said} ({code})"
         if name in BAD_CREDENTIALS:
             return BrokerUnavailableError(f"{text}. Renew or correct the AWS credentials", retriable=False)
         if name in DENIED:

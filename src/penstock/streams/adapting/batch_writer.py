@@ -6,12 +6,14 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, DeliveryError, PenstockError
+from penstock.errors import BrokerUnavailableError, DeliveryError, PenstockError
 from penstock.model import NewRecord, Receipt
+from penstock.streams.adapting.append_queue import check_appendable
+from penstock.streams.adapting.stream_base import receipts_for
 from penstock.streams.forks import FORKS
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ CLOSE_S: Final = 60.0
 
 Outcome = tuple[int, int] | DeliveryError
 """Partition and pointer of a stored record, or why it was refused."""
-Write = Callable[[Sequence[NewRecord]], Sequence[Outcome]]
+Write = Callable[[Sequence[NewRecord]], Iterable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,7 @@ class BatchWriter:
         """A receipt for each record. Blocks while too much waits to be written."""
         self.check_open()
         topic = self._topic
-        for record in records:
-            if record.topic != topic:
-                raise ConfigError(f"a record for topic {record.topic!r} was appended to topic {topic!r}")
-        receipts = [Receipt(topic) for _ in records]
+        receipts = receipts_for(topic, records)
         sizes = [len(record.value or b"") + len(record.key or b"") for record in records]
         chunks = self._chunks(records, receipts, sizes)
         with self._changed:
@@ -96,12 +95,7 @@ class BatchWriter:
             receipt.settle(-1, -1, DeliveryError(f"topic {self._topic!r} was closed before the record was written"))
 
     def check_open(self) -> None:
-        if self._is_closed:
-            raise ConnectionClosedError(f"the stream of topic {self._topic!r} is closed: open it again")
-        if self._forks != FORKS.count:
-            raise ConnectionClosedError(
-                f"the stream of topic {self._topic!r} belongs to the process that forked this one: open it here, too"
-            )
+        check_appendable(self._topic, self._is_closed, self._forks)
 
     def _run(self) -> None:
         while True:  # ends when nothing has come for a while, or when closed
@@ -146,7 +140,7 @@ class BatchWriter:
 
     def _settle(self, chunks: list[Chunk]) -> None:
         records = [record for chunk in chunks for record in chunk.records] if len(chunks) > 1 else chunks[0].records
-        outcomes: Sequence[Outcome]
+        outcomes: Iterable[Outcome]
         try:
             outcomes = self._write(records)
         except Exception as error:

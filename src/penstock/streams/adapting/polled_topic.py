@@ -6,8 +6,8 @@ import threading
 import time
 from collections import defaultdict
 
-from penstock.errors import ConfigError, ConnectionClosedError, StreamError
-from penstock.model import Batch, Pointer, Position
+from penstock.model import Batch, Pointer
+from penstock.streams.adapting.stream_base import TopicBase, check_limit
 
 
 class Wakeups:
@@ -37,18 +37,16 @@ class Wakeups:
             self._changed.wait_for(lambda: self._news[topic] != seen, timeout_s)
 
 
-class PolledTopic:
-    """The base of topics whose `read` polls: waiting, and being closed."""
+class PolledTopic(TopicBase):
+    """The base of topics whose `read` polls."""
 
     def __init__(self, topic: str, wakeups: Wakeups, poll_interval_s: float) -> None:
-        self.topic = topic
+        super().__init__(topic)
         self._wakeups = wakeups
         self._poll_interval_s = poll_interval_s
-        self._is_closed = False
 
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
-        if limit < 1:
-            raise StreamError(f"the limit {limit} is less than 1: nothing could be read")
+        check_limit(limit)
         until_s = time.monotonic() + wait_s
         while True:  # ends when the wait is over
             self._check_open()
@@ -66,14 +64,3 @@ class PolledTopic:
 
     def _batch(self, partition: int, start: Pointer, limit: int) -> Batch:
         raise NotImplementedError
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ConnectionClosedError(f"the stream of topic {self.topic!r} is closed: open it again")
-
-
-def pointer_of(position: Position) -> Pointer:
-    try:
-        return int(position.pointer)
-    except ValueError:
-        raise ConfigError(f"{position.pointer!r} is not a pointer here: they are integers") from None

@@ -12,6 +12,7 @@ first bytes; lines that were written, rotated away and removed before anybody lo
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import itertools
@@ -25,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.errors import OffsetOutOfRangeError, StorageError, StreamError, UnknownTopicError
+from penstock.errors import BrokerUnavailableError, OffsetOutOfRangeError, StorageError, StreamError, UnknownTopicError
 from penstock.model import Batch, NewRecord, Pointer, Record
 from penstock.streams.adapting.batch_writer import Outcome
 from penstock.streams.file.records import decode_line, encode_line, from_object
@@ -110,6 +111,8 @@ class LineFile:
                     os.fsync(file)
             except OSError as error:
                 os.ftruncate(file, start)
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise BrokerUnavailableError(f"{self.path} could not be appended to: {error}. Make room") from error
                 raise StorageError(f"{self.path} could not be appended to: {error}") from error
         outcomes: list[Outcome] = []
         for line in lines:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import check_not_negative, check_positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +16,9 @@ class FileSettings:
     format: Literal["auto", "jsonl", "csv"] = "auto"
     """What a file holds whose name does not end in .jsonl, .ndjson, .csv or .parquet."""
     key_field: str = ""
-    """Of records of other programs: the field that is the key. Empty: they have no key."""
+    """For records of other programs: the field that is the key. Empty: they have no key."""
     timestamp_field: str = ""
-    """Of records of other programs: the field with the time, ISO 8601 or milliseconds since 1970."""
+    """For records of other programs: the field with the time, ISO 8601 or milliseconds since 1970."""
     envelope: bool = True
     """Append lines that keep key, headers, timestamp and any bytes. false: the value alone, which must be one line; the
     rest of a record is not kept."""
@@ -33,7 +34,7 @@ class FileSettings:
     """Longer lines are an error, and larger records are refused."""
 
     def __post_init__(self) -> None:
-        if self.poll_interval_s <= 0 or self.max_record_bytes < 1 or self.rotation_wait_s < 0:
-            raise ConfigError("poll_interval_s and max_record_bytes must be positive, and rotation_wait_s not negative")
+        check_positive(self, "poll_interval_s", "max_record_bytes")
+        check_not_negative(self, "rotation_wait_s")
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             raise ConfigError(f"delimiter={self.delimiter!r} must be one character, and not a quote or a newline")

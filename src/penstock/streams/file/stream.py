@@ -16,18 +16,9 @@ from penstock.errors import (
     UnknownTopicError,
     UrlError,
 )
-from penstock.model import (
-    Batch,
-    NewRecord,
-    Pointer,
-    Position,
-    PositionKind,
-    Receipt,
-    check_topic_name,
-    is_topic_name,
-)
+from penstock.model import Batch, NewRecord, Pointer, Receipt, check_topic_name, is_topic_name
 from penstock.streams.adapting.batch_writer import BatchWriter, Outcome
-from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups, pointer_of
+from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups
 from penstock.streams.backend_url import parse_backend_url, settings_of
 from penstock.streams.file.lines import GENERATION_BITS, OFFSET_MASK, CsvFile, LineFile
 from penstock.streams.file.settings import FileSettings
@@ -63,30 +54,15 @@ class FileTopic(PolledTopic):
 
     def __init__(self, topic: str, source: Source | None, wakeups: Wakeups, settings: FileSettings, where: str) -> None:
         super().__init__(topic, wakeups, settings.poll_interval_s)
+        self.features = features_of(settings)
         self._found = source
         self._where = where
         self._settings = settings
         self._writer = BatchWriter(topic, self._write, max_record_bytes=settings.max_record_bytes)
 
-    @property
-    def features(self) -> Features:
-        return features_of(self._settings)
-
     def partitions(self) -> Sequence[int]:
         self._source().check()
         return (0,)
-
-    def locate(self, partition: int, position: Position) -> Pointer:
-        first, end = self.span(partition)
-        match position.kind:
-            case PositionKind.EARLIEST:
-                return first
-            case PositionKind.LATEST:
-                return end
-            case PositionKind.TIME:
-                return self._at_time(position.time_ms, first, end)
-            case PositionKind.POINTER:
-                return pointer_of(position)
 
     def span(self, partition: int) -> tuple[Pointer, Pointer]:
         source = self._source()
@@ -119,8 +95,9 @@ class FileTopic(PolledTopic):
         self._wakeups.tell(self.topic)
         return outcomes
 
-    def _at_time(self, time_ms: int, start: Pointer, end: Pointer) -> Pointer:
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
         """Files have no index: this reads from the beginning."""
+        start, end = self.span(partition)
         if Feature.TIMES not in self.features:
             raise ConfigError(f"topic {self.topic!r} cannot be read from a time: name its timestamp_field in the URL")
         while start < end:  # ends: each batch goes on
@@ -149,14 +126,11 @@ class FileStream:
 
     def __init__(self, url: str, path: Path, settings: FileSettings) -> None:
         self.url = url
+        self.features = features_of(settings)
         self._path = path
         self._settings = settings
         self._wakeups = Wakeups()
         self._is_closed = False
-
-    @property
-    def features(self) -> Features:
-        return features_of(self._settings)
 
     def open_topic(self, topic: str) -> FileTopic:
         self._check_open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -22,8 +23,12 @@ from penstock.model import is_topic_name
 
 _CREATE: Final = "create it with create_topic, or with: penstock topics create"
 _UNDELIVERED: Final[dict[int, str]] = {
-    KafkaError._MSG_TIMED_OUT: "no acknowledgement came in time. It may be stored or not; check that the broker "
-    "runs and can be reached, then send it again",
+    KafkaError._MSG_TIMED_OUT: "no acknowledgement came in time. It may be stored or not; check that the brokers "
+    "run and can be reached, then send it again",
+    KafkaError.NOT_ENOUGH_REPLICAS: "too few replicas are in sync for min.insync.replicas of the topic; start the "
+    "missing brokers, then send it again",
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "its leader has stored it, but too few replicas are in sync for "
+    "min.insync.replicas of the topic; start the missing brokers, then send it again",
     KafkaError.REQUEST_TIMED_OUT: "the broker did not store it in time; see the broker's log, then send it again",
     KafkaError.MSG_SIZE_TOO_LARGE: "it is too large; raise max.message.bytes of the topic, or send less",
     KafkaError.RECORD_LIST_TOO_LARGE: "it is larger than a segment; raise segment.bytes of the topic, or send less",
@@ -62,13 +67,18 @@ REFUSED_FOR_GOOD: Final = frozenset(
 """Errors that would happen again with the same record."""
 
 
-def not_delivered(topic: str, error: KafkaError, given_up: str | None = None) -> DeliveryError:
-    """Why a record was not delivered. `given_up` is the reason if the library purged it."""
+def not_delivered(
+    topic: str, error: KafkaError, given_up: str | None = None, why_silent: Callable[[str], str] | None = None
+) -> DeliveryError:
+    """Why a record was not delivered. `given_up` is the reason if the library purged it. `why_silent` is asked, with
+    the topic, if no acknowledgement came: librdkafka does not report the errors that it retried until then."""
     code = error.code()
     if code in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART) and not is_topic_name(topic):
         code = KafkaError.TOPIC_EXCEPTION  # librdkafka reports either, depending on which of its timers fires first
     is_ours = given_up is not None and code in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
     reason = given_up if is_ours else _UNDELIVERED.get(code, error.str())
+    if code == KafkaError._MSG_TIMED_OUT and why_silent is not None and (why := why_silent(topic)):
+        reason = f"no acknowledgement came in time, so it may be stored or not: {why}"
     fatal = ". This connection cannot send any more: connect again" if error.fatal() else ""
     return DeliveryError(
         f"a record for topic {topic!r} was not delivered: {reason}{fatal}",
@@ -97,6 +107,12 @@ def is_passing(error: BaseException) -> bool:
     """Whether a retry may help: the broker is unavailable, or not ready yet."""
     reason = reason_of(error)
     return reason is not None and (reason.retriable() or reason.code() in _PASSING) and not is_missing(error)
+
+
+def has_moved(error: BaseException) -> bool:
+    """Whether the error means that another broker leads the partition by now, or is about to."""
+    reason = reason_of(error)
+    return reason is not None and reason.code() in _MOVED
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -130,12 +146,23 @@ _UNREACHABLE: Final = frozenset(
         KafkaError._DESTROY,
     }
 )
+_MOVED: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,  # also of a new partition that its leader does not know yet
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,  # of a new leader that does not know yet what its followers have
+    }
+)
 _PASSING: Final = frozenset(
     {
         *_UNREACHABLE,
+        *_MOVED,
         KafkaError._NOENT,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,  # also of a new partition that its leader does not know yet
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
     }
 )
 _REFUSED: Final[dict[int, tuple[type[PenstockError], str]]] = {
@@ -157,6 +184,7 @@ _REFUSED: Final[dict[int, tuple[type[PenstockError], str]]] = {
     KafkaError.INVALID_CONFIG: (ConfigError, ""),
     KafkaError.INVALID_PARTITIONS: (ConfigError, ""),
     KafkaError.INVALID_REPLICATION_FACTOR: (ConfigError, ""),
+    KafkaError.INVALID_REPLICA_ASSIGNMENT: (ConfigError, ""),
     KafkaError._INVALID_ARG: (ConfigError, ""),
     KafkaError.GROUP_ID_NOT_FOUND: (GroupError, "there is no such group; see what there is with: penstock groups"),
     KafkaError.NON_EMPTY_GROUP: (GroupError, "it has members; stop them first"),

@@ -11,12 +11,14 @@ import struct
 from dataclasses import dataclass
 from typing import Final, Self
 
-from penstock.errors import PenstockError, StreamError
+from penstock.errors import BrokerUnavailableError, PenstockError, StreamError
 from penstock.streams.kafka.security import PLAIN, Security
 from penstock.streams.url import Host
 
+PRODUCE: Final = 0
 METADATA: Final = 3
 SASL_HANDSHAKE: Final = 17
+API_VERSIONS: Final = 18
 DESCRIBE_LOG_DIRS: Final = 35
 SASL_AUTHENTICATE: Final = 36
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
@@ -33,6 +35,10 @@ class LogDir:
     free_bytes: int
     """-1: not known."""
     failed: bool
+
+
+_OLDEST_PRODUCE: Final = 3
+"""The version of Produce that takes records with headers: Kafka 0.11's."""
 
 
 class NotKafkaError(PenstockError):
@@ -55,6 +61,18 @@ class PlainConnection:
         except BaseException:
             self.close()
             raise
+
+    def check_version(self) -> None:
+        """Raises BrokerUnavailableError if the broker is too old."""
+        answer = self.ask(API_VERSIONS, version=0, body=b"")
+        answer.number(">h")
+        ranges = {key: newest for key, _, newest in (answer.fields(">hhh") for _ in range(answer.count()))}
+        if ranges.get(PRODUCE, 0) < _OLDEST_PRODUCE:
+            raise BrokerUnavailableError(
+                f"the broker at {self.host} is too old: it takes no records with headers (Produce version "
+                f"{ranges.get(PRODUCE, 0)}). Apache Kafka 0.11 or newer is needed: upgrade it",
+                retriable=False,
+            )
 
     def cluster_id(self) -> str | None:
         answer = self.ask(METADATA, version=2, body=struct.pack(">i", 0))

@@ -10,11 +10,14 @@ from penstock.streams.options import Options
 
 logger = logging.getLogger("penstock.streams.kafka.librdkafka")
 
-_ORDINARY: Final = re.compile(r"Connect to|Disconnected|closed by peer|Receive failed|Send failed|^REQTMOUT|^GETPID")
+_ORDINARY: Final = re.compile(
+    r"Connect to|Disconnected|closed by peer|Receive failed|Send failed|^REQTMOUT|^GETPID"
+    r"|fenced by a newer instance|with an old epoch"
+)
 
 
 def _calm(line: logging.LogRecord) -> bool:
-    """Log lost connections, which librdkafka restores, as INFO, and drop CONFWARN.
+    """Log as INFO lost connections, which librdkafka restores, and fencing, which is an OvertakenError. Drop CONFWARN.
 
     The user's settings go to producers and consumers, and each would warn about those of the other.
     """
@@ -34,6 +37,14 @@ LARGEST_RECORD_BYTES: Final = 100_000_000
 READER_GROUP: Final = "penstock-reader"
 """librdkafka's consumer needs a group id. Readers never join the group, and commit nothing."""
 
+ANSWER_TIMEOUT_S: Final = 10.0
+"""How long a broker may take for an answer before another one is asked. With librdkafka's defaults, 60 s and 30 s, a
+broker that is cut off holds up everything for as long, though others lead its partitions within seconds. Requests that
+wait on purpose, such as joining a group, have timeouts of their own."""
+
+LONGEST_BACKOFF_S: Final = 1.0
+"""The longest pause between two attempts to connect to a broker."""
+
 _AHEAD: Final = 50_000
 """How many messages of a partition are prefetched. Measured: fewer are slower with many partitions; more take memory
 and miss the processor's caches."""
@@ -46,10 +57,11 @@ def client_configuration(bootstrap: str, options: Options) -> Configuration:
         "logger": logger,
         # The default waits up to ten seconds before it connects again to a restarted broker.
         "reconnect.backoff.ms": 20,
-        "reconnect.backoff.max.ms": 1_000,
+        "reconnect.backoff.max.ms": round(1000 * LONGEST_BACKOFF_S),
         # A new topic is ready at once: do not wait a second before asking again.
         "topic.metadata.refresh.fast.interval.ms": 50,
         "retry.backoff.ms": 50,
+        "socket.timeout.ms": round(ANSWER_TIMEOUT_S * 1000),
     }
 
 
@@ -76,6 +88,7 @@ def producer_configuration(bootstrap: str, options: Options) -> Configuration:
         "compression.type": options.compression,
         "linger.ms": options.linger_ms,
         "delivery.timeout.ms": round(options.delivery_timeout_s * 1000),
+        "request.timeout.ms": round(ANSWER_TIMEOUT_S * 1000),
         "message.max.bytes": LARGEST_RECORD_BYTES,
         **options.librdkafka,
     }
@@ -90,6 +103,8 @@ def transactional_configuration(
         # While a broker writes the markers of the last transaction, it refuses the next one: retry soon.
         "retry.backoff.ms": 10,
         "delivery.timeout.ms": transaction_timeout_ms,
+        # librdkafka refuses one that is longer than the transaction may take.
+        "socket.timeout.ms": min(round(ANSWER_TIMEOUT_S * 1000), transaction_timeout_ms),
         **options.librdkafka,
         "acks": "all",
         "enable.idempotence": True,

@@ -14,6 +14,7 @@ from penstock.abc import Feature, Features, GroupListener, Isolation, Stream
 from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, DeliveryError
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt
 from penstock.model.administration import Offsets
+from penstock.streams.adapting.stream_base import PARTITIONED_LOG
 from penstock.streams.capability import capability
 from penstock.streams.kafka.administration.groups import GroupAdministration
 from penstock.streams.kafka.administration.reaching import check_reachable, check_there, new_admin
@@ -32,20 +33,7 @@ from penstock.streams.options import Options
 from penstock.streams.reading import Closeable, Start, StreamReader
 from penstock.streams.url import CONFIG, LOG_CHECKPOINTS, KafkaUrl, kafka_url, without_password
 
-FEATURES: Final = frozenset(
-    {
-        Feature.PARTITIONS,
-        Feature.CHOSEN_PARTITION,
-        Feature.OFFSETS,
-        Feature.KEYS,
-        Feature.HEADERS,
-        Feature.TIMES,
-        Feature.GROUPS,
-        Feature.TRANSACTIONS,
-        Feature.ADMIN,
-        Feature.DURABLE,
-    }
-)
+FEATURES: Final[Features] = PARTITIONED_LOG | {Feature.OFFSETS, Feature.GROUPS, Feature.TRANSACTIONS, Feature.ADMIN}
 
 _BROWSE_AHEAD: Final = 2_000
 _BROWSE_SETTINGS: Final = {

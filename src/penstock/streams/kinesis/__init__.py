@@ -8,6 +8,7 @@ before a new shard is begun: groups and readers do so.
 
 from __future__ import annotations
 
-from penstock.streams.kinesis.stream import KinesisSettings, KinesisStream
+from penstock.streams.kinesis.settings import KinesisSettings
+from penstock.streams.kinesis.stream import KinesisStream
 
 __all__ = ["KinesisSettings", "KinesisStream"]

@@ -1,17 +1,13 @@
-"""`abc.Stream` on Kinesis, its settings, and `kinesis:` URLs."""
+"""`abc.Stream` on Kinesis, and `kinesis:` URLs."""
 
 from __future__ import annotations
 
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.abc import Features
 from penstock.errors import (
-    BrokerUnavailableError,
-    ConfigError,
     ConnectionClosedError,
     InvalidTopicError,
     StreamError,
@@ -20,60 +16,16 @@ from penstock.errors import (
 )
 from penstock.model import check_topic_name
 from penstock.streams.adapting.aws import AwsClient, RefusedError
+from penstock.streams.adapting.stream_base import checked_partitions
 from penstock.streams.backend_url import parse_backend_url, settings_of
+from penstock.streams.kinesis.settings import KinesisSettings
 from penstock.streams.kinesis.shards import Shards
 from penstock.streams.kinesis.topic import FEATURES, KinesisTopic
-from penstock.streams.kinesis.writer import RecordWriter
 
 LONGEST_NAME: Final = 128
 HTTPS_PORT: Final = 443
 _PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class KinesisSettings:
-    """What a `kinesis:` URL, or `connect`, may set."""
-
-    endpoint_url: str | None = None
-    """Where Kinesis is, if not at AWS: `http://127.0.0.1:4567`, or an interface endpoint of a VPC. `AWS_ENDPOINT_URL`
-    does the same."""
-
-    default_shards: int = 1
-    """How many shards a stream gets that is created without a number. Each shard takes 1 MB and 1000 records a
-    second, and is paid by the hour."""
-
-    strict_order: bool = True
-    """Keep the order of a key even when Kinesis refuses some records of a request: at most one record of each key, or
-    of each chosen partition, is in a request. False: 500 records of any keys are; much faster for few keys, but a
-    record that is refused and sent again is stored after later ones of its key."""
-
-    max_record_bytes: int = 1_048_576
-    """The largest record, key included. Raise it to what `UpdateMaxRecordSize` allows for the streams."""
-
-    read_interval_s: float = 0.2
-    """The time between two requests to one shard: it allows five a second to all who read it together. Longer leaves
-    more of them to others; shorter is only of use outside AWS."""
-
-    request_timeout_s: float = 10.0
-    """How long a connection, or the answer to a request, may take."""
-
-    retry_s: float = 15.0
-    """How long a request that only looks something up is repeated while Kinesis is busy or cannot be reached."""
-
-    delivery_timeout_s: float = 120.0
-    """How long a record is tried before its receipt says that it failed. Closing waits as long."""
-
-    def __post_init__(self) -> None:
-        for name in ("default_shards", "max_record_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be an integer >= 1")
-        for name in ("request_timeout_s", "delivery_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
-        for name in ("read_interval_s", "retry_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
 
 
 def open_kinesis(url: str, options: Mapping[str, Any]) -> KinesisStream:
@@ -90,6 +42,7 @@ def open_kinesis(url: str, options: Mapping[str, Any]) -> KinesisStream:
 class KinesisStream:
     """Kinesis in one region. Any thread may use it; a forked process opens its own."""
 
+    features = FEATURES
     problem: str | None = None
 
     def __init__(self, url: str, region: str | None, settings: KinesisSettings) -> None:
@@ -98,31 +51,10 @@ class KinesisStream:
         self._client = AwsClient("kinesis", "Amazon Kinesis", region, settings.endpoint_url, settings.request_timeout_s)
         self._opened: weakref.WeakSet[KinesisTopic] = weakref.WeakSet()
 
-    @property
-    def features(self) -> Features:
-        return FEATURES
-
     def open_topic(self, topic: str) -> KinesisTopic:
         self._check_open()
         _check_name(topic)
-        settings = self._settings
-        shards = Shards(self._client, topic, settings.retry_s)
-        writer = RecordWriter(
-            self._client,
-            topic,
-            shards,
-            delivery_timeout_s=settings.delivery_timeout_s,
-            max_record_bytes=settings.max_record_bytes,
-            strict_order=settings.strict_order,
-        )
-        opened = KinesisTopic(
-            topic,
-            self._client,
-            writer,
-            shards,
-            patience_s=settings.retry_s,
-            read_interval_s=settings.read_interval_s,
-        )
+        opened = KinesisTopic(topic, self._client, self._settings)
         self._opened.add(opened)
         return opened
 
@@ -147,9 +79,7 @@ class KinesisStream:
         """Create a stream with so many shards, and wait until it can be used."""
         self._check_open()
         _check_name(topic)
-        shards = self._settings.default_shards if partitions is None else partitions
-        if shards < 1:
-            raise ConfigError(f"partitions={partitions} must be an integer >= 1")
+        shards = checked_partitions(partitions, self._settings.default_shards)
         try:
             self._client.call("create_stream", self._settings.retry_s, StreamName=topic, ShardCount=shards)
         except RefusedError as error:
@@ -177,8 +107,7 @@ class KinesisStream:
         self._client.check_there(timeout_s)
 
     def check_usable(self) -> None:
-        if self.problem is not None:
-            raise BrokerUnavailableError(self.problem)
+        """Each request has a connection of its own, so no problem lasts."""
 
     def close(self) -> None:
         for topic in list(self._opened):

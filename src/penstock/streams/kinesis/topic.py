@@ -10,24 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.abc import Feature, Features
+from penstock.abc import Features
 from penstock.errors import ConfigError, ConnectionClosedError, OffsetOutOfRangeError
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, Record
 from penstock.streams.adapting.aws import AwsClient, RefusedError, ThrottledError, pause_s
+from penstock.streams.adapting.stream_base import PARTITIONED_LOG, TopicBase, check_limit
 from penstock.streams.kinesis.encoding import arrival_ms, decode
+from penstock.streams.kinesis.settings import KinesisSettings
 from penstock.streams.kinesis.shards import Shard, Shards
 from penstock.streams.kinesis.writer import RecordWriter
 
-FEATURES: Final[Features] = frozenset(
-    {
-        Feature.PARTITIONS,
-        Feature.CHOSEN_PARTITION,
-        Feature.KEYS,
-        Feature.HEADERS,
-        Feature.TIMES,
-        Feature.DURABLE,
-    }
-)
+FEATURES: Final[Features] = PARTITIONED_LOG
 """No IDEMPOTENCE: a request whose answer was lost is sent again, and may have been stored the first time."""
 
 MOST_AT_ONCE: Final = 10_000
@@ -63,42 +56,27 @@ class _Page:
     behind_ms: int
 
 
-class KinesisTopic:
+class KinesisTopic(TopicBase):
     """A topic of `KinesisStream`. The stream is looked up when it is used, so it need not exist before.
 
     Kinesis has no numbers between those of records, so a place after a record is found by reading that record again.
     If it has expired, records after it may have, too, and nobody can tell: that is an OffsetOutOfRangeError.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        client: AwsClient,
-        writer: RecordWriter,
-        shards: Shards,
-        *,
-        patience_s: float,
-        read_interval_s: float,
-    ) -> None:
-        self._name = topic
+    features = FEATURES
+
+    def __init__(self, topic: str, client: AwsClient, settings: KinesisSettings) -> None:
+        super().__init__(topic)
         self._client = client
-        self._writer = writer
-        self._shards = shards
-        self._patience_s = patience_s
-        self._read_interval_s = read_interval_s
+        self._shards = Shards(client, topic, settings.retry_s)
+        self._writer = RecordWriter(client, topic, self._shards, settings)
+        self._patience_s = settings.retry_s
+        self._read_interval_s = settings.read_interval_s
         self._lock = threading.Lock()
         self._cursors: OrderedDict[tuple[int, Pointer], _Cursor] = OrderedDict()
         self._asked_s: dict[int, float] = {}
         """When each shard may be read next, by `read_interval_s`."""
         self._closing = threading.Event()
-
-    @property
-    def topic(self) -> str:
-        return self._name
-
-    @property
-    def features(self) -> Features:
-        return FEATURES
 
     def partitions(self) -> Sequence[int]:
         """The shards that have records, or may get some: ended ones stay until their records have expired."""
@@ -111,29 +89,27 @@ class KinesisTopic:
         return self._shards.parents(partition)
 
     def locate(self, partition: int, position: Position) -> Pointer:
-        self._check_open()
-        shard = self._shards.get(partition)
-        if position.kind is PositionKind.POINTER:
-            return _as_pointer(position)
-        if position.kind is PositionKind.EARLIEST:
-            return self._first(shard, 0, {"ShardIteratorType": "TRIM_HORIZON"})
-        if position.kind is PositionKind.LATEST or position.time_ms > time.time() * 1000:
-            return self._end(shard)
-        return self._first(shard, position.time_ms, _at_time(position.time_ms / 1000))
+        """Each bound of a shard is found by reading, so the other one is not looked for."""
+        shard = self._shard(partition)
+        match position.kind:
+            case PositionKind.EARLIEST:
+                return self._first(shard, 0, {"ShardIteratorType": "TRIM_HORIZON"})
+            case PositionKind.LATEST:
+                return self._end(shard)
+            case PositionKind.POINTER:
+                return self._pointer_of(position.pointer)
+            case PositionKind.TIME:
+                return self._at_time(partition, position.time_ms)
 
     def span(self, partition: int) -> tuple[Pointer, Pointer]:
-        self._check_open()
-        shard = self._shards.get(partition)
-        first, end = self.locate(partition, Position.EARLIEST), self._end(shard)
+        first, end = self.locate(partition, Position.EARLIEST), self._end(self._shard(partition))
         return first, max(first, end)
 
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
         """At least one request is made, after what `read_interval_s` demands, unless records were read ahead."""
-        if limit < 1:
-            raise ConfigError(f"limit={limit} must be an integer >= 1")
-        self._check_open()
+        check_limit(limit)
         until_s = time.monotonic() + wait_s
-        shard = self._shards.get(partition)
+        shard = self._shard(partition)
         cursor = self._cursor(shard, start)
         while not cursor.ahead and cursor.iterator is not None:  # ends: when the time is over
             self._fetch(shard, cursor, max(limit, READ_AHEAD))
@@ -152,7 +128,7 @@ class KinesisTopic:
                 self._check_open()
         cursor.pointer = following
         self._keep(partition, cursor)
-        return Batch(self._name, partition, start, following, records)
+        return Batch(self.topic, partition, start, following, records)
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
         self._check_open()
@@ -167,7 +143,21 @@ class KinesisTopic:
 
     def _check_open(self) -> None:
         if self._closing.is_set() or self._client.is_closed:
-            raise ConnectionClosedError(f"the topic {self._name!r} is closed: open it again")
+            raise ConnectionClosedError(f"the topic {self.topic!r} is closed: open it again")
+
+    def _shard(self, partition: int) -> Shard:
+        self._check_open()
+        return self._shards.get(partition)
+
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
+        shard = self._shard(partition)
+        return self._end(shard) if time_ms > time.time() * 1000 else self._first(shard, time_ms, _since(time_ms / 1000))
+
+    def _pointer_of(self, text: str) -> Pointer:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{text!r} is not a sequence number of Kinesis: those are integers") from None
 
     def _cursor(self, shard: Shard, start: Pointer) -> _Cursor:
         """A cursor for this place: the one that came there, or a new one."""
@@ -207,7 +197,7 @@ class KinesisTopic:
 
     def _iterator(self, shard: Shard, **where: Any) -> str:
         answer = self._client.call(
-            "get_shard_iterator", self._patience_s, StreamName=self._name, ShardId=shard.id, **where
+            "get_shard_iterator", self._patience_s, StreamName=self.topic, ShardId=shard.id, **where
         )
         return str(answer["ShardIterator"])
 
@@ -254,23 +244,23 @@ class KinesisTopic:
         if cursor.pointer <= shard.start and self._is_whole(shard):
             cursor.is_proven = True
             return
-        raise OffsetOutOfRangeError(f"{self._name}-{shard.number}", cursor.pointer, first, max(first, self._end(shard)))
+        raise OffsetOutOfRangeError(f"{self.topic}-{shard.number}", cursor.pointer, first, max(first, self._end(shard)))
 
     def _is_whole(self, shard: Shard) -> bool:
         """Whether a shard still has all records that it ever got: it is younger than the retention time."""
-        summary = self._client.call("describe_stream_summary", self._patience_s, StreamName=self._name)
+        summary = self._client.call("describe_stream_summary", self._patience_s, StreamName=self.topic)
         about = summary["StreamDescriptionSummary"]
         oldest = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=about["RetentionPeriodHours"])
         if about["StreamCreationTimestamp"] > oldest:
             return True
         answer = self._client.call(
-            "list_shards", self._patience_s, StreamName=self._name, ShardFilter={"Type": "AT_TRIM_HORIZON"}
+            "list_shards", self._patience_s, StreamName=self.topic, ShardFilter={"Type": "AT_TRIM_HORIZON"}
         )
         return shard.id not in {each["ShardId"] for each in answer["Shards"]}
 
     def _record(self, partition: int, number: Pointer, fields: dict[str, Any]) -> Record:
         key, value, headers = decode(fields["PartitionKey"], fields["Data"])
-        return Record(self._name, partition, number, key, value, headers, arrival_ms(fields))
+        return Record(self.topic, partition, number, key, value, headers, arrival_ms(fields))
 
     def _first(self, shard: Shard, time_ms: int, where: dict[str, Any]) -> Pointer:
         """The first record from a time on, or else the end."""
@@ -286,7 +276,7 @@ class KinesisTopic:
             return shard.end
         began_s = time.time()
         for back_s in LOOK_BACK_S:
-            if (end := self._end_from(shard, began_s, _at_time(began_s - back_s))) is not None:
+            if (end := self._end_from(shard, began_s, _since(began_s - back_s))) is not None:
                 return end
         return self._end_from(shard, began_s, {"ShardIteratorType": "TRIM_HORIZON"}) or shard.start
 
@@ -311,16 +301,9 @@ class KinesisTopic:
             iterator = page.iterator
 
     def __repr__(self) -> str:
-        return f"<KinesisTopic {self._name!r}{' (closed)' if self._closing.is_set() else ''}>"
+        return f"<KinesisTopic {self.topic!r}{' (closed)' if self._closing.is_set() else ''}>"
 
 
-def _as_pointer(position: Position) -> Pointer:
-    try:
-        return int(position.pointer)
-    except ValueError:
-        raise ConfigError(f"{position.pointer!r} is not a sequence number of Kinesis: those are integers") from None
-
-
-def _at_time(time_s: float) -> dict[str, Any]:
+def _since(time_s: float) -> dict[str, Any]:
     moment = datetime.datetime.fromtimestamp(max(0.0, time_s), datetime.UTC)
     return {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": moment}

@@ -12,15 +12,17 @@ from typing import Any, Final
 
 from penstock.errors import (
     BrokerUnavailableError,
-    ConfigError,
     ConnectionClosedError,
     DeliveryError,
     PenstockError,
     UnknownTopicError,
 )
 from penstock.model import NewRecord, Receipt
+from penstock.streams.adapting.append_queue import delivery_error
 from penstock.streams.adapting.aws import FOR_NOW, AwsClient, RefusedError, pause_s
+from penstock.streams.adapting.stream_base import receipts_for
 from penstock.streams.kinesis.encoding import encode
+from penstock.streams.kinesis.settings import KinesisSettings
 from penstock.streams.kinesis.shards import Shards, shard_number
 
 logger = logging.getLogger(__name__)
@@ -51,22 +53,11 @@ class RecordWriter:
     each lane, and the next one is sent when that is stored. Records in the lane None have no order.
     """
 
-    def __init__(
-        self,
-        client: AwsClient,
-        topic: str,
-        shards: Shards,
-        *,
-        delivery_timeout_s: float,
-        max_record_bytes: int,
-        strict_order: bool,
-    ) -> None:
+    def __init__(self, client: AwsClient, topic: str, shards: Shards, settings: KinesisSettings) -> None:
         self._client = client
         self._topic = topic
         self._shards = shards
-        self._delivery_timeout_s = delivery_timeout_s
-        self._max_record_bytes = max_record_bytes
-        self._strict_order = strict_order
+        self._settings = settings
         self._changed = threading.Condition()
         self._lanes: dict[Hashable, deque[_Waiting]] = {}
         """In the order of their turns."""
@@ -76,15 +67,10 @@ class RecordWriter:
         self._thread: threading.Thread | None = None
 
     def append(self, records: Sequence[NewRecord]) -> list[Receipt]:
-        receipts: list[Receipt] = []
         if self._is_closed:
             raise ConnectionClosedError(f"topic {self._topic!r} is closed: open it again")
-        for record in records:
-            if record.topic != self._topic:
-                raise ConfigError(f"a record for topic {record.topic!r} was appended to topic {self._topic!r}")
-        for record in records:
-            receipt = Receipt(self._topic)
-            receipts.append(receipt)
+        receipts = receipts_for(self._topic, records)
+        for record, receipt in zip(records, receipts, strict=True):
             try:
                 waiting = self._prepared(record, receipt)
             except DeliveryError as error:
@@ -100,7 +86,7 @@ class RecordWriter:
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(self._delivery_timeout_s)
+            thread.join(self._settings.delivery_timeout_s)
         with self._changed:
             left = [waiting for lane in self._lanes.values() for waiting in lane]
             self._lanes.clear()
@@ -111,19 +97,19 @@ class RecordWriter:
     def _prepared(self, record: NewRecord, receipt: Receipt) -> _Waiting:
         name, data = encode(record)
         size_bytes = len(data) + len(name.encode())
-        if size_bytes > self._max_record_bytes:
+        if size_bytes > self._settings.max_record_bytes:
             raise DeliveryError(
                 f"a record of {size_bytes} bytes is too large for stream {self._topic!r}: Kinesis takes "
-                f"{self._max_record_bytes} with the key. Split it, or store it elsewhere and send where it is; "
-                "max_record_bytes is for streams that allow more"
+                f"{self._settings.max_record_bytes} with the key. Split it, or store it elsewhere and send where it "
+                "is; max_record_bytes is for streams that allow more"
             )
         entry: dict[str, Any] = {"Data": data, "PartitionKey": name}
         lane: Hashable = record.key
         if record.partition is not None:
             entry["ExplicitHashKey"] = self._hash_key(record.partition)
             lane = (record.partition, record.key)
-        until_s = time.monotonic() + self._delivery_timeout_s
-        return _Waiting(entry, size_bytes, receipt, lane if self._strict_order else None, until_s)
+        until_s = time.monotonic() + self._settings.delivery_timeout_s
+        return _Waiting(entry, size_bytes, receipt, lane if self._settings.strict_order else None, until_s)
 
     def _hash_key(self, partition: int) -> str:
         try:
@@ -167,7 +153,7 @@ class RecordWriter:
                 outcomes = self._send(batch)
             except Exception as error:
                 logger.exception("records for %s could not be sent", self._client.where)
-                outcomes = [_failure(error)] * len(batch)
+                outcomes = [delivery_error(error)] * len(batch)
             left = self._settle(batch, outcomes)
             failures = failures + 1 if left == len(batch) else min(left, 1)  # some were stored: a short pause will do
             if failures:
@@ -195,12 +181,12 @@ class RecordWriter:
             )
         except RefusedError as error:
             if error.code == "ResourceNotFoundException":
-                return [_failure(self._shards.unknown())] * len(batch)
+                return [delivery_error(self._shards.unknown())] * len(batch)
             if len(batch) == 1:
-                return [_failure(error)]
+                return [delivery_error(error)]
             return [outcome for waiting in batch for outcome in self._send([waiting])]  # one of them is at fault
         except PenstockError as error:
-            return [_failure(error)] * len(batch)
+            return [delivery_error(error)] * len(batch)
         return [self._outcome(fields) for fields in answer["Records"]]
 
     def _outcome(self, fields: dict[str, Any]) -> dict[str, Any] | DeliveryError:
@@ -243,9 +229,3 @@ class RecordWriter:
             else:
                 waiting.receipt.settle(shard_number(outcome["ShardId"]), int(outcome["SequenceNumber"]))
         return len(batch) - len(done)
-
-
-def _failure(error: Exception) -> DeliveryError:
-    failure = DeliveryError(str(error), retriable=isinstance(error, BrokerUnavailableError) and error.retriable)
-    failure.__cause__ = error
-    return failure

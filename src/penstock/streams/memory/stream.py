@@ -7,8 +7,9 @@ from typing import Final
 
 from penstock.abc import Feature, Features
 from penstock.errors import ConfigError, ConnectionClosedError, OffsetOutOfRangeError
-from penstock.model import Batch, NewRecord, Pointer, Position, Receipt
-from penstock.streams.memory.topics import Topic, Topics, check_limit
+from penstock.model import Batch, NewRecord, Pointer, Receipt
+from penstock.streams.adapting.stream_base import PARTITIONED_LOG, TopicBase, check_limit, receipts_for
+from penstock.streams.memory.topics import Topic, Topics
 
 
 class MemoryFeed:
@@ -101,31 +102,16 @@ class MemoryFeed:
             raise ConnectionClosedError(f"the feed of topic {self._topic.name!r} is closed")
 
 
-FEATURES: Final[Features] = frozenset(
-    {
-        Feature.PARTITIONS,
-        Feature.CHOSEN_PARTITION,
-        Feature.OFFSETS,
-        Feature.KEYS,
-        Feature.HEADERS,
-        Feature.TIMES,
-        Feature.IDEMPOTENCE,
-    }
-)
+FEATURES: Final[Features] = PARTITIONED_LOG - {Feature.DURABLE} | {Feature.OFFSETS, Feature.IDEMPOTENCE}
 """Without a network, no acknowledgement can be lost, so every record is stored once."""
 
 
-class MemoryTopicStream:
+class MemoryTopicStream(TopicBase):
     """`abc.TopicStream` in memory. The topic is looked up at each use, so it need not exist before."""
 
     def __init__(self, topic: str, topics: Topics) -> None:
-        self._name = topic
+        super().__init__(topic)
         self._topics = topics
-        self._closed = False
-
-    @property
-    def topic(self) -> str:
-        return self._name
 
     @property
     def features(self) -> Features:
@@ -133,9 +119,6 @@ class MemoryTopicStream:
 
     def partitions(self) -> Sequence[int]:
         return range(self._there().partition_count)
-
-    def locate(self, partition: int, position: Position) -> Pointer:
-        return self._there().locate(partition, position)
 
     def span(self, partition: int) -> tuple[Pointer, Pointer]:
         return self._there().span(partition)
@@ -155,11 +138,8 @@ class MemoryTopicStream:
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
         """Store the records, and settle all receipts."""
         self._check_open()
-        for record in records:
-            if record.topic != self._name:
-                raise ConfigError(f"a record for topic {record.topic!r} cannot be appended to topic {self._name!r}")
-        receipts = [Receipt(self._name) for _ in records]
-        while receipts and not self._topics.find_or_create(self._name).append(records, receipts):
+        receipts = receipts_for(self.topic, records)
+        while receipts and not self._topics.find_or_create(self.topic).append(records, receipts):
             pass  # the topic was deleted since: create it again
         return receipts
 
@@ -168,18 +148,23 @@ class MemoryTopicStream:
 
     def close(self) -> None:
         """Close it. A waiting `read` raises ConnectionClosedError."""
-        self._closed = True
-        topic = self._topics.get(self._name)
+        self._is_closed = True
+        topic = self._topics.get(self.topic)
         if topic is not None:
             topic.wake()
 
     def _there(self) -> Topic:
         self._check_open()
-        return self._topics.find(self._name)
+        return self._topics.find(self.topic)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConnectionClosedError(f"the stream of topic {self._name!r} is closed: open it again")
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
+        return self._there().at_time(partition, time_ms)
+
+    def _pointer_of(self, text: str) -> Pointer:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{text!r} is not a pointer of a stream in memory: pass an integer") from None
 
     def __repr__(self) -> str:
-        return f"<MemoryStream {self._name!r}{' (closed)' if self._closed else ''}>"
+        return f"<MemoryStream {self.topic!r}{' (closed)' if self._is_closed else ''}>"

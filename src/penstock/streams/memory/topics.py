@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
@@ -14,12 +13,12 @@ from penstock.errors import (
     ConfigError,
     DeliveryError,
     OffsetOutOfRangeError,
-    StreamError,
     TopicExistsError,
     UnknownTopicError,
 )
-from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, Record, check_topic_name
+from penstock.model import Batch, NewRecord, Pointer, Receipt, Record, check_topic_name
 from penstock.model.clock import SystemClock, wait_on
+from penstock.streams.adapting.stream_base import checked_partitions, chosen_partition
 
 LONGEST_WAIT_S: Final = 3600.0 * 24 * 365
 
@@ -103,9 +102,9 @@ class Topic:
                 return False
             now_ms = self.clock.wall_ms()
             count = len(self._partitions)
-            self._turn += 1
+            self._turn += 1  # records without a key that are appended together stay together
             for record, receipt in zip(records, receipts, strict=True):
-                number = self._choose(record, count)
+                number = chosen_partition(record, self._turn, count)
                 if not 0 <= number < count:
                     reason = f"topic {self.name!r} has no partition {number}: it has {count}, numbered from 0"
                     settled.append((receipt, number, -1, DeliveryError(reason)))
@@ -121,13 +120,6 @@ class Topic:
         for receipt, number, offset, error in settled:  # not while holding `changed`: callbacks may use the topic
             receipt.settle(number, offset, error)
         return True
-
-    def _choose(self, record: NewRecord, count: int) -> int:
-        if record.partition is not None:
-            return record.partition
-        if record.key is not None:
-            return zlib.crc32(record.key) % count
-        return self._turn % count  # records without a key that are appended together stay together
 
     def skip(self, number: int, count: int) -> None:
         with self.changed:
@@ -153,18 +145,9 @@ class Topic:
             partition = self.partition(number)
             return partition.first, partition.end
 
-    def locate(self, number: int, position: Position) -> Pointer:
+    def at_time(self, number: int, time_ms: int) -> Pointer:
         with self.changed:
-            partition = self.partition(number)
-            match position.kind:
-                case PositionKind.EARLIEST:
-                    return partition.first
-                case PositionKind.LATEST:
-                    return partition.end
-                case PositionKind.TIME:
-                    return partition.at_time(position.time_ms)
-                case PositionKind.POINTER:
-                    return _as_pointer(position)
+            return self.partition(number).at_time(time_ms)
 
     def check_in_range(self, number: int, start: Pointer) -> Partition:
         """The caller holds `changed`."""
@@ -187,24 +170,11 @@ class Topic:
         return Batch(self.name, number, start, following, records)
 
 
-def _as_pointer(position: Position) -> Pointer:
-    try:
-        return int(position.pointer)
-    except ValueError:
-        raise ConfigError(f"{position.pointer!r} is not a pointer of a stream in memory: pass an integer") from None
-
-
-def check_limit(limit: int) -> None:
-    if limit < 1:
-        raise StreamError(f"limit={limit} must be >= 1")
-
-
 class Topics:
     """All topics of one memory, which several `MemoryStream` may share."""
 
     def __init__(self, partitions: int = 1, clock: Clock | None = None) -> None:
-        _check_count(partitions)
-        self.partitions = partitions
+        self.partitions = checked_partitions(partitions, 1)
         """The default number of partitions."""
         self.clock = clock or SystemClock()
         self._lock = threading.Lock()
@@ -233,12 +203,11 @@ class Topics:
 
     def create(self, name: str, partitions: int | None) -> None:
         check_topic_name(name)
-        if partitions is not None:
-            _check_count(partitions)
+        count = checked_partitions(partitions, self.partitions)
         with self._lock:
             if name in self._topics:
                 raise TopicExistsError(f"topic {name!r} exists already")
-            self._topics[name] = Topic(name, partitions or self.partitions, self.clock)
+            self._topics[name] = Topic(name, count, self.clock)
 
     def delete(self, name: str) -> None:
         with self._lock:
@@ -246,11 +215,6 @@ class Topics:
         if topic is None:
             raise UnknownTopicError(f"there is no topic {name!r} in memory")
         topic.delete()
-
-
-def _check_count(partitions: int) -> None:
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
-        raise ConfigError(f"partitions={partitions!r} must be an integer >= 1")
 
 
 _named: Final[dict[str, Topics]] = {}

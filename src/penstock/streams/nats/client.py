@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import itertools
 import json
 import logging
 import os
 import secrets
-import socket
 import ssl
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from penstock.errors import (
-    BrokerUnavailableError,
-    ConnectionClosedError,
-    MissingExtraError,
-    NotAllowedError,
-    StreamError,
-)
+from penstock.errors import BrokerUnavailableError, NotAllowedError, StreamError
+from penstock.streams.adapting.loop_thread import LoopThread
+from penstock.streams.adapting.servers import import_extra
 from penstock.streams.backend_url import BackendUrl
-from penstock.streams.forks import FORKS
 from penstock.streams.nats.settings import NatsSettings
 
 logger = logging.getLogger(__name__)
@@ -37,6 +29,10 @@ CALL_S: Final = 60.0
 """The most that any call may take beyond the time it is meant to wait: it is bounded by other limits before."""
 _PING_S: Final = 5
 _PINGS: Final = 2
+_FULL: Final = (10023, 10028, 10047)
+"""Errors of JetStream: no resources, memory or storage is left."""
+_OLDEST: Final = (2, 10)
+"""The version of nats-server that got metadata of streams, where the number of partitions stands."""
 _RESETS: Final = 5
 """How often a connection is tried that the server closes before it is ready."""
 
@@ -52,13 +48,6 @@ class NatsApiError(StreamError):
         self.code = int(error.get("code", 0))
         self.err_code = int(error.get("err_code", 0))
         super().__init__(f"{where}: {error.get('description', 'unknown error')} (error {self.err_code})")
-
-
-def import_nats() -> Any:
-    try:
-        return importlib.import_module("nats")
-    except ImportError:
-        raise MissingExtraError("NATS JetStream", "nats") from None
 
 
 class Answers:
@@ -200,40 +189,24 @@ class NatsClient:
     """Calls from any thread, which run in the client's event loop."""
 
     def __init__(self, url: BackendUrl, settings: NatsSettings) -> None:
-        self._nats = import_nats()
+        self._nats = import_extra("nats", "NATS JetStream", "nats")
         self._url = url
         self._settings = settings
         self.where = f"NATS at {','.join(map(str, url.hosts))}"
         self.prefix = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = LoopThread("nats", f"the connection to {self.where}", "connect again")
         self._link: NatsConnection | None = None
-        self._connecting: asyncio.Lock | None = None
-        self._closed = False
-        self._forks = FORKS.count
+        self._connecting = asyncio.Lock()
 
     def run(self, work: Coroutine[Any, Any, R], timeout_s: float = 0.0) -> R:
         """The result of a coroutine in the loop. `timeout_s`: how long it may wait for something to happen."""
         try:
-            loop = self._running_loop()
-        except BaseException:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
-        try:
-            return future.result(timeout_s + CALL_S)
-        except TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise BrokerUnavailableError(f"{self.where} did not answer within {timeout_s + CALL_S:g} s") from None
+            return self._thread.run(work, timeout_s + CALL_S)
         except self._nats.errors.Error as error:
             raise BrokerUnavailableError(f"{self.where} is unavailable: {error}") from error
 
     async def link(self) -> NatsConnection:
         """The connection; a broken one is replaced."""
-        assert self._connecting is not None
         async with self._connecting:
             if self._link is not None and self._link.is_usable:
                 return self._link
@@ -262,48 +235,18 @@ class NatsClient:
     def refusal(self, error: Mapping[str, Any]) -> StreamError | BrokerUnavailableError:
         """What an error of JetStream means."""
         refused = NatsApiError(self.where, error)
-        if refused.code == 503 or refused.err_code in (10008, 10009, 10023, 10028, 10047):
+        if refused.err_code in _FULL:
+            return BrokerUnavailableError(f"{refused}. Make room on the server's disk, or raise its max_file_store")
+        if refused.code == 503 or refused.err_code in (10008, 10009):
             return BrokerUnavailableError(str(refused))
         return refused
 
-    def check_accepts(self, timeout_s: float) -> None:
-        """Return if one of the servers accepts a connection. Raises BrokerUnavailableError."""
-        problem: OSError | None = None
-        for host in self._url.hosts:
-            try:
-                with socket.create_connection((host.name, host.port), timeout_s):
-                    return
-            except OSError as error:
-                problem = error
-        raise BrokerUnavailableError(f"{self.where} is unavailable: {problem}")
-
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is None or thread is None or self._forks != FORKS.count:
-            return
-        closing = asyncio.run_coroutine_threadsafe(self._close_link(), loop)
-        with contextlib.suppress(TimeoutError):
-            closing.result(5.0)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(5.0)
+        self._thread.close(self._close_link())
 
     async def _close_link(self) -> None:
         if self._link is not None:
             await self._link.close()
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._closed or self._forks != FORKS.count:
-                raise ConnectionClosedError(f"the connection to {self.where} is closed: connect again")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._connecting = asyncio.Lock()
-                self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="nats", daemon=True)
-                self._thread.start()
-            return self._loop
 
     async def _connect(self) -> NatsConnection:
         """A new connection. A server that refuses a login closes it at once, and at times nats-py finds it closed
@@ -329,7 +272,11 @@ class NatsClient:
             options = self._options()
             opening = client.connect(error_cb=complain, closed_cb=closed, disconnected_cb=closed, **options)
             await asyncio.wait_for(opening, 2 * self._settings.timeout_s)
+            self._check_version(client)
             await link.open()
+        except BrokerUnavailableError:
+            await link.close()
+            raise
         except self._nats.errors.AuthorizationError as error:
             await link.close()
             raise self._refused_login(error) from error
@@ -345,6 +292,15 @@ class NatsClient:
                 "right?"
             ) from error
         return link
+
+    def _check_version(self, client: Any) -> None:
+        found = client.connected_server_version
+        if (found.major, found.minor) < _OLDEST:
+            raise BrokerUnavailableError(
+                f"{self.where} has nats-server {found.major}.{found.minor}.{found.patch}, which is too old: "
+                f"{_OLDEST[0]}.{_OLDEST[1]} or newer is needed. Upgrade it",
+                retriable=False,
+            )
 
     def _refused_login(self, error: Exception) -> BrokerUnavailableError:
         return BrokerUnavailableError(
@@ -399,13 +355,3 @@ class NatsClient:
 def new_name() -> str:
     """A name that nobody else uses."""
     return secrets.token_hex(8)
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()

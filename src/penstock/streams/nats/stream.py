@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.abc import Features
-from penstock.errors import ConfigError, UrlError
+from penstock.errors import UrlError
 from penstock.model import check_topic_name
 from penstock.model.record import is_topic_name
+from penstock.streams.adapting.stream_base import ServerStream
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 from penstock.streams.nats.client import NatsClient
 from penstock.streams.nats.settings import NatsSettings
@@ -18,18 +18,15 @@ from penstock.streams.nats.topics import NatsTopic, topic_name
 PORT: Final = 4222
 
 
-class NatsBackend:
+class NatsBackend(ServerStream):
     """Streams of JetStream at one server or cluster. See `NatsSettings` for what can be set."""
 
-    def __init__(self, url: BackendUrl, settings: NatsSettings) -> None:
-        self.url = url.shown
-        self.problem: str | None = None
-        self._settings = settings
-        self._client = NatsClient(url, settings)
+    features = FEATURES
+    _client: NatsClient
 
-    @property
-    def features(self) -> Features:
-        return FEATURES
+    def __init__(self, url: BackendUrl, settings: NatsSettings) -> None:
+        super().__init__(url, NatsClient(url, settings), settings.partitions)
+        self._settings = settings
 
     def open_topic(self, topic: str) -> NatsTopicStream:
         check_topic_name(topic)
@@ -40,32 +37,17 @@ class NatsBackend:
         names = map(topic_name, self._client.run(self._streams()))
         return sorted(name for name in names if name is not None and is_topic_name(name))
 
-    def create_topic(self, topic: str, partitions: int | None = None) -> None:
-        check_topic_name(topic)
-        count = self._settings.partitions if partitions is None else partitions
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"partitions={partitions!r} must be an integer >= 1")
-        self._client.run(self._topic(topic).create(count))
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic and all of its records. Raises UnknownTopicError."""
-        check_topic_name(topic)
-        self._client.run(self._topic(topic).delete())
-
     def retention_s(self, topic: str) -> float | None:
         return self._client.run(self._topic(topic).max_age_s())
 
     def check_reachable(self) -> None:
         self._client.run(self._client.api("INFO"))
 
-    def check_there(self, timeout_s: float) -> None:
-        self._client.check_accepts(timeout_s)
+    def _create(self, topic: str, partitions: int) -> None:
+        self._client.run(self._topic(topic).create(partitions))
 
-    def check_usable(self) -> None:
-        """Broken connections are replaced, so no problem lasts."""
-
-    def close(self) -> None:
-        self._client.close()
+    def _delete(self, topic: str) -> None:
+        self._client.run(self._topic(topic).delete())
 
     async def _streams(self) -> list[str]:
         found: list[str] = []

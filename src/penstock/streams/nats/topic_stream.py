@@ -7,7 +7,6 @@ import datetime
 import itertools
 import json
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,10 +19,10 @@ from penstock.errors import (
     DeliveryError,
     OffsetOutOfRangeError,
     PenstockError,
-    StreamError,
 )
-from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, Record
+from penstock.model import Batch, NewRecord, Pointer, Receipt, Record
 from penstock.streams.adapting.append_queue import Appended, AppendQueue, Attempt
+from penstock.streams.adapting.stream_base import PARTITIONED_LOG, TopicBase, check_limit, chosen_partition
 from penstock.streams.nats.client import (
     Answers,
     Inbox,
@@ -38,18 +37,7 @@ from penstock.streams.nats.messages import headers_of, message_id, place_of, rec
 from penstock.streams.nats.settings import NatsSettings
 from penstock.streams.nats.topics import Layout, NatsTopic, StreamState
 
-FEATURES: Final[Features] = frozenset(
-    {
-        Feature.PARTITIONS,
-        Feature.CHOSEN_PARTITION,
-        Feature.OFFSETS,
-        Feature.KEYS,
-        Feature.HEADERS,
-        Feature.TIMES,
-        Feature.IDEMPOTENCE,
-        Feature.DURABLE,
-    }
-)
+FEATURES: Final[Features] = PARTITIONED_LOG | {Feature.OFFSETS, Feature.IDEMPOTENCE}
 BLOCK_S: Final = 1.0
 """The longest time for which the server is asked to hold an answer back."""
 _BATCH_BYTES: Final = 32 << 20
@@ -78,15 +66,16 @@ class _Reader:
     is_new: bool = True
 
 
-class NatsTopicStream:
+class NatsTopicStream(TopicBase):
     """A topic of `NatsBackend`."""
 
+    features = FEATURES
+
     def __init__(self, topic: str, client: NatsClient, settings: NatsSettings) -> None:
-        self._topic = topic
+        super().__init__(topic)
         self._client = client
         self._settings = settings
         self._place = NatsTopic(topic, client, settings)
-        self._closed = False
         self._readers: dict[int, list[_Reader]] = {}
         """By partition. Used in the event loop only."""
         self._layout: Layout | None = None
@@ -94,14 +83,6 @@ class NatsTopicStream:
         self._producer = new_name()
         self._numbers = itertools.count()
         self._turns = itertools.count()
-
-    @property
-    def topic(self) -> str:
-        return self._topic
-
-    @property
-    def features(self) -> Features:
-        return FEATURES
 
     def partitions(self) -> Sequence[int]:
         self._check_open()
@@ -112,22 +93,8 @@ class NatsTopicStream:
         state = self._client.run(self._place.state(partition))
         return state.first, state.end
 
-    def locate(self, partition: int, position: Position) -> Pointer:
-        match position.kind:
-            case PositionKind.EARLIEST:
-                return self.span(partition)[0]
-            case PositionKind.LATEST:
-                return self.span(partition)[1]
-            case PositionKind.POINTER:
-                self.span(partition)
-                return _as_pointer(position.pointer)
-            case PositionKind.TIME:
-                self._check_open()
-                return self._client.run(self._at_time(partition, position.time_ms))
-
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
-        if limit < 1:
-            raise StreamError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         self._check_open()
         return self._client.run(self._read(partition, start, limit, time.monotonic() + wait_s), wait_s)
 
@@ -135,9 +102,9 @@ class NatsTopicStream:
         return self._queue.put(records)
 
     def close(self) -> None:
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         self._queue.close()
         if any(self._readers.values()):
             with contextlib.suppress(ConnectionClosedError, BrokerUnavailableError):  # they ended with the connection
@@ -164,7 +131,7 @@ class NatsTopicStream:
                     await self._drop(partition, reader)
             self._layout = None  # the consumer is not there any more, and perhaps the topic
             layout = await self._require()
-        raise BrokerUnavailableError(f"{self._client.where} removes consumers of {self._topic!r} while they are read")
+        raise BrokerUnavailableError(f"{self._client.where} removes consumers of {self.topic!r} while they are read")
 
     async def _pull_until(self, partition: int, reader: _Reader, limit: int, until_s: float) -> Pulled:
         """What is there, or else what comes first."""
@@ -236,15 +203,15 @@ class NatsTopicStream:
         for message in messages:
             sequence, time_ns = place_of(message.reply)
             if sequence != following and not await self._is_deleted(partition, start, following, bool(records)):
-                return Batch(self._topic, partition, start, following, records)
-            records.append(record_of(self._topic, partition, subject, message, sequence, time_ns))
+                return Batch(self.topic, partition, start, following, records)
+            records.append(record_of(self.topic, partition, subject, message, sequence, time_ns))
             following = sequence + 1
         if not records and reader.is_new:
             following = max(start, reader.end)  # the consumer has looked at everything up to there
         reader.is_new = False
         reader.next = following
         await self._keep(partition, reader)
-        return Batch(self._topic, partition, start, following, records)
+        return Batch(self.topic, partition, start, following, records)
 
     async def _is_deleted(self, partition: int, start: Pointer, missing: Pointer, has_records: bool) -> bool:
         """Whether a message that did not come was deleted alone. One that expired is an error, unless there are records
@@ -262,7 +229,7 @@ class NatsTopicStream:
             raise
         if has_records:
             return False
-        raise BrokerUnavailableError(f"{self._client.where}: message {missing} of {self._topic!r} was lost on its way")
+        raise BrokerUnavailableError(f"{self._client.where}: message {missing} of {self.topic!r} was lost on its way")
 
     async def _keep(self, partition: int, reader: _Reader) -> None:
         """Keep a consumer for the next read, and delete the oldest one that was kept."""
@@ -280,7 +247,11 @@ class NatsTopicStream:
             while readers:
                 await self._drop(partition, readers.pop())
 
-    async def _at_time(self, partition: int, time_ms: int) -> Pointer:
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
+        self._check_open()
+        return self._client.run(self._find_time(partition, time_ms))
+
+    async def _find_time(self, partition: int, time_ms: int) -> Pointer:
         state = await self._place.state(partition)
         try:
             moment = datetime.datetime.fromtimestamp(max(0, time_ms) / 1000, datetime.UTC)
@@ -294,7 +265,7 @@ class NatsTopicStream:
         return place_of(pulled.messages[0].reply)[0] if pulled.messages else state.end
 
     def _out_of_range(self, partition: int, start: Pointer, state: StreamState) -> OffsetOutOfRangeError:
-        return OffsetOutOfRangeError(f"{self._topic}-{partition}", start, state.first, state.end)
+        return OffsetOutOfRangeError(f"{self.topic}-{partition}", start, state.first, state.end)
 
     def _plan(self, batch: Sequence[Appended]) -> Attempt:
         turn = next(self._turns)
@@ -308,7 +279,7 @@ class NatsTopicStream:
             layout = self._layout
             if sent and time.monotonic() - began_s > layout.duplicates_s:
                 raise DeliveryError(
-                    f"{self._client.where}: records for {self._topic!r} were not acknowledged within "
+                    f"{self._client.where}: records for {self.topic!r} were not acknowledged within "
                     f"{layout.duplicates_s:g} s, for how long message ids are remembered: they may be stored or not"
                 )
             rest = [each for each in numbered if not each[0].receipt.done]
@@ -325,14 +296,14 @@ class NatsTopicStream:
         sent: list[tuple[Appended, int]] = []
         for appended, id in batch:
             record = appended.record
-            partition = _partition(record, turn, len(layout.subjects))
+            partition = chosen_partition(record, turn, len(layout.subjects))
             headers = headers_of(record, id)
             size = len(record.value or b"") + sum(len(name) + len(text) + 4 for name, text in headers.items()) + 12
             if not 0 <= partition < len(layout.subjects):
-                refusal = f"topic {self._topic!r} has no partition {partition}: it has {len(layout.subjects)}"
+                refusal = f"topic {self.topic!r} has no partition {partition}: it has {len(layout.subjects)}"
             elif size > limit:
                 refusal = (
-                    f"a record for {self._topic!r} has {size} bytes, more than max_payload of the server, {limit}: "
+                    f"a record for {self.topic!r} has {size} bytes, more than max_payload of the server, {limit}: "
                     "raise it, or keep large values elsewhere"
                 )
             else:
@@ -364,7 +335,7 @@ class NatsTopicStream:
                 continue
             if message.headers and message.headers.get("Status") == "503":
                 self._layout = None  # nobody stores this subject: look again whether the topic is there
-                problem = BrokerUnavailableError(f"{self._client.where}: topic {self._topic!r} is not there (any more)")
+                problem = BrokerUnavailableError(f"{self._client.where}: topic {self.topic!r} is not there (any more)")
                 continue
             answer = json.loads(message.data)
             if "error" not in answer:
@@ -378,23 +349,12 @@ class NatsTopicStream:
         if problem is not None:
             raise problem
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConnectionClosedError(f"the stream of topic {self._topic!r} is closed: open it again")
+    def _pointer_of(self, text: str) -> Pointer:
+        if not (text.isdecimal() and text.isascii()):
+            raise ConfigError(f"{text!r} is not a sequence number of NATS: they are whole numbers from 1 on")
+        return int(text)
 
 
 def _is_gone(pulled: Pulled) -> bool:
     """Whether the consumer is not there any more: 404 without messages is that there are none, 408 that time is up."""
     return pulled.status == "503" or (pulled.status == "409" and "deleted" in pulled.description.lower())
-
-
-def _partition(record: NewRecord, turn: int, count: int) -> int:
-    if record.partition is not None:
-        return record.partition
-    return zlib.crc32(record.key) % count if record.key is not None else turn % count
-
-
-def _as_pointer(text: str) -> Pointer:
-    if not (text.isdecimal() and text.isascii()):
-        raise ConfigError(f"{text!r} is not a sequence number of NATS: they are whole numbers from 1 on")
-    return int(text)

@@ -87,7 +87,7 @@ class NatsTopic:
         return Layout((_one_subject(config.get("subjects") or [self.topic], self.topic),), duplicates_s)
 
     async def provided(self) -> Layout:
-        """As `layout`, creating the topic if need be."""
+        """Like `layout`, but create the topic if it does not exist."""
         layout = await self.layout()
         if layout is not None:
             return layout

@@ -12,12 +12,13 @@ from typing import Any, Final
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
-    ConnectionClosedError,
     DeliveryError,
     PenstockError,
     TopicExistsError,
 )
 from penstock.model import NewRecord, Receipt
+from penstock.streams.adapting.append_queue import check_appendable, delivery_error
+from penstock.streams.adapting.stream_base import receipts_for
 from penstock.streams.forks import FORKS
 from penstock.streams.pulsar.client import PulsarClient, keep_thread_state
 from penstock.streams.pulsar.messages import partition_of, pointer_of
@@ -66,23 +67,16 @@ class PulsarAppender:
         self._forks = FORKS.count
 
     def append(self, records: Sequence[NewRecord]) -> list[Receipt]:
-        if self._closed or self._forks != FORKS.count:
-            self._check_open()
-        topic = self._topic
-        for record in records:
-            if record.topic != topic:
-                raise ConfigError(f"a record for topic {record.topic!r} was appended to topic {topic!r}")
-        receipts: list[Receipt] = []
+        check_appendable(self._topic, self._closed, self._forks)
+        receipts = receipts_for(self._topic, records)
         with self._sending:
             if time.monotonic() - self._partitions_s >= PARTITIONS_S:
                 self._is_asked = False
-            for record in records:
-                receipt = Receipt(topic)
-                receipts.append(receipt)
+            for record, receipt in zip(records, receipts, strict=True):
                 try:
                     self._send(record, receipt)
                 except PenstockError as error:
-                    receipt.settle(record.partition or 0, -1, _delivery_error(error))
+                    receipt.settle(record.partition or 0, -1, delivery_error(error))
         return receipts
 
     def close(self) -> None:
@@ -223,20 +217,4 @@ class PulsarAppender:
         if name in _USELESS and self._producers.get(partition) is producer:
             self._producers.pop(partition, None)
             self._is_asked = False
-        return _delivery_error(self._client.meaning(name, f"a record for {self._topic!r} was refused: {name}"))
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConnectionClosedError(f"the stream of topic {self._topic!r} is closed: open it again")
-        if self._forks != FORKS.count:
-            raise ConnectionClosedError(
-                f"the stream of topic {self._topic!r} was opened before this process was forked: open it here, too"
-            )
-
-
-def _delivery_error(error: PenstockError) -> DeliveryError:
-    if isinstance(error, DeliveryError):
-        return error
-    refusal = DeliveryError(str(error), retriable=isinstance(error, BrokerUnavailableError) and error.retriable)
-    refusal.__cause__ = error
-    return refusal
+        return delivery_error(self._client.meaning(name, f"a record for {self._topic!r} was refused: {name}"))

@@ -8,7 +8,6 @@ import importlib
 import logging
 import math
 import os
-import socket
 import ssl
 import threading
 import weakref
@@ -19,7 +18,6 @@ from penstock.errors import (
     BrokerUnavailableError,
     ConnectionClosedError,
     InvalidTopicError,
-    MissingExtraError,
     NotAllowedError,
     PenstockError,
     StreamError,
@@ -27,6 +25,7 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import NewRecord
+from penstock.streams.adapting.servers import import_extra
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.forks import FORKS
 from penstock.streams.pulsar.credentials import TOKEN_VARIABLE, credentials_of
@@ -61,18 +60,11 @@ _FINAL: Final = {
 """Errors that do not pass, and what to do about them."""
 
 
-def import_pulsar() -> Any:
-    try:
-        return importlib.import_module("pulsar")
-    except ImportError:
-        raise MissingExtraError("Apache Pulsar", "pulsar") from None
-
-
 class PulsarClient:
     """A connection to a tenant's namespace: data by Pulsar's client, administration by its web service."""
 
     def __init__(self, url: BackendUrl, settings: PulsarSettings) -> None:
-        self._pulsar = import_pulsar()
+        self._pulsar = import_extra("pulsar", "Apache Pulsar", "pulsar")
         self._new_message = importlib.import_module("_pulsar").MessageBuilder
         self.tenant, self.namespace = _namespace(url)
         self._url = url
@@ -102,17 +94,6 @@ class PulsarClient:
         """Return once the broker has answered. It is asked about a partition, which it does not create."""
         with contextlib.suppress(UnknownTopicError):
             self._call(lambda client: client.get_topic_partitions(self.full_name(_ASKED_ABOUT)))
-
-    def check_accepts(self, timeout_s: float) -> None:
-        """Return if one of the hosts accepts a connection. Raises BrokerUnavailableError."""
-        problem: OSError | None = None
-        for host in self._url.hosts:
-            try:
-                with socket.create_connection((host.name, host.port), timeout_s):
-                    return
-            except OSError as error:
-                problem = error
-        raise BrokerUnavailableError(f"{self.where} is unavailable: {problem}. Is it running, and is the URL right?")
 
     def reader(self, topic: str, start: int, prefetch: int) -> Any:
         """A reader whose first message is in the entry of this pointer, or after it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import check_counts, check_seconds
 
 _MINUTE_S: Final = 60
 _MB: Final = 1 << 20
@@ -74,14 +75,8 @@ class PulsarSettings:
         return UNLIMITED if self.max_bytes is None else math.ceil(self.max_bytes / _MB)
 
     def __post_init__(self) -> None:
-        for name in ("partitions", "max_bytes", "batch_records", "batch_bytes", "linger_ms", "prefetch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer >= 1")
-        for name in ("max_age_s", "timeout_s", "delivery_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name}={value!r} must be a positive number of seconds")
+        check_counts(self, "partitions", "max_bytes", "batch_records", "batch_bytes", "linger_ms", "prefetch")
+        check_seconds(self, "max_age_s", "timeout_s", "delivery_timeout_s")
         if self.token is not None and self.token_file is not None:
             raise ConfigError("give either token or token_file, not both")
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.abc import Features
-from penstock.errors import ConfigError, StreamError, UrlError
+from penstock.errors import BrokerUnavailableError, StreamError, UrlError
 from penstock.model import Pointer, check_topic_name
 from penstock.model.record import is_topic_name
+from penstock.streams.adapting.stream_base import ServerStream
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 from penstock.streams.pulsar.client import TLS_SCHEME, PulsarClient
 from penstock.streams.pulsar.messages import parse_pointer, pointer_text
@@ -18,20 +19,19 @@ from penstock.streams.pulsar.topics import PulsarTopic, topic_names
 
 PORT: Final = 6650
 TLS_PORT: Final = 6651
+_OLDEST: Final = (2, 9)
+"""The version of Pulsar whose web service finds the message of a time."""
 
 
-class PulsarBackend:
+class PulsarBackend(ServerStream):
     """The topics of one namespace of Pulsar. See `PulsarSettings` for what can be set."""
 
-    def __init__(self, url: BackendUrl, settings: PulsarSettings) -> None:
-        self.url = url.shown
-        self.problem: str | None = None
-        self._settings = settings
-        self._client = PulsarClient(url, settings)
+    _client: PulsarClient
 
-    @property
-    def features(self) -> Features:
-        return features_of(self._settings)
+    def __init__(self, url: BackendUrl, settings: PulsarSettings) -> None:
+        super().__init__(url, PulsarClient(url, settings), settings.partitions)
+        self.features = features_of(settings)
+        self._settings = settings
 
     def open_topic(self, topic: str) -> PulsarTopicStream:
         check_topic_name(topic)
@@ -41,18 +41,6 @@ class PulsarBackend:
         """The persistent topics of the namespace, without those of Pulsar itself."""
         answers = [*self._listed(""), *self._listed("/partitioned")]
         return [name for name in topic_names(answers) if is_topic_name(name)]
-
-    def create_topic(self, topic: str, partitions: int | None = None) -> None:
-        check_topic_name(topic)
-        count = self._settings.partitions if partitions is None else partitions
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"partitions={partitions!r} must be an integer >= 1")
-        self._topic(topic).create(count)
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic and all of its records. Raises UnknownTopicError."""
-        check_topic_name(topic)
-        self._topic(topic).delete()
 
     def retention_s(self, topic: str) -> float | None:
         """After how many seconds Pulsar may remove a record; None if it keeps them, or cannot tell by their age."""
@@ -66,18 +54,25 @@ class PulsarBackend:
         return parse_pointer(text)
 
     def check_reachable(self) -> None:
-        self._client.check_accepts(self._settings.timeout_s)
+        self.check_there(self._settings.timeout_s)
+        self._check_version()
         self._listed("")
         self._client.check_login()
 
-    def check_there(self, timeout_s: float) -> None:
-        self._client.check_accepts(timeout_s)
+    def _check_version(self) -> None:
+        version = self._client.web.version()
+        if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+            raise BrokerUnavailableError(
+                f"{self._client.where} has Pulsar {version}, which is too old: {_OLDEST[0]}.{_OLDEST[1]} or newer is "
+                "needed. Upgrade it",
+                retriable=False,
+            )
 
-    def check_usable(self) -> None:
-        """Broken connections are replaced, so no problem lasts."""
+    def _create(self, topic: str, partitions: int) -> None:
+        self._topic(topic).create(partitions)
 
-    def close(self) -> None:
-        self._client.close()
+    def _delete(self, topic: str) -> None:
+        self._topic(topic).delete()
 
     def _listed(self, kind: str) -> list[str]:
         found = self._client.web.find(f"{self._client.path}{kind}")

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.abc import Feature, Features
-from penstock.errors import (
-    ConnectionClosedError,
-    OffsetOutOfRangeError,
-    StreamError,
-)
-from penstock.model import NewRecord, Pointer, Position, PositionKind, Receipt
+from penstock.errors import OffsetOutOfRangeError
+from penstock.model import NewRecord, Pointer, Receipt
+from penstock.streams.adapting.stream_base import PARTITIONED_LOG, TopicBase, check_limit
 from penstock.streams.pulsar.appender import PulsarAppender
 from penstock.streams.pulsar.client import PulsarClient
 from penstock.streams.pulsar.messages import (
@@ -37,16 +34,7 @@ from penstock.streams.pulsar.topics import PartitionLedgers, PulsarTopic, keeps_
 
 logger = logging.getLogger(__name__)
 
-FEATURES: Final[Features] = frozenset(
-    {
-        Feature.PARTITIONS,
-        Feature.CHOSEN_PARTITION,
-        Feature.KEYS,
-        Feature.HEADERS,
-        Feature.TIMES,
-        Feature.DURABLE,
-    }
-)
+FEATURES: Final[Features] = PARTITIONED_LOG
 BLOCK_S: Final = 1.0
 """The longest time for which a reader waits before it looks whether the topic was closed."""
 _READERS: Final = 4
@@ -81,11 +69,12 @@ class _Reader:
     """The broker has something after this place that is no message (yet): chunks without the last one."""
 
 
-class PulsarTopicStream:
+class PulsarTopicStream(TopicBase):
     """A topic of `PulsarBackend`."""
 
     def __init__(self, topic: str, client: PulsarClient, settings: PulsarSettings) -> None:
-        self._topic = topic
+        super().__init__(topic)
+        self.features = features_of(settings)
         self._client = client
         self._settings = settings
         self._place = PulsarTopic(topic, client, settings)
@@ -94,15 +83,6 @@ class PulsarTopicStream:
         self._readers: dict[int, list[_Reader]] = {}
         self._partitions: int | None = None
         """How many there were when that was last asked for; 0 for a topic without partitions."""
-        self._closed = False
-
-    @property
-    def topic(self) -> str:
-        return self._topic
-
-    @property
-    def features(self) -> Features:
-        return features_of(self._settings)
 
     def partitions(self) -> Sequence[int]:
         self._check_open()
@@ -118,21 +98,8 @@ class PulsarTopicStream:
         state = self._state(partition)
         return self._first(state), state.end
 
-    def locate(self, partition: int, position: Position) -> Pointer:
-        state = self._state(partition)
-        match position.kind:
-            case PositionKind.EARLIEST:
-                return self._first(state)
-            case PositionKind.LATEST:
-                return state.end
-            case PositionKind.POINTER:
-                return parse_pointer(position.pointer)
-            case PositionKind.TIME:
-                return self._at_time(partition, position.time_ms, state)
-
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> PulsarBatch:
-        if limit < 1:
-            raise StreamError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         until_s = time.monotonic() + wait_s
         self._check_open()
         reader = self._take(partition, start) or self._opened(partition, start)
@@ -150,7 +117,7 @@ class PulsarTopicStream:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             readers = list(itertools.chain.from_iterable(self._readers.values()))
             self._readers.clear()
         for reader in readers:
@@ -181,8 +148,8 @@ class PulsarTopicStream:
             self._client.read_on(reader.reader, first, take)
         if pointers:
             end = next_after(messages[-1].message_id())
-            return PulsarBatch(self._topic, partition, start, end, messages, pointers)
-        return PulsarBatch(self._topic, partition, start, self._end_of_wait(partition, reader), messages, pointers)
+            return PulsarBatch(self.topic, partition, start, end, messages, pointers)
+        return PulsarBatch(self.topic, partition, start, self._end_of_wait(partition, reader), messages, pointers)
 
     def _first_message(self, partition: int, reader: _Reader, until_s: float) -> Any:
         """A message, not earlier than the place of the reader; None if there is none in time."""
@@ -299,7 +266,7 @@ class PulsarTopicStream:
         """Keep a reader for the next read, and close the oldest one that was kept."""
         dropped = reader
         with self._lock:
-            if not self._closed:
+            if not self._is_closed:
                 readers = self._readers.setdefault(partition, [])
                 readers.append(reader)
                 if len(readers) <= _READERS:
@@ -307,8 +274,12 @@ class PulsarTopicStream:
                 dropped = readers.pop(0)
         self._client.release(dropped.reader)
 
-    def _at_time(self, partition: int, time_ms: int, state: PartitionLedgers) -> Pointer:
+    def _pointer_of(self, text: str) -> Pointer:
+        return parse_pointer(text)
+
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
         """The entry that the broker finds by its time, or the first after it that is not older."""
+        state = self._state(partition)
         place = self._place.message_at(self._name(partition), min(max(0, time_ms), _LATEST_MS))
         place = max(place, self._first(state))
         for _ in range(_MOST_BATCHES):
@@ -334,14 +305,14 @@ class PulsarTopicStream:
     def _name(self, partition: int) -> str:
         if self._partitions is None or not 0 <= partition < max(1, self._partitions):
             self._partitions_now(partition)
-        return partition_name(self._topic, partition, self._partitions or 0)
+        return partition_name(self.topic, partition, self._partitions or 0)
 
     def _partitions_now(self, partition: int) -> None:
         if partition not in self.partitions():
             raise self._place.unknown(partition)
 
     def _out_of_range(self, partition: int, start: Pointer, state: PartitionLedgers) -> OffsetOutOfRangeError:
-        name = f"{self._topic}-{partition}"
+        name = f"{self.topic}-{partition}"
         first = self._first(state)
         error = OffsetOutOfRangeError(name, start, first, state.end)
         what = "may have been deleted by retention" if start < state.end else "has not been written yet"
@@ -359,10 +330,6 @@ class PulsarTopicStream:
                 "%s deletes records of topic %r that no subscription waits for, whether or not they were read here. "
                 "Keep them with `pulsar-admin topics set-retention %s --time 7d --size -1`",
                 self._client.where,
-                self._topic,
-                self._client.full_name(self._topic),
+                self.topic,
+                self._client.full_name(self.topic),
             )
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConnectionClosedError(f"the stream of topic {self._topic!r} is closed: open it again")

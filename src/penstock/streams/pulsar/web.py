@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 _IDLE_CONNECTIONS: Final = 8
+_LONGEST_VERSION: Final = 100
 _REDIRECTS: Final = 5
 """How often a request is sent on to the broker that owns its topic."""
 _READ_BYTES: Final = 64 << 20
@@ -59,13 +60,19 @@ class PulsarWeb:
         return self.ask("GET", path)
 
     def find(self, path: str) -> Any:
-        """As `get`; None if there is no such thing."""
+        """Like `get`, but None if there is no such thing."""
         try:
             return self.ask("GET", path)
         except PulsarWebError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
+
+    def version(self) -> str:
+        """Of the broker that answers; empty if it does not tell."""
+        status, _, data = self._send(self._address, "GET", f"{self._prefix}/admin/v2/brokers/version", None)
+        text = data[:_LONGEST_VERSION].decode(errors="replace").strip().strip('"')
+        return text if status == http.client.OK and text[:1].isdecimal() else ""
 
     def headers(self, path: str) -> Mapping[str, str]:
         """The headers of an answer whose body is of no interest; empty if there is no such thing."""
@@ -130,9 +137,7 @@ class PulsarWeb:
             try:
                 return json.loads(data) if data.strip() else None
             except ValueError:
-                raise StreamError(
-                    f"{self.where} does not answer as Pulsar does: is admin_url that of its web service?"
-                ) from None
+                raise self._not_pulsar() from None
         reason = _reason(data)
         if status == http.client.UNAUTHORIZED:
             raise BrokerUnavailableError(
@@ -143,7 +148,12 @@ class PulsarWeb:
             raise NotAllowedError(f"{self.where} does not permit {what}: {reason}. Grant this role the permission")
         if status in _BUSY:
             raise BrokerUnavailableError(f"{self.where} cannot answer {what} now: {reason} (HTTP status {status})")
+        if data.lstrip()[:1] == b"<":  # Pulsar's own reasons are JSON
+            raise self._not_pulsar()
         raise PulsarWebError(self.where, what, status, reason)
+
+    def _not_pulsar(self) -> StreamError:
+        return StreamError(f"{self.where} does not answer as Pulsar does: is admin_url that of its web service?")
 
     def _unavailable(self, reason: str) -> BrokerUnavailableError:
         return BrokerUnavailableError(

@@ -7,7 +7,6 @@ import json
 import random
 import re
 import secrets
-import socket
 import ssl
 import threading
 import urllib.error
@@ -24,6 +23,7 @@ from penstock.errors import (
     PenstockError,
     StreamError,
 )
+from penstock.streams.adapting.servers import tls_context
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.forks import FORKS
 from penstock.streams.rabbitmq.connection import Login, StreamConnection
@@ -135,17 +135,6 @@ class StreamClient:
                 "plugin rabbitmq_management, or say where it is with the setting management=http://HOST:PORT"
             ) from error
 
-    def check_accepts(self, timeout_s: float) -> None:
-        """Return if one of the servers accepts a connection. Raises BrokerUnavailableError."""
-        problem: OSError | None = None
-        for host in self._url.hosts:
-            try:
-                with socket.create_connection((host.name, host.port), timeout_s):
-                    return
-            except OSError as error:
-                problem = error
-        raise BrokerUnavailableError(f"{self.where} is unavailable: {problem}")
-
     def close(self) -> None:
         with self._connecting:
             self._closed = True
@@ -221,10 +210,4 @@ def _tls(url: BackendUrl, settings: RabbitMqSettings) -> ssl.SSLContext | None:
         if settings.ca_file or settings.cert_file or settings.login == "certificate":
             raise ConfigError(f"{url.shown}: ca_file, cert_file and login=certificate need {TLS_SCHEME}://")
         return None
-    try:
-        context = ssl.create_default_context(cafile=settings.ca_file)
-        if settings.cert_file:
-            context.load_cert_chain(settings.cert_file, settings.key_file)
-    except OSError as error:
-        raise ConfigError(f"the certificates for {url.shown} cannot be loaded: {error}") from error
-    return context
+    return tls_context(url.shown, settings.ca_file, settings.cert_file, settings.key_file)

@@ -43,6 +43,8 @@ from penstock.streams.url import Host
 
 logger = logging.getLogger(__name__)
 
+BLOCKED: Final = ". Does it run, and has no alarm for disk or memory (rabbitmq-diagnostics check_local_alarms)?"
+"""With an alarm, the server reads nothing from its clients, and does not say so."""
 IDS: Final = 256
 """How many subscriptions a connection can have, and how many publishers."""
 _RECEIVE_BYTES: Final = 1 << 18
@@ -200,7 +202,7 @@ class StreamConnection:
             with self._lock:
                 self._waiting.pop((command, number), None)
         if not answered:
-            self.lose(f"it did not answer within {self._answer_s:g} s")
+            self.lose(f"it did not answer within {self._answer_s:g} s{BLOCKED}")
         if waiting.payload is None:
             self._check_usable()
             raise BrokerUnavailableError(f"{self.where} did not answer")
@@ -242,8 +244,10 @@ class StreamConnection:
                 text(reference),
                 text(stream),
             )
-        except StreamError:
+        except StreamError as error:
             self._publishers.pop(id, None)
+            if isinstance(error, RequestRefusedError) and error.code == Code.PRECONDITION_FAILED:
+                raise BrokerUnavailableError(f"{error}{BLOCKED}") from error  # its answer while it has an alarm
             raise
         return id
 

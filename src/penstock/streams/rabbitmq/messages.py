@@ -135,7 +135,7 @@ def _after_our_id(message: bytes) -> int:
 
 
 def _short(message: bytes, at: int) -> _Content | None:
-    """As `_content`, several times faster, of messages that consist of short text properties and one section of data;
+    """Decode like `_content`, several times faster, messages of short text properties and one section of data. Return
     None for others."""
     key: bytes | None = None
     headers: list[tuple[str, bytes | None]] = []

@@ -226,7 +226,7 @@ class StoredChunk:
         return found
 
     def _unpacked(self) -> list[bytes]:
-        """As `messages`, also from batches that were compressed together."""
+        """Like `messages`, also from batches that were compressed together."""
         data, at = self.data, 0
         found: list[bytes] = []
         for _ in range(self.entries):

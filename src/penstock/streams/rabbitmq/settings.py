@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import check_counts, check_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,8 @@ class RabbitMqSettings:
     """The name of connections in RabbitMQ's tools."""
 
     def __post_init__(self) -> None:
-        for name in ("partitions", "replicas", "max_bytes", "segment_bytes", "heartbeat_s"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer >= 1")
-        for name in ("max_age_s", "timeout_s", "delivery_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name}={value!r} must be a positive number of seconds")
+        check_counts(self, "partitions", "replicas", "max_bytes", "segment_bytes", "heartbeat_s")
+        check_seconds(self, "max_age_s", "timeout_s", "delivery_timeout_s")
         if self.max_age_s is not None and self.max_age_s < 1:
             raise ConfigError(
                 f"max_age_s={self.max_age_s!r} must be at least 1, which is the least that RabbitMQ takes"

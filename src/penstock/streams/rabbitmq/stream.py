@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.abc import Features
-from penstock.errors import ConfigError, UrlError
+from penstock.errors import UrlError
 from penstock.model import check_topic_name
 from penstock.model.record import is_topic_name
+from penstock.streams.adapting.stream_base import ServerStream
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 from penstock.streams.rabbitmq.client import TLS_SCHEME, StreamClient
 from penstock.streams.rabbitmq.protocol import Command, RequestRefusedError, text
@@ -20,19 +20,16 @@ PORT: Final = 5552
 TLS_PORT: Final = 5551
 
 
-class RabbitMqBackend:
+class RabbitMqBackend(ServerStream):
     """Streams in one virtual host of RabbitMQ. See `RabbitMqSettings` for what can be set."""
+
+    features = FEATURES
+    _client: StreamClient
 
     def __init__(self, url: BackendUrl, settings: RabbitMqSettings) -> None:
         import_mmh3()
-        self.url = url.shown
-        self.problem: str | None = None
+        super().__init__(url, StreamClient(url, settings), settings.partitions)
         self._settings = settings
-        self._client = StreamClient(url, settings)
-
-    @property
-    def features(self) -> Features:
-        return FEATURES
 
     def open_topic(self, topic: str) -> RabbitMqTopicStream:
         check_topic_name(topic)
@@ -47,29 +44,14 @@ class RabbitMqBackend:
             streams -= set(self._partitions(name))
         return sorted(name for name in streams | supers if is_topic_name(name))
 
-    def create_topic(self, topic: str, partitions: int | None = None) -> None:
-        check_topic_name(topic)
-        count = self._settings.partitions if partitions is None else partitions
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"partitions={partitions!r} must be an integer >= 1")
-        StreamTopic(topic, self._client, self._settings).create(count)
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic and all of its records. Raises UnknownTopicError."""
-        check_topic_name(topic)
-        StreamTopic(topic, self._client, self._settings).delete()
-
     def check_reachable(self) -> None:
         self._client.connection()
 
-    def check_there(self, timeout_s: float) -> None:
-        self._client.check_accepts(timeout_s)
+    def _create(self, topic: str, partitions: int) -> None:
+        StreamTopic(topic, self._client, self._settings).create(partitions)
 
-    def check_usable(self) -> None:
-        """Broken connections are replaced, so no problem lasts."""
-
-    def close(self) -> None:
-        self._client.close()
+    def _delete(self, topic: str) -> None:
+        StreamTopic(topic, self._client, self._settings).delete()
 
     def _partitions(self, super_stream: str) -> list[str]:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import threading
 from collections import defaultdict
@@ -16,12 +15,12 @@ from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
     DeliveryError,
-    MissingExtraError,
-    StreamError,
     UnknownTopicError,
 )
-from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt
+from penstock.model import Batch, NewRecord, Pointer, Receipt
 from penstock.streams.adapting.append_queue import Appended, AppendQueue, Attempt
+from penstock.streams.adapting.servers import import_extra
+from penstock.streams.adapting.stream_base import PARTITIONED_LOG, TopicBase, check_limit
 from penstock.streams.rabbitmq.client import StreamClient, new_name
 from penstock.streams.rabbitmq.messages import message_of
 from penstock.streams.rabbitmq.protocol import MESSAGE_OVERHEAD, PUBLISH_OVERHEAD
@@ -30,52 +29,34 @@ from penstock.streams.rabbitmq.settings import RabbitMqSettings
 from penstock.streams.rabbitmq.topics import StreamTopic
 from penstock.streams.rabbitmq.writer import Outgoing, PartitionWriter
 
-FEATURES: Final[Features] = frozenset(
-    {
-        Feature.PARTITIONS,
-        Feature.CHOSEN_PARTITION,
-        Feature.OFFSETS,
-        Feature.KEYS,
-        Feature.HEADERS,
-        Feature.TIMES,
-        Feature.IDEMPOTENCE,
-        Feature.DURABLE,
-    }
-)
+FEATURES: Final[Features] = PARTITIONED_LOG | {Feature.OFFSETS, Feature.IDEMPOTENCE}
 _READERS: Final = 4
 """How many places in one partition are kept open for the next read."""
 _HASH_SEED: Final = 104729
 """With which clients of RabbitMQ spread keys over the partitions of a super stream."""
 
 
-class RabbitMqTopicStream:
+class RabbitMqTopicStream(TopicBase):
     """A topic of `RabbitMqBackend`."""
 
+    features = FEATURES
+
     def __init__(self, topic: str, client: StreamClient, settings: RabbitMqSettings) -> None:
-        self._topic = topic
+        super().__init__(topic)
         self._client = client
         self._settings = settings
         self._hash = import_mmh3().hash
         self._place = StreamTopic(topic, client, settings)
         self._streams: tuple[str, ...] = ()
-        """Of the partitions; empty if they are not known."""
-        self._closed = False
+        """Names of the partitions; empty if they are not known."""
         self._lock = threading.Lock()
         self._readers: defaultdict[int, list[PartitionReader]] = defaultdict(list)
-        """Those that no thread uses now, by partition."""
+        """Readers that no thread uses now, by partition."""
         self._queue = AppendQueue(topic, self._plan, timeout_s=settings.delivery_timeout_s)
         self._producer = new_name()
         self._writers: dict[int, PartitionWriter] = {}
         self._numbers = itertools.count(1)
         self._turns = itertools.count()
-
-    @property
-    def topic(self) -> str:
-        return self._topic
-
-    @property
-    def features(self) -> Features:
-        return FEATURES
 
     def partitions(self) -> Sequence[int]:
         self._check_open()
@@ -86,21 +67,8 @@ class RabbitMqTopicStream:
         state = self._place.state(self._stream(partition))
         return state.first, state.end
 
-    def locate(self, partition: int, position: Position) -> Pointer:
-        match position.kind:
-            case PositionKind.EARLIEST:
-                return self.span(partition)[0]
-            case PositionKind.LATEST:
-                return self.span(partition)[1]
-            case PositionKind.POINTER:
-                self._stream(partition)
-                return _as_pointer(position.pointer)
-            case PositionKind.TIME:
-                return self._place.at_time(self._stream(partition), position.time_ms)
-
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
-        if limit < 1:
-            raise StreamError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         stream = self._stream(partition)
         reader = self._kept_reader(partition, start)
         if reader is None:
@@ -112,15 +80,15 @@ class RabbitMqTopicStream:
             raise
         self._keep(partition, reader)
         self._check_open()
-        return Batch(self._topic, partition, start, reader.next if records else start, records)
+        return Batch(self.topic, partition, start, reader.next if records else start, records)
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
         return self._queue.put(records)
 
     def close(self) -> None:
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         self._queue.close()
         with self._lock:
             readers = [reader for kept in self._readers.values() for reader in kept]
@@ -164,7 +132,7 @@ class RabbitMqTopicStream:
         with self._lock:
             kept = self._readers[partition]
             kept.append(reader)
-            oldest = kept.pop(0) if len(kept) > _READERS or self._closed else None
+            oldest = kept.pop(0) if len(kept) > _READERS or self._is_closed else None
         if oldest is not None:
             self._drop(oldest)
 
@@ -192,7 +160,7 @@ class RabbitMqTopicStream:
             except UnknownTopicError as error:
                 self._streams = ()
                 self._drop_writers()
-                raise BrokerUnavailableError(f"topic {self._topic!r} is not there any more: {error}") from error
+                raise BrokerUnavailableError(f"topic {self.topic!r} is not there any more: {error}") from error
 
         return attempt
 
@@ -212,10 +180,10 @@ class RabbitMqTopicStream:
                 partition = turn % count if key is None else self._hash(key, _HASH_SEED, signed=False) % count
             message = message_of(record, producer, number)
             if not 0 <= partition < count:
-                refusal = f"topic {self._topic!r} has no partition {partition}: it has {count}"
+                refusal = f"topic {self.topic!r} has no partition {partition}: it has {count}"
             elif len(message) > most_bytes:
                 refusal = (
-                    f"a record for {self._topic!r} takes {len(message)} bytes, more than {self._client.where} accepts, "
+                    f"a record for {self.topic!r} takes {len(message)} bytes, more than {self._client.where} accepts, "
                     f"{most_bytes}: raise stream.frame_max of the server, or keep large values elsewhere"
                 )
             else:
@@ -241,19 +209,14 @@ class RabbitMqTopicStream:
         while self._writers:
             self._drop(self._writers.popitem()[1])
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConnectionClosedError(f"the stream of topic {self._topic!r} is closed: open it again")
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
+        return self._place.at_time(self._stream(partition), time_ms)
+
+    def _pointer_of(self, text: str) -> Pointer:
+        if not (text.isdecimal() and text.isascii()):
+            raise ConfigError(f"{text!r} is not an offset of RabbitMQ: they are whole numbers from 0 on")
+        return int(text)
 
 
 def import_mmh3() -> Any:
-    try:
-        return importlib.import_module("mmh3")
-    except ImportError:
-        raise MissingExtraError("RabbitMQ streams", "rabbitmq") from None
-
-
-def _as_pointer(text: str) -> Pointer:
-    if not (text.isdecimal() and text.isascii()):
-        raise ConfigError(f"{text!r} is not an offset of RabbitMQ: they are whole numbers from 0 on")
-    return int(text)
+    return import_extra("mmh3", "RabbitMQ streams", "rabbitmq")

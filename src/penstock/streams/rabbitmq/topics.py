@@ -75,14 +75,14 @@ class StreamTopic:
         return (self.topic,)
 
     def required(self) -> tuple[str, ...]:
-        """As `layout`. Raises UnknownTopicError."""
+        """Like `layout`, but raise UnknownTopicError if there is none."""
         streams = self.layout()
         if streams is None:
             raise self.unknown()
         return streams
 
     def provided(self) -> tuple[str, ...]:
-        """As `layout`, creating the topic if need be."""
+        """Like `layout`, but create the topic if it does not exist."""
         streams = self.layout()
         if streams is not None:
             return streams

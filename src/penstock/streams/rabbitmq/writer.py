@@ -19,7 +19,7 @@ from penstock.errors import BrokerUnavailableError, DeliveryError
 from penstock.model import Pointer
 from penstock.streams.adapting.append_queue import Appended
 from penstock.streams.rabbitmq.client import StreamClient
-from penstock.streams.rabbitmq.connection import Mailbox, StreamConnection
+from penstock.streams.rabbitmq.connection import BLOCKED, Mailbox, StreamConnection
 from penstock.streams.rabbitmq.protocol import (
     MESSAGE_OVERHEAD,
     PUBLISH_OVERHEAD,
@@ -111,7 +111,7 @@ class PartitionWriter:
             elif refused := self._mailbox.take_refused():
                 self._refuse(dict(refused))
             elif time.monotonic() >= until_s:
-                problem = f"it did not store messages in stream {self._stream!r} within {self._timeout_s:g} s"
+                problem = f"it did not store messages in stream {self._stream!r} within {self._timeout_s:g} s{BLOCKED}"
                 assert self._connection is not None
                 self._connection.lose(problem)
                 raise BrokerUnavailableError(f"{self._client.where}: {problem}")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,11 +13,11 @@ from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
     ConnectionClosedError,
-    MissingExtraError,
     NotAllowedError,
     PenstockError,
     StreamError,
 )
+from penstock.streams.adapting.servers import import_extra
 from penstock.streams.backend_url import BackendUrl
 from penstock.streams.forks import FORKS
 from penstock.streams.redis.settings import RedisSettings
@@ -36,10 +34,7 @@ Command = Sequence[bytes | str | int]
 
 
 def import_redis(what: str = "Redis") -> Any:
-    try:
-        return importlib.import_module("redis")
-    except ImportError:
-        raise MissingExtraError(what, "redis") from None
+    return import_extra("redis", what, "redis")
 
 
 def check_persistence(where: str, what: str, memory: Mapping[str, Any], persistence: Mapping[str, Any]) -> None:
@@ -65,7 +60,6 @@ class RedisClient:
     def __init__(self, url: BackendUrl, settings: RedisSettings) -> None:
         redis = import_redis("Redis Streams")
         self._errors = redis.exceptions
-        self._host = url.host
         self._timeout_s = settings.timeout_s
         self._options: dict[str, Any] = {
             "host": url.host.name,
@@ -101,7 +95,7 @@ class RedisClient:
         return answers
 
     def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """As `call`, but errors of single commands are among the answers, as redis-py has them."""
+        """Like `call`, but errors of single commands are among the answers."""
         while True:  # ends: an idle connection is not returned when it fails
             connection, is_new = self._borrow()
             try:
@@ -114,14 +108,6 @@ class RedisClient:
                 continue
             self._give_back(connection)
             return answers
-
-    def check_accepts(self, timeout_s: float) -> None:
-        """Return if the server accepts a connection. Raises BrokerUnavailableError."""
-        try:
-            with socket.create_connection((self._host.name, self._host.port), timeout_s):
-                return
-        except OSError as error:
-            raise self.translated(error) from error
 
     def info(self, section: str) -> Mapping[str, str]:
         """INFO, parsed; empty where it is not permitted."""
@@ -168,6 +154,10 @@ class RedisClient:
             return StreamError(f"{self.where}: a key of this topic holds something else than a stream: {text}")
         if "unknown command" in text.lower() or "syntax error" in text.lower():
             return StreamError(f"{self.where} is too old, or has commands disabled; 7.0 or newer is required: {text}")
+        if isinstance(error, named.InvalidResponse) or text.startswith("Protocol error"):
+            return BrokerUnavailableError(
+                f"{self.where} does not answer as Redis does: {text}. Is the port right?", retriable=False
+            )
         if isinstance(error, named.ConnectionError | named.TimeoutError | OSError):
             return BrokerUnavailableError(f"{self.where} is unavailable: {text}. Is it running, and is the URL right?")
         return StreamError(f"{self.where}: {text}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import check_counts, check_not_negative, check_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,9 @@ class RedisSettings:
         }
 
     def __post_init__(self) -> None:
-        for name in ("partitions", "max_length", "max_record_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer >= 1")
-        for name in ("max_age_s", "timeout_s", "delivery_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name}={value!r} must be a positive number of seconds")
-        if self.wait_replicas < 0:
-            raise ConfigError(f"wait_replicas={self.wait_replicas!r} must not be negative")
+        check_counts(self, "partitions", "max_length", "max_record_bytes")
+        check_seconds(self, "max_age_s", "timeout_s", "delivery_timeout_s")
+        check_not_negative(self, "wait_replicas")
         if not self.value_field or not self.key_field or self.value_field == self.key_field:
             raise ConfigError("value_field and key_field must be two different names")
         if set(self.prefix) & set("{}*?[]\\"):

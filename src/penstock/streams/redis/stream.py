@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from penstock.abc import Features
 from penstock.errors import ConfigError, TopicExistsError, UrlError
 from penstock.model import Pointer, check_topic_name
 from penstock.model.record import is_topic_name
+from penstock.streams.adapting.stream_base import ServerStream
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 from penstock.streams.redis.client import RedisClient, check_persistence, password_of
 from penstock.streams.redis.entries import id_of, parse_id
@@ -21,21 +21,18 @@ _OLDEST: Final = 7
 _KEYS_AT_ONCE: Final = 10_000
 
 
-class RedisBackend:
+class RedisBackend(ServerStream):
     """Redis Streams at one server: topics are keys. See `RedisSettings` for what can be set."""
+
+    features = FEATURES
+    _client: RedisClient
 
     def __init__(self, url: BackendUrl, settings: RedisSettings) -> None:
         if len(url.hosts) != 1:
             raise UrlError(f"{url.shown!r} must name one host: redis://HOST:PORT/DATABASE")
-        self.url = url.shown
-        self.problem: str | None = None
+        super().__init__(url, RedisClient(url, settings), settings.partitions)
         self._url = url
         self._settings = settings
-        self._client = RedisClient(url, settings)
-
-    @property
-    def features(self) -> Features:
-        return FEATURES
 
     def open_topic(self, topic: str) -> RedisTopicStream:
         check_topic_name(topic)
@@ -52,21 +49,6 @@ class RedisBackend:
             found.update(key.decode(errors="replace")[len(prefix) :] for key in keys)
             if int(cursor) == 0:
                 return sorted(filter(is_topic_name, found))
-
-    def create_topic(self, topic: str, partitions: int | None = None) -> None:
-        check_topic_name(topic)
-        count = self._settings.partitions if partitions is None else partitions
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"partitions={partitions!r} must be an integer >= 1")
-        if not self._keys(topic).create(count):
-            raise TopicExistsError(f"topic {topic!r} exists already in {self._client.where}")
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic and all of its records. Raises UnknownTopicError."""
-        check_topic_name(topic)
-        keys = self._keys(topic)
-        if not keys.delete():
-            raise keys.unknown()
 
     def pointer_text(self, pointer: Pointer) -> str:
         return id_of(pointer)
@@ -107,14 +89,14 @@ class RedisBackend:
                 self._client.where, "records", self._client.info("memory"), self._client.info("persistence")
             )
 
-    def check_there(self, timeout_s: float) -> None:
-        self._client.check_accepts(timeout_s)
+    def _create(self, topic: str, partitions: int) -> None:
+        if not self._keys(topic).create(partitions):
+            raise TopicExistsError(f"topic {topic!r} exists already in {self._client.where}")
 
-    def check_usable(self) -> None:
-        """Broken connections are replaced, so no problem lasts."""
-
-    def close(self) -> None:
-        self._client.close()
+    def _delete(self, topic: str) -> None:
+        keys = self._keys(topic)
+        if not keys.delete():
+            raise keys.unknown()
 
     def _keys(self, topic: str) -> TopicKeys:
         return TopicKeys(topic, self._client, self._settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,31 +12,21 @@ from typing import Any, Final
 from penstock.abc import Feature, Features
 from penstock.errors import (
     BrokerUnavailableError,
-    ConnectionClosedError,
     DeliveryError,
     OffsetOutOfRangeError,
     StreamError,
     UnknownTopicError,
 )
-from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt
+from penstock.model import Batch, NewRecord, Pointer, Receipt
 from penstock.model.administration import RecordCounts
 from penstock.streams.adapting.append_queue import Appended, AppendQueue, Attempt
+from penstock.streams.adapting.stream_base import PARTITIONED_LOG, TopicBase, check_limit, chosen_partition
 from penstock.streams.redis import scripts
 from penstock.streams.redis.client import BLOCK_S, Command, RedisClient
 from penstock.streams.redis.entries import EntryFormat, RedisBatch, id_of, parse_id, pointer_of
 from penstock.streams.redis.settings import RedisSettings
 
-FEATURES: Final[Features] = frozenset(
-    {
-        Feature.PARTITIONS,
-        Feature.CHOSEN_PARTITION,
-        Feature.KEYS,
-        Feature.HEADERS,
-        Feature.TIMES,
-        Feature.IDEMPOTENCE,
-        Feature.DURABLE,
-    }
-)
+FEATURES: Final[Features] = PARTITIONED_LOG | {Feature.IDEMPOTENCE}
 _MOST_FIELDS: Final = 3_000
 """How many fields an entry may have: Lua passes no more than 8000 arguments."""
 _TIMES_TO_CREATE: Final = 3
@@ -50,7 +39,7 @@ class PartitionState:
 
     first: Pointer | None
     last: Pointer
-    """Of all that were ever there."""
+    """The highest id that was ever there."""
     added: int
     """How many records were ever added."""
     length: int
@@ -122,16 +111,17 @@ class TopicKeys:
         )
 
 
-class RedisTopicStream:
+class RedisTopicStream(TopicBase):
     """A topic of `RedisBackend`."""
 
+    features = FEATURES
+
     def __init__(self, topic: str, client: RedisClient, settings: RedisSettings) -> None:
-        self._topic = topic
+        super().__init__(topic)
         self._client = client
         self._settings = settings
         self._keys = TopicKeys(topic, client, settings)
         self._format = EntryFormat(settings.value_field, settings.key_field)
-        self._closed = False
         self._at_end: dict[int, tuple[Pointer, int]] = {}
         """By partition: a pointer that was its end, and how many records had been added by then."""
         self._queue = AppendQueue(topic, self._plan, timeout_s=settings.delivery_timeout_s)
@@ -139,14 +129,6 @@ class RedisTopicStream:
         self._numbers = itertools.count(1)
         self._turns = itertools.count()
         self._partition_count = 0
-
-    @property
-    def topic(self) -> str:
-        return self._topic
-
-    @property
-    def features(self) -> Features:
-        return FEATURES
 
     def partitions(self) -> Sequence[int]:
         self._check_open()
@@ -163,23 +145,8 @@ class RedisTopicStream:
         state = self._state(partition)
         return RecordCounts(state.length, state.added)
 
-    def locate(self, partition: int, position: Position) -> Pointer:
-        state = self._state(partition)
-        match position.kind:
-            case PositionKind.EARLIEST:
-                return state.earliest
-            case PositionKind.LATEST:
-                return state.last + 1
-            case PositionKind.POINTER:
-                return parse_id(position.pointer)
-            case PositionKind.TIME:
-                since = f"{max(0, position.time_ms)}-0"
-                [found] = self._client.call(("XRANGE", self._keys.partition(partition), since, "+", "COUNT", 1))
-                return pointer_of(found[0][0]) if found else state.last + 1
-
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
-        if limit < 1:
-            raise StreamError(f"limit={limit} must be an integer >= 1")
+        check_limit(limit)
         until_s = time.monotonic() + wait_s
         while True:  # ends: when there is a record, or the time is over
             self._check_open()
@@ -200,8 +167,17 @@ class RedisTopicStream:
         return self._queue.put(records)
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         self._queue.close()
+
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
+        state = self._state(partition)
+        since = f"{max(0, time_ms)}-0"
+        [found] = self._client.call(("XRANGE", self._keys.partition(partition), since, "+", "COUNT", 1))
+        return pointer_of(found[0][0]) if found else state.last + 1
+
+    def _pointer_of(self, text: str) -> Pointer:
+        return parse_id(text)
 
     def _read_now(self, partition: int, start: Pointer, limit: int) -> Batch:
         """What is there at one moment: records and state are read together."""
@@ -232,7 +208,7 @@ class RedisTopicStream:
         return ("XREAD", "COUNT", limit, *block, "STREAMS", self._keys.partition(partition), after)
 
     def _batch(self, partition: int, start: Pointer, found: Any) -> RedisBatch:
-        return RedisBatch(self._topic, partition, start, found[0][1] if found else (), self._format)
+        return RedisBatch(self.topic, partition, start, found[0][1] if found else (), self._format)
 
     def _missed(self, partition: int, start: Pointer, state: PartitionState) -> bool:
         """Whether records from `start` on were removed, or `start` is beyond the end.
@@ -254,7 +230,7 @@ class RedisTopicStream:
         return not (pointer == start and state.length >= state.added - added)
 
     def _out_of_range(self, partition: int, start: Pointer, state: PartitionState) -> OffsetOutOfRangeError:
-        name = f"{self._topic}-{partition}"
+        name = f"{self.topic}-{partition}"
         error = OffsetOutOfRangeError(name, start, state.earliest, state.last + 1)
         what = "may have been trimmed" if start <= state.last else "has not been written yet"
         error.args = (
@@ -300,7 +276,7 @@ class RedisTopicStream:
                     return
                 self._partition_count = 0
                 groups.clear()
-            raise BrokerUnavailableError(f"topic {self._topic!r} in {self._client.where} is being deleted")
+            raise BrokerUnavailableError(f"topic {self.topic!r} in {self._client.where} is being deleted")
 
         return attempt
 
@@ -313,11 +289,7 @@ class RedisTopicStream:
             if appended.receipt.done:
                 continue
             record = appended.record
-            number = turn % count
-            if record.partition is not None:
-                number = record.partition
-            elif record.key is not None:
-                number = zlib.crc32(record.key) % count
+            number = chosen_partition(record, turn, count)
             fields = self._format.fields(record)
             refusal = self._refusal(number, count, fields)
             if refusal is not None:
@@ -333,13 +305,13 @@ class RedisTopicStream:
     def _refusal(self, number: int, count: int, fields: Sequence[bytes]) -> str | None:
         """Why a record cannot be stored."""
         if not 0 <= number < count:
-            return f"topic {self._topic!r} has no partition {number}: it has {count}, numbered from 0"
+            return f"topic {self.topic!r} has no partition {number}: it has {count}, numbered from 0"
         if len(fields) > 2 * _MOST_FIELDS:
-            return f"a record for {self._topic!r} has {len(fields) // 2} headers, more than {_MOST_FIELDS}"
+            return f"a record for {self.topic!r} has {len(fields) // 2} headers, more than {_MOST_FIELDS}"
         size = sum(map(len, fields))
         if size > self._settings.max_record_bytes:
             return (
-                f"a record for {self._topic!r} has {size} bytes, more than max_record_bytes="
+                f"a record for {self.topic!r} has {size} bytes, more than max_record_bytes="
                 f"{self._settings.max_record_bytes}: raise it, or keep large values elsewhere"
             )
         return None
@@ -394,10 +366,6 @@ class RedisTopicStream:
         names = (keys.partition(number), keys.producer(number, self._producer), keys.trimmed(number))
         how = (group.number, remember_s, max_length, max_age)
         return ("EVAL", scripts.APPEND, len(names), *names, *how, *group.arguments)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConnectionClosedError(f"the stream of topic {self._topic!r} is closed: open it again")
 
 
 @dataclass(slots=True)

@@ -22,9 +22,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from penstock.databases.postgres import Rows
 from penstock.errors import ConfigError, UnknownTopicError
 from penstock.model import Pointer, is_topic_name
-from penstock.sql.postgres import Rows
 from penstock.streams.sql.existing_tables import LOWEST
 from penstock.streams.sql.postgres_pool import Listener, PostgresSettings, TablePool, quoted
 from penstock.streams.sql.row_batch import Row

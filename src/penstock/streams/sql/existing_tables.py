@@ -6,27 +6,19 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from penstock.abc import Feature, Features
-from penstock.errors import ConfigError, ConnectionClosedError, OffsetOutOfRangeError, UnknownTopicError
-from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, check_topic_name
-from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups, pointer_of
+from penstock.errors import ConfigError, OffsetOutOfRangeError, UnknownTopicError
+from penstock.model import Batch, NewRecord, Pointer, Receipt, check_topic_name
+from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups
 from penstock.streams.sql.row_batch import Row, RowBatch
-from penstock.streams.sql.topic_tables import TopicSettings
+from penstock.streams.sql.topic_tables import Database, DatabaseStream, TopicSettings
 
 LOWEST: Final = 1
 """Where an empty table begins. A read from here or before never says that rows were deleted."""
 
 
-class RowSource(Protocol):
+class RowSource(Database, Protocol):
     """The statements of one database. All raise BrokerUnavailableError when it cannot be reached, UnknownTopicError for
     a table that does not exist, and ConfigError for one that cannot be read as the settings say."""
-
-    where: str
-
-    def check(self) -> None:
-        """Return once the database has answered."""
-
-    def names(self) -> list[str]:
-        """The tables that have the columns."""
 
     def check_table(self, table: str) -> None: ...
 
@@ -43,8 +35,6 @@ class RowSource(Protocol):
 
     def at_time(self, table: str, time_ms: int) -> Pointer | None: ...
 
-    def close(self) -> None: ...
-
 
 class ExistingTopic(PolledTopic):
     """One table, as `abc.TopicStream` with one partition."""
@@ -53,34 +43,14 @@ class ExistingTopic(PolledTopic):
         self, table: str, rows: RowSource, wakeups: Wakeups, poll_interval_s: float, settings: TopicSettings
     ) -> None:
         super().__init__(table, wakeups, poll_interval_s)
+        self.features = features_of(settings)
         self._rows = rows
         self._settings = settings
-
-    @property
-    def features(self) -> Features:
-        return features_of(self._settings)
 
     def partitions(self) -> Sequence[int]:
         self._check_open()
         self._rows.check_table(self.topic)
         return (0,)
-
-    def locate(self, partition: int, position: Position) -> Pointer:
-        first, end = self.span(partition)
-        match position.kind:
-            case PositionKind.EARLIEST:
-                return first
-            case PositionKind.LATEST:
-                return end
-            case PositionKind.TIME:
-                if not self._settings.timestamp_column:
-                    raise ConfigError(
-                        f"table {self.topic!r} cannot be read from a time: name its timestamp_column in the URL"
-                    )
-                found = self._rows.at_time(self.topic, position.time_ms)
-                return end if found is None else min(found, end)
-            case PositionKind.POINTER:
-                return pointer_of(position)
 
     def span(self, partition: int) -> tuple[Pointer, Pointer]:
         self._check_partition(partition)
@@ -93,6 +63,13 @@ class ExistingTopic(PolledTopic):
         raise ConfigError(
             f"table {self.topic!r} is read only: insert rows with SQL, or omit id_column to write to topic tables"
         )
+
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
+        end = self.span(partition)[1]
+        if not self._settings.timestamp_column:
+            raise ConfigError(f"table {self.topic!r} cannot be read from a time: name its timestamp_column in the URL")
+        found = self._rows.at_time(self.topic, time_ms)
+        return end if found is None else min(found, end)
 
     def _batch(self, partition: int, start: Pointer, limit: int) -> Batch:
         self._check_partition(partition)
@@ -117,10 +94,8 @@ class ExistingTopic(PolledTopic):
             raise UnknownTopicError(f"table {self.topic!r} has no partition {partition}: tables have one, number 0")
 
 
-class ExistingStream:
+class ExistingStream(DatabaseStream):
     """The tables of one database that have the columns of the settings, as `abc.Stream`."""
-
-    problem: str | None = None
 
     def __init__(
         self,
@@ -132,26 +107,15 @@ class ExistingStream:
         poll_interval_s: float,
         settings: TopicSettings,
     ) -> None:
-        self.url = url
+        super().__init__(url, rows, wakeups, checkpoint_url=checkpoint_url, poll_interval_s=poll_interval_s)
+        self.features = features_of(settings)
         self._rows = rows
-        self._wakeups = wakeups
-        self._checkpoint_url = checkpoint_url
-        self._poll_interval_s = poll_interval_s
         self._settings = settings
-        self._is_closed = False
-
-    @property
-    def features(self) -> Features:
-        return features_of(self._settings)
 
     def open_topic(self, topic: str) -> ExistingTopic:
         self._check_open()
         check_topic_name(topic)
         return ExistingTopic(topic, self._rows, self._wakeups, self._poll_interval_s, self._settings)
-
-    def topics(self) -> list[str]:
-        self._check_open()
-        return self._rows.names()
 
     def create_topic(self, topic: str, partitions: int | None = None) -> None:
         self._check_open()
@@ -159,28 +123,6 @@ class ExistingStream:
             f"table {topic!r} was not created: with id_column, existing tables are read and nothing is written; "
             "omit it to create topic tables"
         )
-
-    def checkpoint_url(self, *, in_stream: bool) -> str:
-        return self._checkpoint_url
-
-    def check_reachable(self) -> None:
-        self._rows.check()
-
-    def check_there(self, timeout_s: float) -> None:
-        self._rows.check()
-
-    def check_usable(self) -> None:
-        """Connections are replaced when they are needed."""
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._wakeups.tell_all()
-            self._rows.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ConnectionClosedError(f"the connection to {self._rows.where} is closed: connect again")
 
 
 def features_of(settings: TopicSettings) -> Features:

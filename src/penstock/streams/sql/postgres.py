@@ -9,10 +9,10 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from penstock.abc import Stream
+from penstock.databases import Schema
+from penstock.databases.postgres import Rows, make_tables, psycopg
 from penstock.errors import InvalidTopicError, TopicExistsError
 from penstock.model import NewRecord, Pointer
-from penstock.sql import Schema
-from penstock.sql.postgres import Rows, make_tables, psycopg
 from penstock.streams.adapting.polled_topic import Wakeups
 from penstock.streams.backend_url import parse_backend_url, settings_of
 from penstock.streams.sql.existing_postgres import PostgresRows

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from penstock.databases.postgres import PostgresConnection, PostgresPool, psycopg
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -19,8 +20,8 @@ from penstock.errors import (
     StoreUnavailableError,
     UnknownTopicError,
 )
-from penstock.sql.postgres import PostgresConnection, PostgresPool, psycopg
 from penstock.streams.adapting.polled_topic import Wakeups
+from penstock.streams.backend_url import check_positive
 from penstock.streams.sql.topic_tables import TopicSettings
 
 ANSWER_S: Final = 5.0
@@ -43,7 +44,7 @@ class PostgresSettings(TopicSettings):
     poll_interval_s: float = 0.5
     """How often a waiting reader looks for new rows if no notification comes: latency against load."""
     transaction_column: str = ""
-    """Of existing tables: a column `xid8 NOT NULL DEFAULT pg_current_xact_id()`. Rows are read in the order of
+    """For existing tables: a column `xid8 NOT NULL DEFAULT pg_current_xact_id()`. Rows are read in the order of
     transactions, safely for any writer, but any open transaction of the server that writes holds readers up."""
     notify_channel: str = "penstock"
     """Appends notify waiting readers on this channel. Empty: no notifications, and one connection less. For existing
@@ -59,9 +60,7 @@ class PostgresSettings(TopicSettings):
         TopicSettings.__post_init__(self)
         if self.transaction_column and not self.id_column:
             raise ConfigError("transaction_column is for existing tables: add id_column, too")
-        for name in ("poll_interval_s", "connect_timeout_s", "request_timeout_s", "max_connections"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+        check_positive(self, "poll_interval_s", "connect_timeout_s", "request_timeout_s", "max_connections")
 
 
 class TableConnection(PostgresConnection):
@@ -85,7 +84,7 @@ class TableConnection(PostgresConnection):
         return connection
 
     def wait(self, gen: Any, *settings: Any, **named: Any) -> Any:
-        """As psycopg's, which looks at the connection every tenth of a second, with an end."""
+        """Wait as psycopg does, but no longer than the request timeout."""
         if self.request_timeout_s:
             gen = _bounded(gen, time.monotonic() + self.request_timeout_s + ANSWER_S)
         return super().wait(gen, *settings, **named)

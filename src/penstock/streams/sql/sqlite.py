@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from penstock.abc import Stream
+from penstock.databases import Schema
+from penstock.databases.sqlite import Rows, SqliteDatabase, connect
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -29,8 +31,6 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import NewRecord, Pointer, is_topic_name
-from penstock.sql import Schema
-from penstock.sql.sqlite import Rows, SqliteDatabase, connect
 from penstock.streams.adapting.polled_topic import Wakeups
 from penstock.streams.backend_url import parse_backend_url, settings_of
 from penstock.streams.sql.existing_tables import LOWEST, ExistingStream
@@ -47,6 +47,11 @@ SCHEMA: Final = Schema(
             PRIMARY KEY (topic, partition)) WITHOUT ROWID""",
     ),
 )
+COLUMNS: Final = 6
+"""The number of columns of a topic's table."""
+ROWS_AT_ONCE: Final = 50
+"""Rows in one INSERT. A statement costs more than a row: the table has a trigger, so SQLite makes a savepoint for each
+statement, and Python releases the GIL for it, which another busy thread then holds for milliseconds."""
 NOW_MS: Final = "CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
 
 
@@ -194,19 +199,18 @@ class SqliteTopics:
                 if row is None:
                     continue
                 found[partition] = first = row[0]
-                cursor.executemany(
-                    f"INSERT INTO {quoted(topic)} (id, partition, key, value, headers, timestamp_ms) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
-                    zip(
-                        itertools.count(first),
-                        itertools.repeat(partition),
-                        [each.key for each in appended],
-                        [each.value for each in appended],
-                        [headers_text(each.headers) if each.headers else None for each in appended],
-                        [now_ms if each.timestamp_ms is None else each.timestamp_ms for each in appended],
-                        strict=False,
-                    ),
-                )
+                values: list[Any] = [None] * (COLUMNS * len(appended))
+                values[0::COLUMNS] = range(first, first + len(appended))
+                values[1::COLUMNS] = itertools.repeat(partition, len(appended))
+                values[2::COLUMNS] = [each.key for each in appended]
+                values[3::COLUMNS] = [each.value for each in appended]
+                values[4::COLUMNS] = [headers_text(each.headers) if each.headers else None for each in appended]
+                values[5::COLUMNS] = [now_ms if each.timestamp_ms is None else each.timestamp_ms for each in appended]
+                rest = len(values) - len(values) % (COLUMNS * ROWS_AT_ONCE)
+                for rows, begin, end in ((ROWS_AT_ONCE, 0, rest), (1, rest, len(values))):
+                    width = COLUMNS * rows
+                    steps = range(begin, end, width)
+                    cursor.executemany(_insertion(topic, rows), (tuple(values[at : at + width]) for at in steps))
                 cursor.execute(
                     "UPDATE penstock_topic_partition SET next_id = ? WHERE topic = ? AND partition = ?",
                     (first + len(appended), topic, partition),
@@ -241,6 +245,12 @@ class SqliteTopics:
     def _transaction(self) -> Iterator[sqlite3.Cursor]:
         with _stream_errors(), self._database().transaction() as cursor:
             yield cursor
+
+
+def _insertion(topic: str, rows: int) -> str:
+    return f"INSERT INTO {quoted(topic)} (id, partition, key, value, headers, timestamp_ms) VALUES " + ", ".join(
+        ["(?, ?, ?, ?, ?, ?)"] * rows
+    )
 
 
 @contextmanager

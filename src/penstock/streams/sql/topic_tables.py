@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -18,30 +17,14 @@ from penstock.errors import (
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
-from penstock.model import (
-    Batch,
-    NewRecord,
-    Pointer,
-    Position,
-    PositionKind,
-    Receipt,
-    check_topic_name,
-)
+from penstock.model import Batch, NewRecord, Pointer, Receipt, check_topic_name
 from penstock.streams.adapting.batch_writer import BatchWriter, Outcome
-from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups, pointer_of
+from penstock.streams.adapting.polled_topic import PolledTopic, Wakeups
+from penstock.streams.adapting.stream_base import PARTITIONED_LOG, chosen_partition
+from penstock.streams.backend_url import check_counts
 from penstock.streams.sql.row_batch import Row, RowBatch
 
-FEATURES: Final[Features] = frozenset(
-    {
-        Feature.PARTITIONS,
-        Feature.CHOSEN_PARTITION,
-        Feature.OFFSETS,
-        Feature.KEYS,
-        Feature.HEADERS,
-        Feature.TIMES,
-        Feature.DURABLE,
-    }
-)
+FEATURES: Final[Features] = PARTITIONED_LOG | {Feature.OFFSETS}
 """No IDEMPOTENCE: a commit whose answer was lost may have happened."""
 
 OWN_PREFIX: Final = "penstock_"
@@ -55,25 +38,24 @@ class TopicSettings:
     id_column: str = ""
     """Read existing tables, ordered by this integer column; nothing is written then. Empty: topic tables."""
     key_column: str = ""
-    """Of existing tables: the key of a record. Empty: records have no key."""
+    """For existing tables: the key of a record. Empty: records have no key."""
     value_columns: str = ""
-    """Of existing tables: the columns of the JSON object that is the value, with commas between. Empty: all."""
+    """For existing tables: the columns of the JSON object that is the value, with commas between. Empty: all."""
     payload_column: str = ""
-    """Of existing tables: the column whose content is the value as it is, instead of a JSON object."""
+    """For existing tables: the column whose content is the value as it is, instead of a JSON object."""
     timestamp_column: str = ""
-    """Of existing tables: a timestamp, or an integer of milliseconds since 1970. Empty: no positions at a time."""
+    """For existing tables: a timestamp, or an integer of milliseconds since 1970. Empty: no positions at a time."""
     deleted_rows: Literal["error", "skip"] = "error"
-    """Of existing tables: `error` fails a read that begins before the first row, as rows may have been deleted there;
+    """For existing tables: `error` fails a read that begins before the first row, as rows may have been deleted there;
     `skip` goes on at the first row, for tables that are cleaned up by their owner."""
     trust_ids: bool = False
-    """Of existing tables: read one although its ids do not come from a sequence with CACHE 1. Rows that appear below an
-    id that was read are missed then."""
+    """For existing tables: read one although its ids do not come from a sequence with CACHE 1. Rows that appear
+    below an id that was read are missed then."""
     max_record_bytes: int = 64 << 20
     """Larger records are refused. Readers hold up to their limit of such records in memory."""
 
     def __post_init__(self) -> None:
-        if self.max_record_bytes < 1:
-            raise ConfigError(f"max_record_bytes={self.max_record_bytes} must be an integer >= 1")
+        check_counts(self, "max_record_bytes")
         if self.payload_column and self.value_columns:
             raise ConfigError("payload_column and value_columns exclude each other: the value is one or the other")
         if not self.id_column:
@@ -82,16 +64,24 @@ class TopicSettings:
                     raise ConfigError(f"{name} is for existing tables: add id_column, the column that orders them")
 
 
-class TopicTables(Protocol):
-    """The statements of one database. All raise BrokerUnavailableError when it cannot be reached."""
+class Database(Protocol):
+    """What a stream over tables needs of its database."""
 
-    where: str
-    """The database, in messages."""
+    @property
+    def where(self) -> str:
+        """The database, in messages."""
 
     def check(self) -> None:
-        """Return once the database has answered, and has the table of partitions."""
+        """Return once the database has answered."""
 
-    def names(self) -> list[str]: ...
+    def names(self) -> list[str]:
+        """The tables that are topics."""
+
+    def close(self) -> None: ...
+
+
+class TopicTables(Database, Protocol):
+    """The statements of one database. All raise BrokerUnavailableError when it cannot be reached."""
 
     def create(self, topic: str, partitions: int) -> None:
         """Raises TopicExistsError."""
@@ -115,11 +105,11 @@ class TopicTables(Protocol):
         """Store records by partition, in one transaction: the offset of the first of each. Partitions that do not
         exist are left out."""
 
-    def close(self) -> None: ...
-
 
 class TableTopic(PolledTopic):
     """A topic table, as `abc.TopicStream`."""
+
+    features = FEATURES
 
     def __init__(
         self, topic: str, tables: TopicTables, wakeups: Wakeups, poll_interval_s: float, max_record_bytes: int
@@ -132,29 +122,12 @@ class TableTopic(PolledTopic):
         """Partitions whose last read was full."""
         self._turn = 0
 
-    @property
-    def features(self) -> Features:
-        return FEATURES
-
     def partitions(self) -> Sequence[int]:
         self._check_open()
         count = self._tables.partition_count(self.topic)
         if not count:
             raise self._unknown()
         return range(count)
-
-    def locate(self, partition: int, position: Position) -> Pointer:
-        first, end = self.span(partition)
-        match position.kind:
-            case PositionKind.EARLIEST:
-                return first
-            case PositionKind.LATEST:
-                return end
-            case PositionKind.TIME:
-                found = self._tables.at_time(self.topic, partition, position.time_ms)
-                return end if found is None else found
-            case PositionKind.POINTER:
-                return pointer_of(position)
 
     def span(self, partition: int) -> tuple[Pointer, Pointer]:
         self._check_open()
@@ -171,6 +144,11 @@ class TableTopic(PolledTopic):
     def close(self) -> None:
         self._writer.close()
         super().close()
+
+    def _at_time(self, partition: int, time_ms: int) -> Pointer:
+        end = self.span(partition)[1]
+        found = self._tables.at_time(self.topic, partition, time_ms)
+        return end if found is None else found
 
     def _batch(self, partition: int, start: Pointer, limit: int) -> Batch:
         if partition in self._behind:  # then rows alone will do: there is no end to compare with
@@ -195,7 +173,7 @@ class TableTopic(PolledTopic):
         if not first <= start <= end:
             raise OffsetOutOfRangeError(f"{self.topic}-{partition}", start, first, end)
 
-    def _write(self, records: Sequence[NewRecord]) -> Sequence[Outcome]:
+    def _write(self, records: Sequence[NewRecord]) -> Iterable[Outcome]:
         if self._count is None:
             self._count = len(self.partitions())
         self._turn += 1
@@ -203,9 +181,9 @@ class TableTopic(PolledTopic):
             first = self._tables.insert(self.topic, {0: records}).get(0)
             self._wakeups.tell(self.topic)
             if first is not None:
-                return list(zip(itertools.repeat(0), range(first, first + len(records)), strict=False))
+                return zip(itertools.repeat(0, len(records)), itertools.count(first), strict=False)
             raise self._unknown()
-        chosen = [self._choose(record, self._count) for record in records]
+        chosen = [chosen_partition(record, self._turn, self._count) for record in records]
         by_partition: defaultdict[int, list[NewRecord]] = defaultdict(list)
         for partition, record in zip(chosen, records, strict=True):
             by_partition[partition].append(record)
@@ -221,13 +199,6 @@ class TableTopic(PolledTopic):
                 outcomes.append(DeliveryError(str(self._unknown(partition))))
         return outcomes
 
-    def _choose(self, record: NewRecord, count: int) -> int:
-        if record.partition is not None:
-            return record.partition
-        if record.key is not None:
-            return zlib.crc32(record.key) % count
-        return self._turn % count
-
     def _unknown(self, partition: int | None = None) -> UnknownTopicError:
         count = 0 if partition is None else self._tables.partition_count(self.topic)
         if count:
@@ -240,10 +211,52 @@ class TableTopic(PolledTopic):
         )
 
 
-class TableStream:
-    """Topic tables of one database, as `abc.Stream`."""
+class DatabaseStream:
+    """A part of `abc.Stream`, `abc.Reachable` and `abc.HasCheckpoints`: the tables of one database."""
 
     problem: str | None = None
+
+    def __init__(
+        self, url: str, database: Database, wakeups: Wakeups, *, checkpoint_url: str, poll_interval_s: float
+    ) -> None:
+        self.url = url
+        self._database = database
+        self._wakeups = wakeups
+        self._checkpoint_url = checkpoint_url
+        self._poll_interval_s = poll_interval_s
+        self._is_closed = False
+
+    def topics(self) -> list[str]:
+        self._check_open()
+        return self._database.names()
+
+    def checkpoint_url(self, *, in_stream: bool) -> str:
+        return self._checkpoint_url
+
+    def check_reachable(self) -> None:
+        self._database.check()
+
+    def check_there(self, timeout_s: float) -> None:
+        self._database.check()
+
+    def check_usable(self) -> None:
+        """Connections are replaced when they are needed."""
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._wakeups.tell_all()
+            self._database.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionClosedError(f"the connection to {self._database.where} is closed: connect again")
+
+
+class TableStream(DatabaseStream):
+    """Topic tables of one database, as `abc.Stream`."""
+
+    features = FEATURES
 
     def __init__(
         self,
@@ -255,26 +268,14 @@ class TableStream:
         poll_interval_s: float,
         max_record_bytes: int,
     ) -> None:
-        self.url = url
+        super().__init__(url, tables, wakeups, checkpoint_url=checkpoint_url, poll_interval_s=poll_interval_s)
         self._tables = tables
-        self._wakeups = wakeups
-        self._checkpoint_url = checkpoint_url
-        self._poll_interval_s = poll_interval_s
         self._max_record_bytes = max_record_bytes
-        self._is_closed = False
-
-    @property
-    def features(self) -> Features:
-        return FEATURES
 
     def open_topic(self, topic: str) -> TableTopic:
         self._check_open()
         check_topic_name(topic)
         return TableTopic(topic, self._tables, self._wakeups, self._poll_interval_s, self._max_record_bytes)
-
-    def topics(self) -> list[str]:
-        self._check_open()
-        return self._tables.names()
 
     def create_topic(self, topic: str, partitions: int | None = None) -> None:
         self._check_open()
@@ -293,25 +294,3 @@ class TableStream:
         self._check_open()
         if not self._tables.drop(topic):
             raise UnknownTopicError(f"{self._tables.where} has no topic {topic!r}")
-
-    def checkpoint_url(self, *, in_stream: bool) -> str:
-        return self._checkpoint_url
-
-    def check_reachable(self) -> None:
-        self._tables.check()
-
-    def check_there(self, timeout_s: float) -> None:
-        self._tables.check()
-
-    def check_usable(self) -> None:
-        """Connections are replaced when they are needed."""
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._wakeups.tell_all()
-            self._tables.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ConnectionClosedError(f"the connection to {self._tables.where} is closed: connect again")

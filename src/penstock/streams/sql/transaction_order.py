@@ -39,7 +39,7 @@ class TransactionRows(PostgresRows):
         return LOWEST if found is None else found + 1
 
     def fetch(self, table: str, start: Pointer, end: Pointer, limit: int) -> list[Row]:
-        """The rows before `end` are final, so that it need not be compared with: later ones are left out."""
+        """Fetch final rows. All of them lie before `end`, so there is no comparison with it."""
         found = self._read(
             table,
             f"{self._tables[table].select} WHERE ({self._order}) >= (%s::text::xid8, %s::bigint) AND {self._is_final} "

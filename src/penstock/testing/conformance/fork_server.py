@@ -55,6 +55,8 @@ class _Order:
 class ChildProcess:
     def __init__(self, supervisor: Connection) -> None:
         self._supervisor = supervisor
+        self._waiting = threading.Lock()
+        """A case may wait in one thread while another one leaves the `with` block of the child."""
         self._code: int | None = None
         self._pid = self._receive(FORK_TIMEOUT_S)
 
@@ -65,9 +67,10 @@ class ChildProcess:
 
     def wait(self, timeout_s: float) -> int:
         """Wait for its exit code (negative: the signal). Raises TimeoutError."""
-        if self._code is None:
-            self._code = self._receive(timeout_s)
-        return self._code
+        with self._waiting:
+            if self._code is None:
+                self._code = self._receive(timeout_s)
+            return self._code
 
     def forget(self) -> None:
         self._supervisor.close()

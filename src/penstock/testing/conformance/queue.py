@@ -17,7 +17,6 @@ from penstock.testing.conformance.child import Parent
 from penstock.testing.conformance.outages import DELAY_S as NETWORK_DELAY_S
 from penstock.testing.conformance.outages import (
     HANG_S,
-    RECOVERY_S,
     UNAVAILABLE,
     Outage,
     OutageSuite,
@@ -115,8 +114,9 @@ class QueueOutageCases(QueueSuite, OutageSuite):
         for delivery in held:
             with contextlib.suppress(*UNAVAILABLE):  # a delivery of before the restart may be stale
                 queue.settle(delivery, Outcome.RELEASE)
-        self._finish_through(queue, set(range(10)))
-        self.eventually("records are sent again", lambda: self._sent(queue, 10))
+        with self.recovering(outage):
+            self._finish_through(queue, set(range(10)))
+            self.eventually("records are sent again", lambda: self._sent(queue, 10))
         self._finish_through(queue, {10})
 
     def test_no_record_is_lost_when_connections_are_cut(self) -> None:
@@ -127,8 +127,9 @@ class QueueOutageCases(QueueSuite, OutageSuite):
         outage.proxy.cut()
         answers_or_raises(lambda: queue.receive(10, 0.1))
         outage.proxy.heal()
-        self._finish_through(queue, set(range(10)))
-        self.eventually("records are sent again", lambda: self._sent(queue, 10))
+        with self.recovering(outage):
+            self._finish_through(queue, set(range(10)))
+            self.eventually("records are sent again", lambda: self._sent(queue, 10))
         self._finish_through(queue, {10})
 
     def test_a_slow_network_changes_nothing(self) -> None:
@@ -167,7 +168,7 @@ class QueueOutageCases(QueueSuite, OutageSuite):
                 queue.settle(delivery, Outcome.DONE)
             return came >= wanted
 
-        self.eventually(f"records {sorted(wanted)} come", attempt, RECOVERY_S + (self.visibility_s or 0.0))
+        self.eventually(f"records {sorted(wanted)} come", attempt, self.recovery_s + (self.visibility_s or 0.0))
 
 
 class QueueCases(QueueOutageCases):
@@ -472,16 +473,19 @@ def queue(
     visibility_s: float | None = None,
     ordered: bool = True,
     outage: Callable[[], Outage] | None = None,
+    longest_backoff_s: float | None = None,
 ) -> type[QueueCases]:
     """The cases for a queue. `factory` opens it; with a parameter it gets a folder, whose name can name the queue.
 
     `visibility_s` is the time after which an unsettled delivery is redelivered, where there is one: choose a short one
     that a busy machine can keep, such as 2. `ordered`: a single receiver gets records in the order in which a single
     sender sent them. `outage()` returns the server that the factory's queue connects to, through a `TcpProxy`; without
-    it, the cases that kill the server and break the network are skipped.
+    it, the cases that kill the server and break the network are skipped. `longest_backoff_s` is the longest pause
+    between two attempts to reconnect: the queue must work again within a few of them.
     """
     cases = collect(QueueCases, factory, features)
     cases.visibility_s = visibility_s
     cases.ordered = ordered
     cases.make_outage = staticmethod(outage) if outage is not None else None
+    cases.longest_backoff_s = longest_backoff_s
     return cases

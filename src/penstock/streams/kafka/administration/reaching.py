@@ -23,6 +23,9 @@ from penstock.streams.url import Host, KafkaUrl
 
 _SLICE_S: Final = 0.25
 """How long the first attempt of librdkafka takes before its errors are checked. It doubles, for distant brokers."""
+_FIRST_ROUND_S: Final = 2.0
+"""How long each of several brokers is asked in the first round."""
+_SHORTEST_S: Final = 0.1
 _NO_TOPIC: Final = "__consumer_offsets"
 """A topic that any client may ask for, and that no broker creates for it."""
 _REFUSALS: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
@@ -49,23 +52,36 @@ def check_reachable(url: KafkaUrl, options: Options) -> None:
 
 
 def check_there(hosts: Sequence[Host], timeout_s: float, *, is_plain: bool) -> None:
-    """Return once a broker has answered, or, unless `is_plain`, accepted the connection."""
+    """Return once a broker has answered, or, unless `is_plain`, accepted the connection.
+
+    Of several brokers, each is asked for a while only, and longer in the next round: one may be cut off.
+    """
     deadline_s = time.monotonic() + timeout_s
-    problems = []
-    is_away = False
-    for host in hosts:
-        try:
-            with PlainConnection(host, max(0.1, deadline_s - time.monotonic())) as connection:
-                if is_plain:
-                    connection.cluster_id()
-                return
-        except (OSError, NotKafkaError) as error:
-            problems.append(_explain(host, error))
-            is_away = is_away or isinstance(error, OSError)
+    slice_s = timeout_s if len(hosts) == 1 else min(timeout_s, _FIRST_ROUND_S)
+    while True:
+        problems: list[tuple[Host, OSError | NotKafkaError]] = []
+        for host in hosts:
+            try:
+                patience_s = max(_SHORTEST_S, min(slice_s, deadline_s - time.monotonic()))
+                with PlainConnection(host, patience_s) as connection:
+                    if is_plain:
+                        connection.check_version()
+                        connection.cluster_id()
+                    return
+            except (OSError, NotKafkaError) as error:
+                problems.append((host, error))
+        silent = [host for host, error in problems if isinstance(error, TimeoutError)]
+        if not silent or time.monotonic() >= deadline_s:
+            break
+        slice_s *= 2
+    advice = (
+        f"Start a broker there with: penstock serve --listen {hosts[0]}; or use log:./data, which starts its own"
+        if len(hosts) == 1
+        else "Check that the brokers run and can be reached; `penstock cluster up` starts three on this machine"
+    )
     raise BrokerUnavailableError(
-        f"{'; '.join(problems)}. Start a broker there with: penstock serve --listen {hosts[0]}; "
-        "or use log:./data, which starts its own",
-        retriable=is_away,
+        f"{'; '.join(_explain(host, error) for host, error in problems)}. {advice}",
+        retriable=any(isinstance(error, OSError) for _, error in problems),
     )
 
 
@@ -110,6 +126,6 @@ def _explain(host: Host, error: OSError | NotKafkaError) -> str:
     if isinstance(error, OSError):
         return f"nothing answers at {host} ({error.strerror or error})"
     return (
-        f"{error}: it is not a Kafka broker without TLS. If it needs TLS or a login, use "
+        f"{error}: it is not a Kafka broker without TLS, or is older than Kafka 0.10. If it needs TLS or a login, use "
         f"kafka://{host}?config=FILE, with security.protocol=SASL_SSL or SSL in the file"
     )

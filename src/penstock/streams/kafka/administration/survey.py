@@ -1,12 +1,13 @@
 """All topics and groups in few requests, for callers that ask every few seconds.
 
 Unlike `TopicAdministration` and `GroupAdministration`, this asks about many at once, sends all requests before it waits
-for the first answer, and does not retry. What is missing or not ready is left out; a broker that does not answer within
-`timeout_s` is a BrokerUnavailableError.
+for the first answer, and retries only with the new leader of a partition. What is missing or not ready is left out; a
+broker that does not answer within `timeout_s` is a BrokerUnavailableError.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -17,10 +18,11 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 
 from penstock.model.administration import GroupMembers, GroupSummary, PartitionId, TopicSummary
 from penstock.streams.kafka.administration.groups import member_of, state_text
-from penstock.streams.kafka.administration.topics import list_topics
-from penstock.streams.kafka.failures import is_unreachable, refused
+from penstock.streams.kafka.administration.topics import LEADER_TIMEOUT_S, list_topics, refresh_leaders
+from penstock.streams.kafka.failures import has_moved, is_unreachable, refused
 
 TIMEOUT_S: Final = 5.0
+_PAUSE_S: Final = 0.1
 AT_ONCE: Final = 200
 """How many requests are sent before their answers are awaited."""
 
@@ -89,8 +91,16 @@ class KafkaSurvey:
         asked = {TopicPartition(*place): spec for place in places}
         if not asked:
             return {}
-        ask = partial(self._admin.list_offsets, asked, isolation_level=IsolationLevel.READ_COMMITTED)
-        answers = self._answers(_OFFSETS, ask)
+        ask = partial(self._admin.list_offsets, isolation_level=IsolationLevel.READ_COMMITTED)
+        deadline_s = time.monotonic() + min(LEADER_TIMEOUT_S, self._timeout_s)
+        moved: list[TopicPartition] = []
+        answers = self._answers(_OFFSETS, partial(ask, asked), moved)
+        while moved and time.monotonic() < deadline_s:
+            time.sleep(_PAUSE_S)
+            refresh_leaders(self._admin)
+            asked = dict.fromkeys(moved, spec)
+            moved.clear()
+            answers |= self._answers(_OFFSETS, partial(ask, asked), moved)
         return {(place.topic, place.partition): int(answer.offset) for place, answer in answers.items()}
 
     def _ask_committed(self, groups: Iterable[str]) -> dict[str, Future[Any]]:
@@ -98,8 +108,13 @@ class KafkaSurvey:
         ask = self._admin.list_consumer_group_offsets
         return {group: ask([ConsumerGroupTopicPartitions(group)])[group] for group in groups}
 
-    def _answers(self, what: str, ask: Callable[[], Mapping[Key, Future[Any]]]) -> dict[Key, Any]:
-        """The successful answers. Raises only if the brokers cannot be reached."""
+    def _answers(
+        self, what: str, ask: Callable[[], Mapping[Key, Future[Any]]], moved: list[Key] | None = None
+    ) -> dict[Key, Any]:
+        """The successful answers. Raises only if the brokers cannot be reached.
+
+        Adds those to `moved` that another broker has to be asked for.
+        """
         found: dict[Key, Any] = {}
         try:
             futures = ask()
@@ -111,6 +126,8 @@ class KafkaSurvey:
             except (KafkaException, TimeoutError) as error:
                 if is_unreachable(error):
                     raise refused(what, error) from error
+                if moved is not None and has_moved(error):
+                    moved.append(key)
         return found
 
 

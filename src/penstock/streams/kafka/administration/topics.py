@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -24,13 +28,28 @@ from penstock.errors import ConfigError, PenstockError, StreamError, UnknownTopi
 from penstock.model import Position, PositionKind
 from penstock.model.administration import ANSWER_TIMEOUT_S, ConfigValue, Offsets, Span, TopicSummary
 from penstock.streams.declared import create_unless_known
-from penstock.streams.kafka.failures import is_missing, is_passing, refused
+from penstock.streams.kafka.failures import is_missing, is_passing, is_unreachable, reason_of, refused
 from penstock.streams.kafka.plain import PlainConnection
 from penstock.streams.kafka.security import PLAIN, Security
 from penstock.streams.url import Host
 
+logger = logging.getLogger(__name__)
+
 SIZES_TIMEOUT_S: Final = 5.0
 BROKER_DEFAULT: Final = -1
+REPLICATION_FACTOR: Final = "replication.factor"
+"""Taken from the settings of a new topic; to Kafka it is not a setting but a part of the request."""
+MIN_INSYNC: Final = "min.insync.replicas"
+_DEFAULT_FACTOR: Final = "default.replication.factor"
+_ATTEMPT_S: Final = 5.0
+"""How long one attempt of a change takes: librdkafka waits for a controller that is gone until its time is over."""
+_NO_TOPIC: Final = "__consumer_offsets"
+"""A topic that any client may ask for, and that no broker creates for it."""
+_KNOWN_WITHIN_S: Final = 5.0
+"""Of several brokers, some hear of a new topic later than the one that created it."""
+_KNOWN_POLL_S: Final = 0.05
+LEADER_TIMEOUT_S: Final = 5.0
+"""How long one leader is asked for offsets. After that another broker may lead."""
 
 Answer = TypeVar("Answer")
 
@@ -43,9 +62,13 @@ class TopicAdministration:
         self.admin = admin
         self._timeout_s = timeout_s
         self._security = security
+        self._created_s: dict[str, float] = {}
+        """When this object created topics."""
 
     def within(self, timeout_s: float) -> TopicAdministration:
-        return TopicAdministration(self.admin, timeout_s, security=self._security)
+        same = TopicAdministration(self.admin, timeout_s, security=self._security)
+        same._created_s = self._created_s
+        return same
 
     def all(self) -> list[TopicSummary]:
         what = "the topics could not be listed"
@@ -58,7 +81,14 @@ class TopicAdministration:
     def describe(self, topic: str) -> TopicSummary:
         """The topic with its id. Never creates the topic."""
         what = f"topic {topic!r} could not be looked up"
-        found = look_up(what, lambda: self.ask_for(topic).result(self._timeout_s), self._timeout_s)
+        while True:  # ends with an answer, or when every broker must know a topic that was just created
+            try:
+                found = look_up(what, lambda: self.ask_for(topic).result(self._timeout_s), self._timeout_s)
+                break
+            except UnknownTopicError:
+                if time.monotonic() > self._created_s.get(topic, -math.inf) + _KNOWN_WITHIN_S:
+                    raise
+                time.sleep(_KNOWN_POLL_S)
         partitions = tuple(sorted(partition.id for partition in found.partitions))
         return TopicSummary(
             topic, partitions, topic.startswith("__"), None if found.topic_id is None else str(found.topic_id)
@@ -131,7 +161,8 @@ class TopicAdministration:
 
         def ask() -> dict[tuple[str, int], int]:
             found = {}
-            futures = self.admin.list_offsets(places, isolation_level=isolation)
+            patience_s = min(LEADER_TIMEOUT_S, self._timeout_s)
+            futures = self.admin.list_offsets(places, isolation_level=isolation, request_timeout=patience_s)
             for place, future in futures.items():
                 try:
                     found[place.topic, place.partition] = future.result(self._timeout_s).offset
@@ -140,7 +171,8 @@ class TopicAdministration:
                         raise
             return found
 
-        return look_up("offsets could not be looked up", ask, self._timeout_s)
+        refresh = partial(refresh_leaders, self.admin)
+        return look_up("offsets could not be looked up", ask, self._timeout_s, before_retry=refresh)
 
     def sizes(self) -> dict[tuple[str, int], int]:
         """The size of each partition in bytes, without replicas. Raises StreamError if a broker cannot be asked."""
@@ -156,33 +188,129 @@ class TopicAdministration:
         return sizes
 
     def create(self, topic: str, partitions: int | None, config: Mapping[str, str]) -> None:
-        new = NewTopic(
-            topic,
-            num_partitions=BROKER_DEFAULT if partitions is None else partitions,
-            replication_factor=BROKER_DEFAULT,
-            config=dict(config),
-        )
+        settings = dict(config)
         what = f"topic {topic!r} could not be created"
+        factor = _number(settings.pop(REPLICATION_FACTOR, None), REPLICATION_FACTOR, what)
+        if (least := _number(settings.get(MIN_INSYNC), MIN_INSYNC, what)) is not None:
+            self._check_min_insync(what, least, factor)
         try:
-            future = self.admin.create_topics([new])[topic]
-        except (KafkaException, ValueError) as error:
+            new = NewTopic(
+                topic,
+                num_partitions=BROKER_DEFAULT if partitions is None else partitions,
+                replication_factor=BROKER_DEFAULT if factor is None else factor,
+                config=settings,
+            )
+            self._change(
+                what,
+                lambda attempt_s: self.admin.create_topics([new], request_timeout=attempt_s)[topic],
+                KafkaError.TOPIC_ALREADY_EXISTS,
+            )
+            self._created_s[topic] = time.monotonic()
+        except ConfigError as error:
+            reason = None if error.__cause__ is None else reason_of(error.__cause__)
+            if factor is None or reason is None or reason.code() != KafkaError.INVALID_REPLICATION_FACTOR:
+                raise
+            raise ConfigError(
+                f"{error} Lower {REPLICATION_FACTOR}={factor}, or use a cluster with as many brokers"
+            ) from error
+        except ValueError as error:
             raise refused(what, error) from error
-        answer_of(future, what)
+
+    def _check_min_insync(self, what: str, least: int, factor: int | None) -> None:
+        """Refuse what Kafka accepts: it would need all replicas instead, so that one lost broker stops all writes."""
+        is_default = factor is None
+        if factor is None:
+            factor = look_up(what, self._default_factor, self._timeout_s)
+        if factor is None or least <= factor:
+            return
+        if is_default and factor == 1:
+            logger.warning(
+                "%s=%d has no effect on a topic with one replica, the default of these brokers: its records are lost "
+                "with its broker. Pass %s, if there are several",
+                MIN_INSYNC,
+                least,
+                REPLICATION_FACTOR,
+            )
+            return
+        raise ConfigError(
+            f"{what}: {MIN_INSYNC}={least} cannot be met by {factor} replicas. Lower it to {max(1, factor - 1)}, so "
+            f"that writes survive the loss of a broker, or raise {REPLICATION_FACTOR}"
+        )
+
+    def _default_factor(self) -> int | None:
+        """The replicas of topics that are created without a number; None if the brokers do not tell."""
+        broker = min(self.admin.list_topics(_NO_TOPIC, timeout=self._timeout_s).brokers)
+        resource = ConfigResource(ResourceType.BROKER, str(broker))
+        found = self.admin.describe_configs([resource])[resource].result(ANSWER_TIMEOUT_S).get(_DEFAULT_FACTOR)
+        return None if found is None or found.value is None else int(found.value)
+
+    def _change(
+        self, what: str, ask: Callable[[float], concurrent.futures.Future[Any]], done: int | None = None
+    ) -> Any:
+        """The answer to a request to the controller. Errors start with `what`.
+
+        librdkafka does not look for another controller when the one that it knows is gone, so this does. An attempt
+        without an answer may have been successful: then the next one fails with `done`.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        pause_s, is_first = 0.05, True
+        while True:
+            try:
+                return ask(_ATTEMPT_S).result(2 * _ATTEMPT_S)
+            except (KafkaException, TimeoutError) as error:
+                reason = reason_of(error)
+                if not is_first and reason is not None and reason.code() == done:
+                    return None
+                if not is_unreachable(error) or time.monotonic() + pause_s > deadline_s:
+                    raise refused(what, error) from error
+            is_first = False
+            time.sleep(pause_s)
+            pause_s = min(1.0, 2 * pause_s)
+            with contextlib.suppress(KafkaException):
+                self.admin.list_topics(_NO_TOPIC, timeout=_ATTEMPT_S)  # tells librdkafka the controller
 
     def provide(self, topic: str, partitions: int | None, config: Mapping[str, str]) -> int:
         return create_unless_known(lambda: self.partitions_of(topic), lambda: self.create(topic, partitions, config))
 
     def delete(self, topic: str) -> None:
-        answer_of(self.admin.delete_topics([topic])[topic], f"topic {topic!r} could not be deleted")
+        self._created_s.pop(topic, None)
+        self._change(
+            f"topic {topic!r} could not be deleted",
+            lambda attempt_s: self.admin.delete_topics([topic], request_timeout=attempt_s)[topic],
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+        )
 
     def add_partitions(self, topic: str, total: int) -> None:
         what = f"topic {topic!r} could not be given {total} partitions"
-        answer_of(self.admin.create_partitions([NewPartitions(topic, total)])[topic], what)
+        self._change(
+            what,
+            lambda attempt_s: self.admin.create_partitions([NewPartitions(topic, total)], request_timeout=attempt_s)[
+                topic
+            ],
+            KafkaError.INVALID_PARTITIONS,
+        )
 
     def delete_before(self, topic: str, pointers: Mapping[int, int]) -> None:
-        places = [TopicPartition(topic, partition, pointer) for partition, pointer in pointers.items()]
-        for place, future in self.admin.delete_records(places).items():
-            answer_of(future, f"records of topic {topic!r}, partition {place.partition}, could not be deleted")
+        refresh_leaders(self.admin)
+        asked = self._ask_to_delete(TopicPartition(topic, *place) for place in pointers.items())
+
+        def delete(place: TopicPartition) -> None:
+            future = asked.pop(place, None) or self._ask_to_delete([place])[place]
+            try:
+                future.result(2 * _ATTEMPT_S)
+            except (KafkaException, TimeoutError) as error:
+                # A leader waits for its replicas. Those of a leader that has just changed may not hear of it before
+                # the next record: what counts is what the leader itself still has.
+                if not is_unreachable(error) or self.earliest(topic, [place.partition])[place.partition] < place.offset:
+                    raise
+
+        for place in list(asked):
+            what = f"records of topic {topic!r}, partition {place.partition}, could not be deleted"
+            look_up(what, partial(delete, place), self._timeout_s, partial(refresh_leaders, self.admin))
+
+    def _ask_to_delete(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, concurrent.futures.Future[Any]]:
+        # A copy: the client keeps its own to find the future of an answer.
+        return dict(self.admin.delete_records(list(places), request_timeout=_ATTEMPT_S, operation_timeout=_ATTEMPT_S))
 
     def config(self, topic: str) -> list[ConfigValue]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
@@ -192,12 +320,25 @@ class TopicAdministration:
         return [ConfigValue(name, entry.value, entry.source != own) for name, entry in sorted(entries.items())]
 
     def change_config(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        what = f"the settings of topic {topic!r} could not be changed"
+        if (least := _number(changes.get(MIN_INSYNC), MIN_INSYNC, what)) is not None:
+            replicas = look_up(what, lambda: self._replicas_of(topic), self._timeout_s)
+            if 1 < replicas < least:
+                raise ConfigError(
+                    f"{what}: {MIN_INSYNC}={least} cannot be met by its {replicas} replicas. Lower it to "
+                    f"{replicas - 1}, so that writes survive the loss of a broker"
+                )
         operations = [
             ConfigEntry(name, value, incremental_operation=_operation(value)) for name, value in changes.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=operations)
         future = self.admin.incremental_alter_configs([resource])[resource]
-        answer_of(future, f"the settings of topic {topic!r} could not be changed")
+        answer_of(future, what)
+
+    def _replicas_of(self, topic: str) -> int:
+        """The fewest replicas of a partition."""
+        partitions = self.ask_for(topic).result(self._timeout_s).partitions
+        return min((len(partition.replicas) for partition in partitions), default=0)
 
     def require(self, topic: str) -> TopicSummary:
         topics = self.all()
@@ -218,6 +359,15 @@ def list_topics(admin: AdminClient, timeout_s: float) -> list[TopicSummary]:
     return sorted(summaries, key=lambda summary: summary.name)
 
 
+def _number(text: str | None, name: str, what: str) -> int | None:
+    """The value of a setting that counts replicas. Raises ConfigError."""
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ConfigError(f"{what}: {name}={text} must be an integer >= 1")
+    return int(text)
+
+
 def _operation(value: str | None) -> AlterConfigOpType:
     return AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
 
@@ -230,8 +380,26 @@ def answer_of(future: concurrent.futures.Future[Any], what: str) -> Any:
         raise refused(what, error) from error
 
 
-def look_up(what: str, ask: Callable[[], Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
-    """The answer to a request that changes nothing, retried up to `timeout_s` while the broker is unavailable."""
+def refresh_leaders(admin: AdminClient, timeout_s: float = LEADER_TIMEOUT_S) -> None:
+    """Have librdkafka ask who leads which partition.
+
+    Its admin client asks once and keeps the answer for 15 minutes, also after a leader has said that it no longer is
+    one.
+    """
+    with contextlib.suppress(KafkaException):  # the request that needs the leaders says what is wrong
+        admin.list_topics(timeout=min(LEADER_TIMEOUT_S, timeout_s))
+
+
+def look_up(
+    what: str,
+    ask: Callable[[], Answer],
+    timeout_s: float = ANSWER_TIMEOUT_S,
+    before_retry: Callable[[float], None] = lambda _: None,
+) -> Answer:
+    """The answer to a request that changes nothing, retried up to `timeout_s` while the broker is unavailable.
+
+    `before_retry` is called with the seconds that are left.
+    """
     deadline_s = time.monotonic() + timeout_s
     pause_s = 0.02
     while True:
@@ -241,4 +409,5 @@ def look_up(what: str, ask: Callable[[], Answer], timeout_s: float = ANSWER_TIME
             if not is_passing(error) or time.monotonic() + pause_s > deadline_s:
                 raise refused(what, error) from error
         time.sleep(pause_s)
+        before_retry(max(pause_s, deadline_s - time.monotonic()))
         pause_s = min(1.0, 2 * pause_s)

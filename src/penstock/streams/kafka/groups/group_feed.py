@@ -29,6 +29,9 @@ ASSIGNORS: Final = {
 }
 """Our names of assignors, and librdkafka's."""
 
+COMMITTED_TIMEOUT_S: Final = 3.0
+"""How long an assignment may wait to learn what the group has committed."""
+
 _STALE: Final = frozenset(
     {
         KafkaError.ILLEGAL_GENERATION,
@@ -194,6 +197,7 @@ class KafkaGroupFeed(PolledFeed):
                 missing = set(partitions) - starts.keys()
                 if missing:
                     raise GroupError(f"the listener did not say where to start in {self._topic}-{min(missing)}")
+                self._warn_of_other_stores(consumer, starts)
         except BaseException as error:
             self._fail(error)
             starts = {}
@@ -207,6 +211,28 @@ class KafkaGroupFeed(PolledFeed):
             self._share.add(partition)
             self._unsettled.add(partition)
             self._intake.add(partition, starts[partition])
+
+    def _warn_of_other_stores(self, consumer: Consumer, starts: Mapping[int, Pointer]) -> None:
+        """Warn if the group is further than the checkpoints: offsets are committed only after checkpoints are saved."""
+        try:
+            places = consumer.committed([TopicPartition(self._topic, each) for each in starts], COMMITTED_TIMEOUT_S)
+        except KafkaException as error:
+            logger.info("group %r: committed offsets of topic %r are not known: %s", self._group, self._topic, error)
+            return
+        behind = [each for each in places if each.metadata == CHECKPOINTED and each.offset > starts[each.partition]]
+        if behind:
+            logger.warning(
+                "group %r has committed offset %d of %s-%d, but the checkpoint of this member ends at %d; %d other "
+                "partitions differ, too. The records in between are handled again. If members of the group run on "
+                "several hosts, give all of them one checkpoint store, such as checkpoints='kafka:' or "
+                "'postgresql://...': files (sqlite:, file:) are on one host",
+                self._group,
+                behind[0].offset,
+                self._topic,
+                behind[0].partition,
+                starts[behind[0].partition],
+                len(behind) - 1,
+            )
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self._give_back(consumer, places, is_lost=False)

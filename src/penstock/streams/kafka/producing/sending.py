@@ -118,7 +118,10 @@ class KafkaSender(CountingSender):
             self._producer.close()
 
     def _delivered(self, receipt: Receipt, error: KafkaError | None, message: Message) -> None:
-        failure = None if error is None else not_delivered(receipt.topic, error, self._given_up)
+        failure = None
+        if error is not None:
+            why_silent = None if self._stalls is None else self._stalls.why
+            failure = not_delivered(receipt.topic, error, self._given_up, why_silent)
         partition, offset = message.partition(), message.offset()
         receipt.settle(-1 if partition is None else partition, -1 if offset is None else offset, failure)
         self._settled(receipt, failure is not None)

@@ -19,7 +19,8 @@ from penstock.streams.kafka.settings import Configuration, transactional_configu
 from penstock.streams.options import Options
 
 _SLICE_S: Final = 1.0
-"""Waits are cut into slices, so that Ctrl-C works. librdkafka resumes the call."""
+"""Waits are cut into slices, so that Ctrl-C works. librdkafka resumes most calls, but begins to commit offsets all over
+again: each slice is longer than the one before, so that a slow broker gets through in one of them."""
 _NO_TOPIC: Final = "__consumer_offsets"
 """A topic that any client may ask for, and that no broker creates for it."""
 _SHORTEST_S: Final = 0.1
@@ -73,7 +74,7 @@ class TransactionalProducer(KafkaProducer):
         return len(self.client)
 
     def append_rows(self, rows: Iterable[Row]) -> None:
-        """As `append`, without the cost of creating records."""
+        """Like `append`, without the cost of creating records."""
         produce, poll = self.try_produce, self.client.poll
         for number, row in enumerate(rows):
             try:
@@ -128,17 +129,17 @@ class TransactionalProducer(KafkaProducer):
     def _through(self, what: str, call: Callable[[float], object], timeout_s: float | None = None) -> None:
         """Call it, and retry retriable errors until the timeout."""
         deadline_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        pause_s = _FIRST_PAUSE_S
+        pause_s, slice_s = _FIRST_PAUSE_S, _SLICE_S
         while True:
             left_s = deadline_s - time.monotonic()
             try:
-                call(max(_SHORTEST_S, min(_SLICE_S, left_s)))
+                call(max(_SHORTEST_S, min(slice_s, left_s)))
                 return
             except KafkaException as error:
                 reason = reason_of(error)
                 if reason is None or not reason.retriable() or left_s <= 0 or self._stopping.wait(pause_s):
                     raise self._lost(what, error) from error
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s, slice_s = min(2 * pause_s, _LONGEST_PAUSE_S), 2 * slice_s
 
     def _lost(self, what: str, error: KafkaException) -> TransactionLostError:
         reason = reason_of(error)

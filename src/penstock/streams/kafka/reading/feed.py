@@ -87,39 +87,39 @@ class Rereader:
         self._topic = topic
         self._new_feed = new_feed
         self._lock = threading.Lock()
-        self._places: OrderedDict[int, _Place] = OrderedDict()
+        self._feeds: OrderedDict[int, _PositionedFeed] = OrderedDict()
 
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
         if limit < 1:
             raise ConfigError(f"limit={limit} must be >= 1")
         while True:
-            place = self._place_of(partition)
-            with place.lock:
-                if not place.let_go:  # else another thread has evicted it since
-                    return place.read(partition, start, limit, wait_s)
+            feed = self._feed_of(partition)
+            with feed.lock:
+                if not feed.let_go:  # else another thread has evicted it since
+                    return feed.read(partition, start, limit, wait_s)
 
     def close(self) -> None:
         with self._lock:
-            places, self._places = list(self._places.values()), OrderedDict()
-        for place in places:
-            place.close()
+            feeds, self._feeds = list(self._feeds.values()), OrderedDict()
+        for feed in feeds:
+            feed.close()
 
-    def _place_of(self, partition: int) -> _Place:
+    def _feed_of(self, partition: int) -> _PositionedFeed:
         surplus = None
         with self._lock:
-            place = self._places.get(partition)
-            if place is None:
-                if len(self._places) >= _MOST_FEEDS:
-                    _, surplus = self._places.popitem(last=False)
-                place = self._places[partition] = _Place(self._topic, self._new_feed)
-            self._places.move_to_end(partition)
+            feed = self._feeds.get(partition)
+            if feed is None:
+                if len(self._feeds) >= _MOST_FEEDS:
+                    _, surplus = self._feeds.popitem(last=False)
+                feed = self._feeds[partition] = _PositionedFeed(self._topic, self._new_feed)
+            self._feeds.move_to_end(partition)
         if surplus is not None:
             surplus.close()
-        return place
+        return feed
 
 
-class _Place:
-    """The feed of one partition, and where it stands."""
+class _PositionedFeed:
+    """The feed of one partition, and its position."""
 
     def __init__(self, topic: str, new_feed: Callable[[], KafkaFeed]) -> None:
         self.lock = threading.Lock()

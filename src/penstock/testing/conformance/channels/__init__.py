@@ -48,9 +48,7 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
 
     def test_what_is_sent_while_somebody_listens_arrives_once(self) -> None:
         listener, sender = self.connected()
-        sending = self.put(sender, range(100))
-        numbers = self.numbers_of(self.take(listener, 100, "records that are sent while somebody listens"))
-        self.sent(sending)
+        numbers = self.passed_numbers(listener, sender, range(100), "records that are sent while somebody listens")
         assert sorted(numbers) == list(range(100)), f"records 0 to 99 were sent, and {sorted(numbers)} came"
         self.check_nothing_comes(listener, "each record was sent once")
 
@@ -58,20 +56,15 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
         if not self.ordered:
             raise unittest.SkipTest("does not apply: the channel does not keep the order")
         listener, sender = self.connected()
-        sendings = []
         for start in range(0, 100, 20):
-            sendings.append(self.put(sender, range(start, start + 20)))
-            numbers = self.numbers_of(self.take(listener, 20, "records in order"))
+            numbers = self.passed_numbers(listener, sender, range(start, start + 20), "records in order")
             assert numbers == list(range(start, start + 20)), f"records from {start} on arrived in the order {numbers}"
-            self.sent(sendings[-1])
 
     def test_records_carry_the_name_of_the_channel_and_offsets_that_differ(self) -> None:
         listener, sender = self.connected()
         records: list[Record] = []
         for _ in range(2):
-            sending = self.put(sender, range(20))
-            records += self.take(listener, 20, "records")
-            self.sent(sending)
+            records += self.passed(listener, sender, [self.made(number) for number in range(20)], "records")
         offsets = [record.offset for record in records]
         assert len(set(offsets)) == len(offsets), f"{len(offsets)} records have the offsets {sorted(offsets)}"
         if isinstance(listener, Channel):
@@ -109,12 +102,9 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
     def test_keys_arrive_as_they_were(self) -> None:
         listener, sender = self.connected()
         keys = [None, b"k", b"", bytes(range(256))]
-        records = [self.made(number) for number in range(len(keys))]
-        sending = self.put_records(
-            sender, [NewRecord("channel", each.value, key) for each, key in zip(records, keys, strict=True)]
-        )
-        arrived = {self.number_of(record): record.key for record in self.take(listener, len(keys), "records with keys")}
-        self.sent(sending)
+        records = [NewRecord("channel", self.made(number).value, key) for number, key in enumerate(keys)]
+        came = self.passed(listener, sender, records, "records with keys")
+        arrived = {self.number_of(record): record.key for record in came}
         assert arrived == dict(enumerate(keys)), f"the keys {keys} arrived as {arrived}"
 
     @needs(Feature.HEADERS)
@@ -122,9 +112,8 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
         listener, sender = self.connected()
         headers: Headers = (("one", b"1"), ("bytes", bytes(range(256))), ("empty", b""))
         made = self.made(0)
-        sending = self.put_records(sender, [NewRecord("channel", made.value, made.key, headers)])
-        [record] = self.take(listener, 1, "a record with headers")
-        self.sent(sending)
+        sent = NewRecord("channel", made.value, made.key, headers)
+        [record] = self.passed(listener, sender, [sent], "a record with headers")
         assert sorted(record.headers) == sorted(headers), f"the headers {headers} arrived as {record.headers}"
 
     def test_times_arrive_as_they_were(self) -> None:
@@ -132,9 +121,8 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
             raise unittest.SkipTest("does not apply: the channel does not carry timestamps")
         listener, sender = self.connected()
         made = self.made(0)
-        sending = self.put_records(sender, [NewRecord("channel", made.value, made.key, timestamp_ms=STAMP_MS)])
-        [record] = self.take(listener, 1, "a record with a time")
-        self.sent(sending)
+        sent = NewRecord("channel", made.value, made.key, timestamp_ms=STAMP_MS)
+        [record] = self.passed(listener, sender, [sent], "a record with a time")
         assert record.timestamp_ms == STAMP_MS, f"the time {STAMP_MS} arrived as {record.timestamp_ms}"
 
     def test_what_the_transport_has_no_place_for_is_dropped(self) -> None:
@@ -142,11 +130,8 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
             raise unittest.SkipTest("does not apply: the channel has keys and headers")
         listener, sender = self.connected()
         made = self.made(0)
-        sending = self.put_records(
-            sender, [NewRecord("channel", made.value, made.key or b"k", (("h", b"1"),), STAMP_MS)]
-        )
-        self.take(listener, 1, "a record with key and headers, on a channel without them")
-        self.sent(sending)
+        sent = NewRecord("channel", made.value, made.key or b"k", (("h", b"1"),), STAMP_MS)
+        self.passed(listener, sender, [sent], "a record with key and headers, on a channel without them")
 
     def test_listen_returns_at_most_the_limit_and_the_rest_later(self) -> None:
         listener, sender = self.connected()
@@ -191,10 +176,8 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
 
     def test_many_records_of_one_call_arrive(self) -> None:
         listener, sender = self.connected()
-        sending = self.put(sender, range(1000))
-        numbers = set(self.numbers_of(self.take(listener, 1000, "a thousand records of one call")))
-        self.sent(sending)
-        missing = set(range(1000)) - numbers
+        numbers = self.passed_numbers(listener, sender, range(1000), "a thousand records of one call")
+        missing = set(range(1000)).difference(numbers)
         assert not missing, f"of a thousand records of one call, {len(missing)} did not arrive"
 
     def test_the_records_of_several_senders_arrive(self) -> None:
@@ -246,9 +229,7 @@ class ChannelCases(ChannelNetworkCases, ChannelAnswerCases, ChannelRecoveryCases
     def test_nothing_is_counted_as_lost_while_everything_arrives(self) -> None:
         listener, sender = self.connected()
         before = listener.lost
-        sending = self.put(sender, range(100))
-        self.take(listener, 100, "records")
-        self.sent(sending)
+        self.passed_numbers(listener, sender, range(100), "records")
         assert listener.lost == before, f"every record arrived, and {listener.lost - before} are counted as lost"
 
     def test_the_name_can_be_that_of_a_topic(self) -> None:

@@ -55,10 +55,8 @@ class ChannelNetworkCases(ChannelSuite):
         with self.network() as proxy:
             listener, sender = self.connected()
             proxy.delay_s = NETWORK_DELAY_S
-            sending = self.put(sender, range(10))
-            numbers = self.numbers_of(self.take(listener, 10, "a slow network"))
+            numbers = self.passed_numbers(listener, sender, range(10), "a slow network")
             assert sorted(numbers) == list(range(10)), f"records 0 to 9 were sent, and {sorted(numbers)} came"
-            self.sent(sending)
 
     def test_no_call_hangs_when_the_other_side_does_not_answer(self) -> None:
         with self.network() as proxy:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
-from penstock.abc import Acknowledging, Channel, Feature, Features
+from penstock.abc import Acknowledging, Channel, Features
 from penstock.model import NewRecord, Record
 from penstock.testing.conformance.child import Child, Work
 from penstock.testing.conformance.outages import RECOVERY_S, UNAVAILABLE, answers_or_raises
@@ -98,7 +98,7 @@ class ChannelSuite(Suite[Any]):
 
     @property
     def features(self) -> Features:
-        """Those of the listening side, or of the sending side where a stand-in listens."""
+        """Features of the listening side, or of the sending side if a stand-in listens."""
         if self.declared is None:
             for opener in (self.opener, self.sender_opener):
                 side = opener()
@@ -108,10 +108,6 @@ class ChannelSuite(Suite[Any]):
                     break
         assert self.declared is not None, "neither the listening nor the sending side is a penstock.abc.Channel"
         return self.declared
-
-    @property
-    def has_answers(self) -> bool:
-        return Feature.ANSWERS in self.features
 
     def open_listener(self, factory: Callable[..., Any] | None = None) -> Any:
         """Open the listening side. It is closed when the case ends."""
@@ -221,6 +217,16 @@ class ChannelSuite(Suite[Any]):
                 if others:
                     listener.acknowledge(others)
         return taken
+
+    def passed(self, listener: Listener, sender: Sender, records: Sequence[NewRecord], why: str) -> list[Record]:
+        """Send these records, and return what came of them once `send` has returned."""
+        sending = self.put_records(sender, records)
+        taken = self.take(listener, len(records), why)
+        self.sent(sending)
+        return taken
+
+    def passed_numbers(self, listener: Listener, sender: Sender, numbers: Sequence[int], why: str) -> list[int]:
+        return self.numbers_of(self.passed(listener, sender, [self.made(number) for number in numbers], why))
 
     def take_other(self, listener: Listener, why: str) -> Record:
         """The next record, whatever its value is. It is acknowledged."""

@@ -104,6 +104,16 @@ class LeaseCases(StoreSuite):
         found = [lease.name for lease in store.leases(group)]
         assert found == sorted(names), f"leases() gave {found} instead of {sorted(names)}"
 
+    def test_leases_are_found_by_the_beginning_of_their_names(self) -> None:
+        store, group = self.open(), self.fresh_name("group")
+        names = ["member:t:a", "member:t:b", "member:t*:x", "member:t.%_[x]?:y", "partition:t:1", "partition:t:10"]
+        for name in names:
+            assert store.claim(group, name, "a", None) is not None, f"{name!r} could not be claimed"
+        for prefix in ("", "member:", "member:t:", "member:t*", "member:t.%_[x]?:", "partition:t:1", "nothing"):
+            found = [lease.name for lease in store.leases(group, prefix)]
+            wanted = sorted(name for name in names if name.startswith(prefix))
+            assert found == wanted, f"leases(group, {prefix!r}) gave {found} instead of {wanted}"
+
     def test_a_lease_is_forgotten_only_if_it_still_is_like_that(self) -> None:
         store, group = self.open(), self.fresh_name("group")
         lease = store.claim(group, "member:1", "a", None)

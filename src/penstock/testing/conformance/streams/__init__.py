@@ -25,15 +25,18 @@ def stream(
     *,
     expire: Expire | None = None,
     outage: Callable[[], Outage] | None = None,
+    longest_backoff_s: float | None = None,
 ) -> type[StreamCases]:
     """The cases for a stream. `factory` opens it.
 
     `features` are those that it declares itself, unless given. `expire(streams, topic, partition, before)` removes the
     records before a pointer, as retention does; without it, the cases about expired records are skipped.
     `outage()` returns the server that the factory's stream connects to, through a `TcpProxy`; without it, the cases
-    that kill the server and break the network are skipped.
+    that kill the server and break the network are skipped. `longest_backoff_s` is the longest pause between two
+    attempts to reconnect: the stream must work again within a few of them.
     """
     cases = collect(StreamCases, factory, features)
     cases.expire = staticmethod(expire) if expire is not None else None
     cases.make_outage = staticmethod(outage) if outage is not None else None
+    cases.longest_backoff_s = longest_backoff_s
     return cases

@@ -19,8 +19,11 @@ _STOP_S: Final = 10.0
 class LoopThread:
     """Starts with the first use, and ends with `close`. A forked process cannot use that of its parent."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, what: str, again: str) -> None:
+        """`name` is that of the thread; `what` it serves, and how to have it `again`, are for errors."""
         self._name = name
+        self._what = what
+        self._again = again
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -31,17 +34,15 @@ class LoopThread:
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._closed or self._forks != FORKS.count:
-                raise ConnectionClosedError(f"the channel {self._name} is closed: open it again")
+                raise ConnectionClosedError(f"{self._what} is closed: {self._again}")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run, args=(self._loop,), name=f"penstock-http-{self._name}", daemon=True
-                )
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
 
     def run(self, work: Coroutine[Any, Any, R], timeout_s: float) -> R:
-        """The result of a coroutine. It is cancelled when the channel is closed, or after `timeout_s`."""
+        """The result of a coroutine. It is cancelled by `close`, or after `timeout_s`."""
         try:
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
         except BaseException:
@@ -50,12 +51,12 @@ class LoopThread:
         try:
             return future.result(timeout_s)
         except (asyncio.CancelledError, concurrent.futures.CancelledError):
-            raise ConnectionClosedError(f"the channel {self._name} was closed") from None
+            raise ConnectionClosedError(f"{self._what} was closed") from None
         except TimeoutError:
             if future.done():
                 raise
             future.cancel()
-            raise BrokerUnavailableError(f"the channel {self._name} did not finish within {timeout_s:g} s") from None
+            raise BrokerUnavailableError(f"{self._what} did not finish within {timeout_s:g} s") from None
 
     def close(self, last: Coroutine[Any, Any, None] | None = None) -> None:
         """Run `last`, cancel what still runs, and end the thread. A second call does nothing."""
