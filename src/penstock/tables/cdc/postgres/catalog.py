@@ -1,0 +1,316 @@
+"""What the server has: tables to capture and their keys, the publication, the slot. Checked before a capture starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.databases.postgres import psycopg
+from penstock.errors import ChangesLostError, ConfigError
+from penstock.tables.cdc.postgres.connections import lsn_text, parsed_lsn, translated
+from penstock.tables.cdc.source import chosen_tables
+
+Connection = psycopg.Connection[Any]
+
+OLDEST: Final = 110_000
+"""The oldest supported version of the server, as libpq counts: 11."""
+_POLL_S: Final = 0.05
+
+_TABLES: Final = """
+SELECT c.oid, n.nspname, c.relname, c.relpersistence, c.relreplident, c.relispartition,
+       CASE WHEN c.relkind = 'p' THEN NULL ELSE c.reltuples::bigint END,
+       has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'), c.relkind = 'p'
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+ORDER BY 2, 3"""
+_KEYS: Final = """
+SELECT i.indrelid, i.indisprimary, i.indisreplident, array_agg(a.attname::text ORDER BY k.place)
+FROM pg_index i
+CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(number, place)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND k.place <= i.indnkeyatts
+GROUP BY 1, 2, 3"""
+_COLUMNS: Final = """
+SELECT attrelid, attname::text, atttypid, format_type(atttypid, atttypmod)
+FROM pg_attribute
+WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped{stored}
+ORDER BY attrelid, attnum"""
+_PUBLICATION: Final = """
+SELECT oid, puballtables, pubinsert AND pubupdate AND pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s"""
+_SLOT: Final = """
+SELECT plugin, database, active_pid, restart_lsn::text, confirmed_flush_lsn::text{status}
+FROM pg_replication_slots WHERE slot_name = %s"""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    name: str
+    type_oid: int
+    type_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """A table that is captured."""
+
+    oid: int
+    schema: str
+    name: str
+    key: tuple[str, ...]
+    columns: tuple[ColumnInfo, ...]
+    """The columns of the publication, without generated ones, which logical replication does not send."""
+    rows: int | None
+    """About how many it has."""
+    row_filter: str | None = None
+    """The publication's WHERE."""
+    is_partitioned: bool = False
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def sql_name(self) -> str:
+        """For SELECT and for publications: without tables that inherit from it, but with partitions."""
+        quoted: str = psycopg.sql.Identifier(self.schema, self.name).as_string(None)
+        return quoted if self.is_partitioned else f"ONLY {quoted}"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    active_pid: int | None
+    restart_lsn: int
+    confirmed_lsn: int
+    status: str
+    """reserved, extended, unreserved or lost; "" before PostgreSQL 13."""
+
+
+def check_server(connection: Connection, where: str) -> None:
+    """Raise ConfigError unless the server is set up for logical replication."""
+    version = connection.info.server_version
+    if version < OLDEST:
+        raise ConfigError(f"{where} is PostgreSQL {version // 10_000}: capturing needs {OLDEST // 10_000} or newer")
+    (level,) = connection.execute("SHOW wal_level").fetchone() or ("",)
+    if level != "logical":
+        raise ConfigError(
+            f"{where} has wal_level = {level}: run ALTER SYSTEM SET wal_level = logical, and restart PostgreSQL"
+        )
+    (in_recovery,) = connection.execute("SELECT pg_is_in_recovery()").fetchone() or (False,)
+    if in_recovery:
+        raise ConfigError(f"{where} is a standby: capture from its primary")
+
+
+def find_tables(connection: Connection, patterns: Sequence[str]) -> list[TableInfo]:
+    """The tables that the patterns name. Raises ConfigError for one that cannot be captured, with the remedy."""
+    rows = connection.execute(_TABLES).fetchall()
+    by_name = {f"{row[1]}.{row[2]}": row for row in rows}
+    for pattern in patterns:
+        if by_name.get(pattern, [None] * 6)[5]:
+            raise ConfigError(f"table {pattern} is a partition: capture the partitioned table that it belongs to")
+    names = chosen_tables(patterns, [name for name, row in by_name.items() if not row[5]], "public")
+    chosen = [by_name[name] for name in names]
+    oids = [row[0] for row in chosen]
+    keys = _keys(connection, oids)
+    columns = _columns(connection, oids)
+    found = []
+    for oid, schema, name, persistence, identity, _, count, is_readable, is_partitioned in chosen:
+        full = f"{schema}.{name}"
+        if persistence != "p":
+            raise ConfigError(f"table {full} is unlogged or temporary, so it has no log of changes: leave it out")
+        if not is_readable:
+            raise ConfigError(f"table {full} cannot be read by this user: GRANT SELECT ON {full} TO <this user>")
+        if identity == "n":
+            raise ConfigError(f"table {full} logs no keys: ALTER TABLE {full} REPLICA IDENTITY DEFAULT")
+        primary, by_identity = keys.get(oid, (None, None))
+        key = by_identity if identity == "i" else primary
+        if not key:
+            raise ConfigError(
+                f"table {full} has no primary key, which the records of its topic need: ALTER TABLE {full} ADD PRIMARY "
+                f"KEY (...), or ALTER TABLE {full} REPLICA IDENTITY USING INDEX a unique index on columns that are NOT "
+                "NULL, or leave the table out"
+            )
+        rows_known = None if count is None or count < 0 else count
+        found.append(TableInfo(oid, schema, name, key, columns[oid], rows_known, is_partitioned=is_partitioned))
+    return found
+
+
+def _keys(connection: Connection, oids: list[int]) -> dict[int, tuple[tuple[str, ...] | None, tuple[str, ...] | None]]:
+    """The primary key and the key of the replica identity, by table."""
+    found: dict[int, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {}
+    for oid, is_primary, is_identity, names in connection.execute(_KEYS, (oids,)):
+        primary, identity = found.get(oid, (None, None))
+        found[oid] = (tuple(names) if is_primary else primary, tuple(names) if is_identity else identity)
+    return found
+
+
+def _columns(connection: Connection, oids: list[int]) -> dict[int, tuple[ColumnInfo, ...]]:
+    stored = " AND attgenerated = ''" if connection.info.server_version >= 120_000 else ""
+    found: dict[int, tuple[ColumnInfo, ...]] = dict.fromkeys(oids, ())
+    for oid, name, type_oid, type_name in connection.execute(_COLUMNS.format(stored=stored).encode(), (oids,)):
+        found[oid] += (ColumnInfo(name, type_oid, type_name),)
+    return found
+
+
+class Publication:
+    """The publication of a capture: created, extended if it is the capture's own, or only checked."""
+
+    def __init__(self, name: str, *, is_own: bool) -> None:
+        self.name = name
+        self._is_own = is_own
+        """Whether the capture created it: it has the capture's default name."""
+
+    def exists(self, connection: Connection) -> bool:
+        return connection.execute(_PUBLICATION, (self.name,)).fetchone() is not None
+
+    def provide(self, connection: Connection, tables: Sequence[TableInfo], where: str) -> bool:
+        """Make sure that it has these tables. Returns whether something had to be changed."""
+        wanted = ", ".join(table.sql_name for table in tables)
+        row = connection.execute(_PUBLICATION, (self.name,)).fetchone()
+        if row is None:
+            root = " WITH (publish_via_partition_root = true)" if connection.info.server_version >= 130_000 else ""
+            self._change(connection, f'CREATE PUBLICATION "{self.name}" FOR TABLE {wanted}{root}', where)
+            return True
+        _, _, has_changes, has_truncates = row
+        if not has_changes or not has_truncates:
+            raise ConfigError(
+                f'publication {self.name!r} leaves out some changes: ALTER PUBLICATION "{self.name}" SET (publish = '
+                "'insert, update, delete, truncate')"
+            )
+        there = {
+            f"{schema}.{name}"
+            for schema, name in connection.execute(
+                "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", (self.name,)
+            )
+        }
+        missing = [table for table in tables if table.full_name not in there]
+        if not missing:
+            return False
+        command = f'ALTER PUBLICATION "{self.name}" ADD TABLE {", ".join(table.sql_name for table in missing)}'
+        if not self._is_own:
+            names = ", ".join(table.full_name for table in missing)
+            raise ConfigError(f"publication {self.name!r} does not have {names}: {command}")
+        self._change(connection, command, where)
+        return True
+
+    def narrowed(self, connection: Connection, tables: Sequence[TableInfo]) -> list[TableInfo]:
+        """The tables with only the columns and rows that the publication has."""
+        if connection.info.server_version < 150_000:
+            return list(tables)
+        query = (
+            "SELECT schemaname, tablename, attnames::text[], rowfilter FROM pg_publication_tables WHERE pubname = %s"
+        )
+        limits: Mapping[str, tuple[list[str], str | None]] = {
+            f"{schema}.{name}": (names, row_filter)
+            for schema, name, names, row_filter in connection.execute(query, (self.name,))
+        }
+        found = []
+        for table in tables:
+            names, row_filter = limits[table.full_name]
+            columns = tuple(column for column in table.columns if column.name in names)
+            without = set(table.key) - set(names)
+            if without:
+                raise ConfigError(
+                    f"publication {self.name!r} leaves out the key column {min(without)!r} of {table.full_name}: add it"
+                )
+            found.append(dataclasses.replace(table, columns=columns, row_filter=row_filter))
+        return found
+
+    def _change(self, connection: Connection, command: str, where: str) -> None:
+        try:
+            connection.execute(command.encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise ConfigError(
+                f"{where}: this user may not publish these tables ({' '.join(str(error).split())}): let their owner "
+                f"run {command}"
+            ) from error
+
+
+def wait_for_running_transactions(connection: Connection, stopping: Any) -> None:
+    """Wait until every transaction that runs now has ended.
+
+    A transaction that wrote before a table was published is decoded without that table, however late it commits: the
+    snapshot must see it.
+    """
+    (now,) = connection.execute("SELECT txid_current()").fetchone() or (0,)
+    while not stopping.is_set():
+        (oldest,) = connection.execute("SELECT txid_snapshot_xmin(txid_current_snapshot())").fetchone() or (0,)
+        if oldest >= now:
+            return
+        time.sleep(_POLL_S)
+
+
+def oldest_transaction(connection: Connection) -> str:
+    """What a slot that is being created waits for."""
+    row = connection.execute(
+        "SELECT pid, usename, xact_start::text FROM pg_stat_activity WHERE backend_xid IS NOT NULL "
+        "AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 1"
+    ).fetchone()
+    blamed = "" if row is None else f": the oldest is of process {row[0]} (user {row[1]}), open since {row[2]}"
+    return f"the replication slot waits for the transactions that are open now to end{blamed}"
+
+
+def find_slot(connection: Connection, name: str, where: str) -> SlotInfo | None:
+    """Raises ConfigError if the slot of this name cannot be used."""
+    status = ", wal_status" if connection.info.server_version >= 130_000 else ", ''"
+    row = connection.execute(_SLOT.format(status=status).encode(), (name,)).fetchone()
+    if row is None:
+        return None
+    plugin, database, active_pid, restart_lsn, confirmed_lsn, wal_status = row
+    (own,) = connection.execute("SELECT current_database()").fetchone() or ("",)
+    if plugin != "pgoutput" or database != own:
+        raise ConfigError(
+            f"{where} has a replication slot {name!r} with the plugin {plugin} in database {database!r}, which is not "
+            "this capture's: choose another --slot"
+        )
+    restart = 0 if restart_lsn is None else parsed_lsn(restart_lsn)
+    confirmed = 0 if confirmed_lsn is None else parsed_lsn(confirmed_lsn)
+    return SlotInfo(active_pid, restart, confirmed, wal_status or "")
+
+
+def check_slot(slot: SlotInfo | None, name: str, position: int, where: str) -> SlotInfo:
+    """Raise ChangesLostError unless the slot still has every change after the position."""
+    remedy = (
+        "changes since then are lost. Take a new snapshot of all tables with --snapshot again; to prevent it, raise "
+        "max_slot_wal_keep_size and alert on `penstock cdc status`"
+    )
+    if slot is None:
+        raise ChangesLostError(
+            f"{where} no longer has the replication slot {name!r}, which was read up to {lsn_text(position)}: {remedy}"
+        )
+    if slot.status == "lost":
+        raise ChangesLostError(
+            f"{where} has removed the log that the replication slot {name!r} needs (max_slot_wal_keep_size was "
+            f"exceeded) after {lsn_text(position)}: {remedy}"
+        )
+    if slot.confirmed_lsn > position:
+        raise ChangesLostError(
+            f"the replication slot {name!r} of {where} is at {lsn_text(slot.confirmed_lsn)}, after the last captured "
+            f"change at {lsn_text(position)}: something else has read from it, or the stream was restored from an "
+            f"older copy; {remedy}"
+        )
+    return slot
+
+
+def drop_slot(connection: Connection, name: str, where: str) -> None:
+    """Drop the slot if it exists; its reader, if there is one, loses it."""
+    slot = find_slot(connection, name, where)
+    if slot is not None:
+        with translated(where):
+            release_slot(connection, slot)
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+
+
+def release_slot(connection: Connection, slot: SlotInfo, timeout_s: float = 10.0) -> None:
+    """End the connection that reads from the slot: it is of an earlier capture with this name, which is fenced."""
+    if slot.active_pid is None:
+        return
+    connection.execute("SELECT pg_terminate_backend(%s)", (slot.active_pid,))
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        row = connection.execute("SELECT 1 FROM pg_replication_slots WHERE active_pid = %s", (slot.active_pid,))
+        if row.fetchone() is None:
+            return
+        time.sleep(_POLL_S)

@@ -1,0 +1,458 @@
+"""PostgreSQL as a `Source`.
+
+The order of things makes the result right, whenever the process is killed:
+
+1. The publication, then the replication slot: from the slot's LSN on, PostgreSQL keeps every change for us.
+2. The snapshot, a range of keys at a time, each stored with how far it got. The first attempt reads the slot's own
+   exported snapshot. That snapshot dies with its connection, so after a restart the remaining ranges are read as the
+   rows are then, which is later than the slot's LSN.
+3. The changes from the slot's LSN on. A row that was read later than that may be newer than the first changes that
+   follow; but every change of it since the slot's LSN follows, in the order of commits, so the last record of each key
+   is its last state. A row that was deleted before its range was read never appears; its delete follows, and is
+   harmless.
+
+A table that is added later is published first, then read, before changes are read on: the same argument holds with the
+LSN at which it was published, once the transactions that were open then have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.databases.postgres import psycopg
+from penstock.errors import ConfigError
+from penstock.tables.cdc.postgres.catalog import (
+    ColumnInfo,
+    Publication,
+    TableInfo,
+    check_server,
+    check_slot,
+    drop_slot,
+    find_slot,
+    find_tables,
+    oldest_transaction,
+    release_slot,
+    wait_for_running_transactions,
+)
+from penstock.tables.cdc.postgres.changes import CapturedRelation, ChangeReader, Position
+from penstock.tables.cdc.postgres.connections import (
+    ReplicationConnection,
+    SlotInUseError,
+    connect,
+    lsn_text,
+    parsed_url,
+    translated,
+)
+from penstock.tables.cdc.postgres.pgoutput import Relation
+from penstock.tables.cdc.postgres.slots import SlotWatch
+from penstock.tables.cdc.postgres.snapshot import key_range
+from penstock.tables.cdc.postgres.values import Converter, TypeCatalog
+from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords, check_topics, topic_name
+from penstock.tables.cdc.snapshots import pending_tables, show_tables, snapshot_batches
+from penstock.tables.cdc.source import (
+    CAPTURE,
+    POSITION,
+    TABLE,
+    CaptureProgress,
+    Saved,
+    SavedTable,
+    SnapshotMode,
+    SourceBatch,
+    SourceOptions,
+    saved_tables,
+    update_tables,
+)
+
+logger = logging.getLogger(__name__)
+
+_SLOT_WAIT_S: Final = 30.0
+_SLOT_POLL_S: Final = 0.2
+_CREATING: Final = "creating"
+_READY: Final = "ready"
+
+
+class SavedCapture(msgspec.Struct, frozen=True, kw_only=True):
+    """What a capture is."""
+
+    source: str
+    """The system identifier of the server, and the database."""
+    slot: str
+    publication: str
+    phase: str
+    form: str
+    prefix: str
+    is_only: bool = False
+    """Without slot and changes."""
+
+
+def default_name(name: str) -> str:
+    """The slot and the publication of a capture, unless others are given."""
+    return f"penstock_{name}"
+
+
+class PostgresSource:
+    """Captures tables of one PostgreSQL database."""
+
+    def __init__(
+        self, url: str, options: SourceOptions, *, slot: str | None = None, publication: str | None = None
+    ) -> None:
+        self._settings = parsed_url(url)
+        self._options = options
+        self._slot = slot or default_name(options.name)
+        self._is_slot_given = slot is not None
+        self._publication = Publication(publication or default_name(options.name), is_own=publication is None)
+        self.progress = CaptureProgress()
+        self._types = TypeCatalog()
+        self._watch = SlotWatch(self._slot, str(self._settings.get("host") or ""))
+        self._closing = contextlib.ExitStack()
+        self._queries: psycopg.Connection[Any] | None = None
+        self._tables: list[TableInfo] = []
+        self._saved: dict[str, SavedTable] = {}
+        self._is_again = options.snapshot is SnapshotMode.AGAIN
+        self._where = f"the PostgreSQL database {self._settings.get('dbname') or 'of the user'!r} at " + str(
+            self._settings.get("host") or "localhost"
+        )
+        self._database = ""
+        self._system = ""
+
+    @property
+    def identity(self) -> str:
+        return f"postgresql:{self._system}/{self._database}"
+
+    def topics(self) -> Mapping[str, str]:
+        self._close_connections()
+        self._queries = connect(self._settings, self._where)
+        self._closing.callback(self._queries.close)
+        with translated(self._where):
+            check_server(self._queries, self._where)
+            (self._database,) = self._queries.execute("SELECT current_database()").fetchone() or ("",)
+            self._tables = find_tables(self._queries, self._options.tables)
+            if self._publication.exists(self._queries):
+                known = [each for each in self._tables if self._is_published(each)]
+                narrowed = {each.oid: each for each in self._publication.narrowed(self._queries, known)}
+                self._tables = [narrowed.get(each.oid, each) for each in self._tables]
+            for table in self._tables:
+                self._converters(table.full_name, [(each.name, each.type_oid) for each in table.columns])
+        replication = ReplicationConnection(self._settings, self._where)
+        with contextlib.closing(replication):
+            self._system = replication.identify()
+        topics = {table.full_name: topic_name(self.prefix, table.schema, table.name) for table in self._tables}
+        check_topics(topics)
+        return topics
+
+    @property
+    def prefix(self) -> str:
+        return self._options.prefix or self._database
+
+    def batches(self, saved: Saved, stopping: threading.Event) -> Iterator[SourceBatch]:
+        assert self._queries is not None, "topics() comes first"
+        exporter: list[ReplicationConnection] = []
+        try:
+            with translated(self._where):
+                snapshot_name = yield from self._set_up(saved, stopping, exporter)
+                yield from self._snapshot(snapshot_name, stopping)
+                for connection in exporter:
+                    connection.close()
+                if self._options.snapshot is SnapshotMode.ONLY or stopping.is_set():
+                    return
+                yield from self._stream(stopping)
+        finally:
+            for connection in exporter:
+                connection.close()
+
+    def close(self) -> None:
+        self._close_connections()
+
+    def _close_connections(self) -> None:
+        self._closing.close()
+        self._queries = None
+
+    def _is_published(self, table: TableInfo) -> bool:
+        assert self._queries is not None
+        query = "SELECT 1 FROM pg_publication_tables WHERE pubname = %s AND schemaname = %s AND tablename = %s"
+        return self._queries.execute(query, (self._publication.name, table.schema, table.name)).fetchone() is not None
+
+    # Setting up
+
+    def _set_up(
+        self, saved: Saved, stopping: threading.Event, exporter: list[ReplicationConnection]
+    ) -> Generator[SourceBatch, None, str | None]:
+        """Provide publication and slot, and save what is new. Returns the name of the slot's snapshot, if it is new."""
+        assert self._queries is not None
+        known = msgspec.json.decode(saved[CAPTURE], type=SavedCapture) if CAPTURE in saved else None
+        self._check_same(known)
+        self._saved = saved_tables(saved)
+        self._position = msgspec.json.decode(saved[POSITION], type=Position) if POSITION in saved else Position(0)
+        is_only = self._options.snapshot is SnapshotMode.ONLY
+        is_new = known is None or known.phase == _CREATING or self._is_again or (known.is_only and not is_only)
+        if is_only:
+            if is_new or (known is not None and not known.is_only):
+                self._refuse_only(known)
+                yield SourceBatch([], {CAPTURE: self._capture(_READY), **self._tables_state()})
+            return None
+        if is_new:
+            return (yield from self._set_up_new(known, stopping, exporter))
+        slot = find_slot(self._queries, self._slot, self._where)
+        check_slot(slot, self._slot, self._position.lsn, self._where)
+        if self._publication.provide(self._queries, self._tables, self._where):
+            wait_for_running_transactions(self._queries, stopping)
+        changed = self._tables_state()
+        if changed:
+            yield SourceBatch([], changed)
+        return None
+
+    def _refuse_only(self, known: SavedCapture | None) -> None:
+        if known is not None and not known.is_only and known.phase == _READY and not self._is_again:
+            raise ConfigError(
+                f"the capture {self._options.name!r} already follows changes: choose another --name for --snapshot only"
+            )
+
+    def _set_up_new(
+        self, known: SavedCapture | None, stopping: threading.Event, exporter: list[ReplicationConnection]
+    ) -> Generator[SourceBatch, None, str | None]:
+        assert self._queries is not None
+        slot = find_slot(self._queries, self._slot, self._where)
+        is_ours = known is not None or self._is_again
+        if slot is not None and not is_ours and not self._is_slot_given:
+            raise ConfigError(
+                f"{self._where} has a replication slot {self._slot!r}, but this stream has no capture of the name "
+                f"{self._options.name!r}: it is that of a capture into another stream (choose another --name), or this "
+                "stream's state was deleted. To start over with a new snapshot: --snapshot again; to continue from "
+                f"where the slot stands, without what was read before it: --slot {self._slot}"
+            )
+        yield SourceBatch([], {CAPTURE: self._capture(_CREATING)})
+        snapshot_name = ""
+        if slot is not None and not is_ours:
+            if not self._publication.exists(self._queries):
+                raise ConfigError(
+                    f"the replication slot {self._slot!r} is older than its publication: create the publication "
+                    f"{self._publication.name!r} first, then the slot, or let the capture create both"
+                )
+            self._publication.provide(self._queries, self._tables, self._where)
+            check_slot(slot, self._slot, slot.confirmed_lsn, self._where)
+            start = slot.confirmed_lsn
+        else:
+            for abandoned in {self._slot, self._slot if known is None or known.is_only else known.slot}:
+                drop_slot(self._queries, abandoned, self._where)
+            self._publication.provide(self._queries, self._tables, self._where)
+            replication = ReplicationConnection(self._settings, self._where)
+            exporter.append(replication)
+            start, snapshot_name = replication.create_slot(
+                self._slot, export=True, stopping=stopping, on_wait=self._what_it_waits_for
+            )
+        self._position = Position(start)
+        state = self._tables_state(is_new=True)
+        self._is_again = False
+        yield SourceBatch(
+            [],
+            {CAPTURE: self._capture(_READY), POSITION: msgspec.json.encode(self._position), **state},
+        )
+        return snapshot_name
+
+    def _what_it_waits_for(self) -> str:
+        with contextlib.closing(connect(self._settings, self._where)) as connection:
+            return oldest_transaction(connection)
+
+    def _check_same(self, known: SavedCapture | None) -> None:
+        if known is None or self._is_again:
+            return
+        wanted = {"source": self.identity, "form": str(self._options.form), "prefix": self.prefix}
+        for field, value in wanted.items():
+            was = getattr(known, field)
+            if was != value:
+                what = {"source": "captures", "form": "writes the form", "prefix": "has the prefix"}[field]
+                raise ConfigError(
+                    f"the capture {self._options.name!r} in this stream {what} {was!r}, not {value!r}: choose another "
+                    "--name, or start over with --snapshot again"
+                )
+        if (
+            known.phase == _READY
+            and not known.is_only
+            and (known.slot, known.publication) != (self._slot, self._publication.name)
+        ):
+            raise ConfigError(
+                f"the capture {self._options.name!r} in this stream uses the slot {known.slot!r} and the publication "
+                f"{known.publication!r}: pass these, or choose another --name"
+            )
+
+    def _capture(self, phase: str) -> bytes:
+        return msgspec.json.encode(
+            SavedCapture(
+                source=self.identity,
+                slot=self._slot,
+                publication=self._publication.name,
+                phase=phase,
+                form=str(self._options.form),
+                prefix=self.prefix,
+                is_only=self._options.snapshot is SnapshotMode.ONLY,
+            )
+        )
+
+    def _tables_state(self, *, is_new: bool = False) -> dict[str, bytes | None]:
+        """What to save about tables that are new, or no longer captured."""
+        described = {
+            table.full_name: (
+                [(column.name, self._types.name_of(column.type_oid)) for column in table.columns],
+                list(table.key),
+            )
+            for table in self._tables
+        }
+        return update_tables(self._saved, described, self._options.snapshot, is_new=is_new)
+
+    # The snapshot
+
+    def _snapshot(self, snapshot_name: str | None, stopping: threading.Event) -> Iterator[SourceBatch]:
+        tables = {table.full_name: table for table in self._tables}
+        show_tables(self.progress, {name: table.rows for name, table in tables.items()}, self._saved)
+        waiting = pending_tables(tables, self._saved)
+        if not waiting:
+            return
+        self.progress.phase = "snapshot"
+        connection = connect(self._settings, self._where)
+        with contextlib.closing(connection):
+            if snapshot_name:
+                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot_name}'".encode())
+            for name in waiting:
+                yield from self._table_snapshot(connection, tables[name], stopping)
+
+    def _table_snapshot(
+        self, connection: psycopg.Connection[Any], table: TableInfo, stopping: threading.Event
+    ) -> Iterator[SourceBatch]:
+        saved = self._saved[table.full_name]
+        names = [column.name for column in table.columns]
+        converters = self._converters(table.full_name, [(column.name, column.type_oid) for column in table.columns])
+        records = self._records_of(table.full_name, names, saved.key, saved.version)
+        key_places = [names.index(name) for name in saved.key]
+
+        def read(
+            after: list[str] | None, limit: int, write: Callable[[Fragments], Row], rows: list[Row]
+        ) -> list[str] | None:
+            last: list[bytes | None] = []
+            for last in key_range(connection, table, after, limit):
+                rows.append(
+                    write([b"null" if text is None else convert(text) for text, convert in zip(last, converters)])  # noqa: B905
+                )
+            return [(last[place] or b"").decode() for place in key_places] if last else after
+
+        def moment() -> Moment:
+            return Moment(_now_ms(), self._position.lsn, b"", is_snapshot=True)
+
+        limit = self._options.snapshot_rows
+        return snapshot_batches(table.full_name, self._saved, records, read, moment, limit, self.progress, stopping)
+
+    # Changes
+
+    def _stream(self, stopping: threading.Event) -> Iterator[SourceBatch]:
+        assert self._queries is not None
+        self.progress.phase = "streaming"
+        self.progress.position = lsn_text(self._position.lsn)
+        replication = self._start_replication(stopping)
+        if replication is None:
+            return
+        with contextlib.closing(replication):
+            reader = ChangeReader(
+                replication,
+                self._queries,
+                self._describe,
+                self._position,
+                self.progress,
+                batch_rows=self._options.batch_rows,
+                heartbeat_s=self._options.heartbeat_s,
+                look=self._look_at_slot,
+            )
+            yield from reader.batches(stopping)
+
+    def _look_at_slot(self) -> None:
+        assert self._queries is not None
+        found = self._watch.look(self._queries)
+        if found is not None:
+            self.progress.room_bytes, self.progress.time_to_loss_s = found.room_bytes, found.time_to_loss_s
+
+    def _start_replication(self, stopping: threading.Event) -> ReplicationConnection | None:
+        """None if stopped. An earlier capture of this name is fenced already, and loses the slot."""
+        assert self._queries is not None
+        deadline_s = time.monotonic() + _SLOT_WAIT_S
+        while True:
+            replication = ReplicationConnection(self._settings, self._where)
+            try:
+                replication.start(self._slot, self._position.lsn, self._publication.name)
+                return replication
+            except SlotInUseError:
+                replication.close()
+                if time.monotonic() > deadline_s:
+                    raise
+                slot = find_slot(self._queries, self._slot, self._where)
+                if slot is not None:
+                    with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
+                        release_slot(self._queries, slot)
+            except BaseException:
+                replication.close()
+                raise
+            if stopping.wait(_SLOT_POLL_S):
+                return None
+
+    def _describe(self, relation: Relation) -> CapturedRelation | None:
+        name = relation.full_name
+        table = next((each for each in self._tables if each.full_name == name), None)
+        if table is None:
+            return None
+        saved = self._saved[name]
+        columns = [(column.name, column.type_oid) for column in relation.columns]
+        converters = self._converters(name, columns)
+        names = [column for column, _ in columns]
+        key = saved.key
+        if relation.identity in "di":
+            logged = {column.name for column in relation.columns if column.is_key}
+            if logged != set(saved.key):
+                raise ConfigError(
+                    f"the key of table {name} changed from ({', '.join(saved.key)}) to ({', '.join(sorted(logged))}): "
+                    "its topic would have two kinds of keys. Start over with --snapshot again, or restore the key"
+                )
+        elif not set(key) <= set(names):
+            raise ConfigError(f"table {name} has lost its key column {min(set(key) - set(names))!r}: restore it")
+        described = [(column, self._types.name_of(oid)) for column, oid in columns]
+        state = None
+        if described != [tuple(each) for each in saved.columns]:
+            saved = msgspec.structs.replace(saved, columns=described, version=saved.version + 1)
+            self._saved[name] = saved
+            state = (TABLE + name, msgspec.json.encode(saved))
+            logger.info("the columns of table %s have changed: version %d", name, saved.version)
+        types = {column.name: column.type_name for column in table.columns}
+        return CapturedRelation(
+            relation,
+            self._records_of(name, names, key, saved.version),
+            converters,
+            tuple(names.index(each) for each in key),
+            tuple(ColumnInfo(each, 0, types.get(each, "text")) for each in key),
+            table.sql_name,
+            state,
+        )
+
+    def _converters(self, table: str, columns: list[tuple[str, int]]) -> list[Converter]:
+        assert self._queries is not None
+        return [self._types.converter(oid, table, name, self._queries) for name, oid in columns]
+
+    def _records_of(self, table: str, columns: list[str], key: list[str], version: int) -> TableRecords:
+        schema, _, name = table.partition(".")
+        origin = {
+            "connector": "postgresql",
+            "name": self.prefix,
+            "db": self._database,
+            "schema": schema,
+            "table": name,
+            "schemaVersion": version,
+        }
+        topic = topic_name(self.prefix, schema, name)
+        return TableRecords(topic, columns, key, self._options.form, origin, "lsn", _now_ms)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,61 @@
+"""The snapshot of tables, a range of keys at a time, each stored with how far it got."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+
+from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords
+from penstock.tables.cdc.source import DONE, PENDING, TABLE, CaptureProgress, SavedTable, SourceBatch, TableProgress
+
+ReadRange = Callable[[list[str] | None, int, Callable[[Fragments], Row], list[Row]], list[str] | None]
+"""Appends the records of the next rows after a key, at most so many, made by the function. Returns the last key."""
+
+
+def show_tables(progress: CaptureProgress, tables: Mapping[str, int | None], saved: Mapping[str, SavedTable]) -> None:
+    """Tables with about how many rows they have, if it is known."""
+    for name, total in tables.items():
+        table = saved[name]
+        progress.tables[name] = TableProgress(name, table.rows, total, table.snapshot == DONE)
+
+
+def pending_tables(tables: Iterable[str], saved: Mapping[str, SavedTable]) -> list[str]:
+    return [name for name in tables if saved[name].snapshot == PENDING]
+
+
+def snapshot_batches(
+    name: str,
+    saved: dict[str, SavedTable],
+    records: TableRecords,
+    read: ReadRange,
+    moment: Callable[[], Moment],
+    limit: int,
+    progress: CaptureProgress,
+    stopping: threading.Event,
+) -> Iterator[SourceBatch]:
+    """The rest of the snapshot of one table."""
+    while not stopping.is_set():
+        table = saved[name]
+        at = moment()
+        rows: list[Row] = []
+        if table.is_again and table.after is None:
+            rows.append(records.truncated(at))
+        extra = len(rows)
+        after = read(table.after, limit, records.snapshot_writer(at), rows)
+        count = len(rows) - extra
+        is_done = count < limit
+        table = msgspec.structs.replace(
+            table,
+            after=None if is_done else after,
+            rows=table.rows + count,
+            snapshot=DONE if is_done else PENDING,
+        )
+        yield SourceBatch(rows, {TABLE + name: msgspec.json.encode(table)})
+        saved[name] = table
+        progress.snapshot_rows += count
+        shown = progress.tables[name]
+        shown.rows, shown.is_done = table.rows, is_done
+        if is_done:
+            return

@@ -1,0 +1,134 @@
+"""The outbox's table as the relay sees it: the oldest events that are committed, and their removal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from penstock.databases import Schema
+from penstock.databases.sqlite import SqliteDatabase
+from penstock.errors import MissingExtraError, UrlError
+from penstock.streams.schemes import scheme_of
+from penstock.streams.url import without_password
+
+POSTGRES_SCHEMES: Final = ("postgresql", "postgres")
+
+# The id is drawn while the application holds the locks of the rows that it changes. So of two events about one row, the
+# one of the earlier transaction has the smaller id, and whoever sees the later one sees the earlier one, too.
+_TABLE: Final = """CREATE TABLE penstock_outbox (
+    id {identity}, topic text NOT NULL, key {binary}, value {binary}, partition integer NOT NULL, partitions integer,
+    sent_us bigint NOT NULL, delivered_ms bigint)"""
+_INDEX: Final = "CREATE INDEX penstock_outbox_waiting ON penstock_outbox (id) WHERE delivered_ms IS NULL"
+
+
+def _schema(identity: str, binary: str) -> Schema:
+    table = _TABLE.format(identity=identity, binary=binary)
+    return Schema("events of the outbox", 1, "penstock_outbox_schema", (table, _INDEX))
+
+
+POSTGRES: Final = _schema("bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytea")
+SQLITE: Final = _schema("INTEGER PRIMARY KEY AUTOINCREMENT", "blob")
+
+_NEXT: Final = """
+    SELECT id, sent_us, topic, key, value, partition, partitions FROM (
+        SELECT id, sent_us, topic, key, value, partition, partitions,
+               sum(coalesce(length(value), 0)) OVER (ORDER BY id) AS size_bytes,
+               row_number() OVER (ORDER BY id) AS place
+        FROM (SELECT * FROM penstock_outbox WHERE delivered_ms IS NULL ORDER BY id LIMIT :rows) AS oldest
+    ) AS measured WHERE size_bytes <= :bytes OR place = 1 ORDER BY id"""
+_COUNT: Final = "SELECT count(*) FROM penstock_outbox WHERE delivered_ms IS NULL"
+
+Event = tuple[int, int, str, bytes | None, bytes | None, int, int | None]
+"""Id, time of sending, topic, key, value, partition, and the number of partitions that its topic is declared with."""
+EventId = tuple[int, int]
+"""Id and time of sending: a database that was restored from a backup gives ids a second time."""
+
+
+class OutboxStorage(Protocol):
+    """Used by one thread. Raises StoreUnavailableError while the database is away."""
+
+    def oldest(self, rows: int, size_bytes: int) -> Sequence[Event]:
+        """Committed events that were not removed, by their id: at least one if there is one."""
+
+    def remove(self, ids: Sequence[EventId], *, keep: bool) -> None:
+        """Delete events, or mark them as delivered."""
+
+    def waiting(self) -> int:
+        """How many events are committed and not removed."""
+
+    def close(self) -> None: ...
+
+
+def open_outbox_storage(url: str) -> OutboxStorage:
+    """Create the table if it is missing."""
+    scheme = scheme_of(url)
+    if scheme in POSTGRES_SCHEMES:
+        return _PostgresStorage(url)
+    if scheme == "sqlite":
+        return _SqliteStorage(sqlite_path(url))
+    raise UrlError(f"{without_password(url)!r} cannot have an outbox: give postgresql://... or sqlite:FILE")
+
+
+def sqlite_path(url: str) -> str:
+    path = url.partition(":")[2]
+    if not path or path.startswith("//") or "?" in path:
+        raise UrlError(f"{url!r}: write the path of the database right after the colon, as in sqlite:./app.db")
+    return str(Path(path).expanduser())
+
+
+class _PostgresStorage:
+    def __init__(self, url: str) -> None:
+        try:
+            from penstock.databases.postgres import PostgresPool, make_tables
+        except ImportError as error:
+            raise MissingExtraError("PostgreSQL", "postgres") from error
+        self._pool: PostgresPool[Any] = PostgresPool(url, POSTGRES.what, size=1)
+        try:
+            make_tables(self._pool, POSTGRES)
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def oldest(self, rows: int, size_bytes: int) -> Sequence[Event]:
+        sql = _NEXT.replace(":rows", "%(rows)s").replace(":bytes", "%(bytes)s")
+        return self._pool.execute(sql, {"rows": rows, "bytes": size_bytes})
+
+    def remove(self, ids: Sequence[EventId], *, keep: bool) -> None:
+        values: list[object] = [[id for id, _ in ids], [sent_us for _, sent_us in ids]]
+        change = "DELETE FROM penstock_outbox"
+        if keep:
+            change = "UPDATE penstock_outbox SET delivered_ms = %s"
+            values.insert(0, round(time.time() * 1000))
+        chosen = "(id, sent_us) IN (SELECT * FROM unnest(%s::bigint[], %s::bigint[]))"
+        self._pool.execute(f"{change} WHERE {chosen} RETURNING id", values)
+
+    def waiting(self) -> int:
+        return int(self._pool.execute(_COUNT)[0][0])
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _SqliteStorage:
+    def __init__(self, path: str) -> None:
+        self._database: SqliteDatabase[Any] = SqliteDatabase(path, SQLITE, synchronous="FULL")
+
+    def oldest(self, rows: int, size_bytes: int) -> Sequence[Event]:
+        return self._database.read(_NEXT, {"rows": rows, "bytes": size_bytes})
+
+    def remove(self, ids: Sequence[EventId], *, keep: bool) -> None:
+        with self._database.transaction() as cursor:
+            if keep:
+                now_ms = round(time.time() * 1000)
+                sql = "UPDATE penstock_outbox SET delivered_ms = ? WHERE id = ? AND sent_us = ?"
+                cursor.executemany(sql, [(now_ms, *id) for id in ids])
+            else:
+                cursor.executemany("DELETE FROM penstock_outbox WHERE id = ? AND sent_us = ?", ids)
+
+    def waiting(self) -> int:
+        return int(self._database.read(_COUNT)[0][0])
+
+    def close(self) -> None:
+        self._database.close()
