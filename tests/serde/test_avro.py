@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from penstock import SchemaRegistry
 from penstock.errors import ConfigError, RegistryError, SerdeError
 from penstock.serde import AvroSerde, JsonSerde, Reference, Schema, Topic
-from penstock.serde.avro_schema import avro_schema_of
+from penstock.serde.avro import avro_schema_of
 from tests.serde.registry_server import Registry
 from tests.serde.values import ORDER, PAYMENT, Created, Order, Parcel, Payment, Person, Point, Removed, Sensor, Tree
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock import SchemaRegistry
 from penstock.errors import ConfigError, SerdeError
 from penstock.serde import ProtobufSerde, Schema, Topic
-from penstock.serde.message_indexes import decode_indexes, encode_indexes, indexes_of, name_in_text
+from penstock.serde.protobuf import decode_indexes, encode_indexes, indexes_of, name_in_text
 from penstock.serde.registry.schema import SchemaKind
 from tests.serde.conftest import PROTOS
 from tests.serde.registry_server import Registry

@@ -116,7 +116,7 @@ def check_expressible(form: Any, what: str) -> None:
     try:
         unknown = _unknown_in(msgspec.inspect.type_info(form), set())
     except (TypeError, NameError) as error:
-        raise ConfigError(f"{name_of(form)} cannot be {what}: {why_untold(error)}") from error
+        raise ConfigError(f"{name_of(form)} cannot be {what}: {unresolved_type(error)}") from error
     if unknown is not None:
         why = "it is a pydantic model inside another class" if is_pydantic(unknown) else "its type is not supported"
         inside = "" if unknown is form else f" contains {name_of(unknown)}, which"
@@ -126,7 +126,7 @@ def check_expressible(form: Any, what: str) -> None:
         )
 
 
-def why_untold(error: TypeError | NameError) -> str:
+def unresolved_type(error: TypeError | NameError) -> str:
     """Why msgspec could not resolve a type."""
     if isinstance(error, NameError):
         return f"its annotations say {error.name}, which was not found: define it at module level"

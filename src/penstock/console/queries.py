@@ -1,0 +1,112 @@
+"""SQL queries of pages: limited in rows, memory, time and number, and ended with the page."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Final
+
+from penstock.console.link import Link
+from penstock.console.views import QueryAnswer
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.querying.database import TopicDatabase
+
+MOST_ROWS: Final = 1_000
+TIMEOUT_S: Final = 30.0
+MEMORY: Final = "512MB"
+THREADS: Final = 2
+AT_ONCE: Final = 3
+LONGEST_CELL: Final = 2_000
+
+
+class Query:
+    """The queries of one page. Any thread may `cancel`."""
+
+    def __init__(self, link: Link, url: str, places: threading.Semaphore) -> None:
+        self._link = link
+        self._url = url
+        self._places = places
+        self._lock = threading.Lock()
+        self._running: TopicDatabase | None = None
+        self._is_closed = False
+
+    def run(self, text: str) -> QueryAnswer:
+        """Raises QueryError, UnknownTopicError, QueryStoppedError, and ConfigError if too many queries are running."""
+        from penstock.querying.cells import cell_text, is_number, rows_of
+        from penstock.querying.database import TopicDatabase
+
+        if not self._places.acquire(blocking=False):
+            raise ConfigError(f"{AT_ONCE} queries are running already: wait until one has ended")
+        try:
+            database = TopicDatabase(
+                self._link.connection(), self._url, timeout_s=TIMEOUT_S, memory_limit=MEMORY, threads=THREADS
+            )
+            with self._lock:
+                if self._is_closed or self._running is not None:
+                    raise ConfigError("this page runs a query already, or is closed")
+                self._running = database
+            try:
+                result = database.run(text, limit=MOST_ROWS)
+            finally:
+                with self._lock:
+                    self._running = None
+        finally:
+            self._places.release()
+        fields = list(enumerate(result.table.schema))
+        return QueryAnswer(
+            tuple(result.table.column_names),
+            frozenset(index for index, field in fields if is_number(field.type)),
+            [tuple(None if cell is None else _cut(cell_text(cell)) for cell in row) for row in rows_of(result.table)],
+            result.is_cut,
+            result.records_read,
+            result.took_s,
+            tuple(result.warnings),
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    def cancel(self) -> None:
+        """End the running query, if there is one, with a QueryStoppedError."""
+        with self._lock:
+            if self._running is not None:
+                self._running.cancel()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        self.cancel()
+
+
+class Queries:
+    """The queries of all pages."""
+
+    def __init__(self, link: Link, url: str) -> None:
+        self._link = link
+        self._url = url
+        self._places = threading.Semaphore(AT_ONCE)
+        self._lock = threading.Lock()
+        self._open: list[Query] = []
+
+    def open(self) -> Query:
+        query = Query(self._link, self._url, self._places)
+        with self._lock:
+            self._open = [each for each in self._open if not each.is_closed]
+            self._open.append(query)
+        return query
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack, self._lock:
+            for query in self._open:
+                stack.callback(query.close)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]} …"

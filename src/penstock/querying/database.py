@@ -1,0 +1,392 @@
+"""Running queries: `penstock.sql`.
+
+Every query gets a DuckDB of its own, in memory, which may not open files, load extensions or reach the network, and
+whose settings are locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, Unpack
+
+from penstock.errors import (
+    ConfigError,
+    MissingExtraError,
+    QueryError,
+    QueryStoppedError,
+    UnknownTopicError,
+)
+
+try:
+    import duckdb
+    import pyarrow as pa
+except ModuleNotFoundError as error:
+    if error.name not in ("duckdb", "pyarrow"):
+        raise
+    raise MissingExtraError("penstock sql", "sql") from error
+
+from penstock.querying.statements import LATEST, Statement, parse, plain
+from penstock.querying.topic_table import Stopping, TopicSource, TopicTable
+from penstock.querying.values import (
+    KEY,
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    VALUE,
+    Texts,
+    TopicColumns,
+    Undecodable,
+    texts_of,
+)
+from penstock.serde import Topic
+from penstock.streams import Connection
+from penstock.streams.connecting import connect
+from penstock.streams.options import ConnectOptions
+
+logger = logging.getLogger(__name__)
+
+MEMORY_LIMIT: Final = "1GB"
+_ROWS_AT_ONCE: Final = 10_000
+_LONGEST_QUERY: Final = 100_000
+_NOT_JSON: Final = "Malformed JSON"
+
+
+def sql(
+    url: str,
+    *,
+    types: Sequence[Topic[Any]] = (),
+    undecodable: Undecodable = "null",
+    timeout_s: float | None = None,
+    memory_limit: str = MEMORY_LIMIT,
+    threads: int | None = None,
+    **options: Unpack[ConnectOptions],
+) -> TopicDatabase:
+    """The topics of a stream as tables that SQL can query. Use it in a `with` block, or `close` it.
+
+    Tables have the columns partition, "offset", timestamp, key, value and headers, and a column for each field of the
+    topic's type if `types` has a Topic of that name. Otherwise keys and values are text where they are UTF-8, so that
+    `value->>'field'` reads JSON, and bytes where they are not.
+
+    `undecodable`: what becomes of a value that cannot be decoded: "null", with a warning, or "error". A query ends
+    after `timeout_s` with a QueryStoppedError, and fails when it needs more memory than `memory_limit`. `threads` are
+    those of DuckDB, by default one per core. `options` are those of `penstock.connect`.
+    """
+    return TopicDatabase(
+        connect(url, **options),
+        url,
+        types=types,
+        undecodable=undecodable,
+        timeout_s=timeout_s,
+        memory_limit=memory_limit,
+        threads=threads,
+        owns_connection=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """What a query found."""
+
+    table: pa.Table
+    is_cut: bool
+    """Whether there are more rows than the limit."""
+    records_read: int
+    undecodable: Mapping[str, int]
+    """How many keys and values of each topic could not be decoded, and are null. Topics without any are omitted."""
+    took_s: float
+
+    @property
+    def warnings(self) -> list[str]:
+        return [
+            f"topic {topic!r}: {count:,} {'cell' if count == 1 else 'cells'} could not be decoded, and "
+            f"{'is' if count == 1 else 'are'} null"
+            for topic, count in self.undecodable.items()
+        ]
+
+
+@dataclass(eq=False)
+class _Run:
+    """A query that is running."""
+
+    connection: duckdb.DuckDBPyConnection
+    stopping: Stopping = field(default_factory=Stopping)
+
+    def stop(self, why: str) -> None:
+        self.stopping.why = self.stopping.why or why
+        self.stopping.event.set()
+        self.connection.interrupt()
+
+
+class TopicDatabase:
+    """Queries topics. Thread-safe: queries of several threads run beside each other. Made by `penstock.sql`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        url: str,
+        *,
+        types: Sequence[Topic[Any]] = (),
+        undecodable: Undecodable = "null",
+        timeout_s: float | None = None,
+        memory_limit: str = MEMORY_LIMIT,
+        threads: int | None = None,
+        owns_connection: bool = False,
+    ) -> None:
+        if undecodable not in ("null", "error"):
+            raise ConfigError(f"undecodable={undecodable!r} must be null or error")
+        if timeout_s is not None and timeout_s <= 0:
+            raise ConfigError(f"timeout_s={timeout_s!r} must be positive")
+        self._connection = connection
+        self._url = url
+        self._types = {topic.name: topic for topic in types}
+        self._undecodable: Undecodable = undecodable
+        self._timeout_s = timeout_s
+        self._settings: dict[str, Any] = {"memory_limit": memory_limit}
+        if threads is not None:
+            self._settings["threads"] = threads
+        self._owns_connection = owns_connection
+        self._known_texts: dict[str, Texts] = {}
+        self._running: set[_Run] = set()
+        self._lock = threading.Lock()
+
+    def query(self, text: str, *, limit: int | None = None) -> pa.Table:
+        """The rows of a query, at most `limit`. Logs a warning if values could not be decoded.
+
+        Raises QueryError, UnknownTopicError, QueryStoppedError.
+        """
+        result = self.run(text, limit=limit)
+        for warning in result.warnings:
+            logger.warning("%s", warning)
+        return result.table
+
+    def run(self, text: str, *, limit: int | None = None) -> QueryResult:
+        """As `query`, with what there is to say about it."""
+        if len(text) > _LONGEST_QUERY:
+            raise QueryError(f"the query has {len(text):,} characters; the limit is {_LONGEST_QUERY:,}")
+        if limit is not None and limit < 0:
+            raise ConfigError(f"limit={limit} must be an integer >= 0")
+        begun_s = time.monotonic()
+        with self._started() as run:
+            try:
+                return self._run(run, text, limit, begun_s, checks_json=False)
+            except QueryError as error:
+                if _NOT_JSON not in str(error) or run.stopping.event.is_set():
+                    raise
+        with self._started() as run:  # some value is not JSON: look at each
+            return self._run(run, text, limit, begun_s, checks_json=True)
+
+    def topics(self) -> list[str]:
+        """The topics that can be queried."""
+        return sorted(self._connection.topics())
+
+    def cancel(self) -> None:
+        """End all running queries with a QueryStoppedError. Any thread may call it."""
+        with self._lock:
+            for run in self._running:
+                run.stop("the query was cancelled")
+
+    def close(self) -> None:
+        self.cancel()
+        if self._owns_connection:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Inside.
+
+    @contextlib.contextmanager
+    def _started(self) -> Iterator[_Run]:
+        with contextlib.closing(_locked_down(self._settings)) as connection:
+            run = _Run(connection)
+            with self._lock:
+                self._running.add(run)
+            timer = None
+            if self._timeout_s is not None:
+                why = f"the query ran for longer than {self._timeout_s:g} s: let it read less, or raise the timeout"
+                timer = threading.Timer(self._timeout_s, self._stop, [run, why])
+                timer.daemon = True
+                timer.start()
+            try:
+                yield run
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                with self._lock:
+                    self._running.discard(run)
+
+    def _stop(self, run: _Run, why: str) -> None:
+        with self._lock:
+            if run in self._running:
+                run.stop(why)
+
+    def _run(self, run: _Run, text: str, limit: int | None, begun_s: float, *, checks_json: bool) -> QueryResult:
+        tables: dict[str, TopicTable] = {}
+        try:
+            statement = parse(run.connection, text)
+            if statement.lists_topics:
+                table = pa.table({"name": pa.array(self.topics(), pa.string())})
+                return QueryResult(table, False, 0, {}, time.monotonic() - begun_s)
+            self._register(run, statement, tables, checks_json=checks_json)
+            table, is_cut = _fetched(run.connection, statement.text, limit)
+        except duckdb.Error as error:
+            raise _told(error, run, tables, self._settings["memory_limit"]) from error
+        run.stopping.check()
+        return QueryResult(
+            table,
+            is_cut,
+            sum(each.source.records_read for each in tables.values()),
+            {name: each.columns.undecodable for name, each in tables.items() if each.columns.undecodable},
+            time.monotonic() - begun_s,
+        )
+
+    def _register(self, run: _Run, statement: Statement, tables: dict[str, TopicTable], *, checks_json: bool) -> None:
+        names = self.topics() if statement.tables or statement.latest else []
+        for parts in statement.tables:
+            name = _resolved(parts, names)
+            if name not in tables:
+                tables[name] = self._table(run, name, statement, checks_json=checks_json)
+                run.connection.register(name, tables[name])
+        for latest in statement.latest:
+            name = _resolved((latest,), names)
+            if name not in tables:
+                tables[name] = self._table(run, name, statement, checks_json=checks_json)
+                run.connection.register(name, tables[name])
+            run.connection.execute(_latest_view(name, latest, tables[name]))
+        if statement.latest:
+            run.connection.execute(
+                f"create temp macro {LATEST}(topic) as table select * from query_table('{LATEST} ' || hex(topic))"
+            )
+
+    def _texts(self, source: TopicSource) -> Texts:
+        """Which columns of a topic are text. Remembered, once there were records to tell it by."""
+        known = self._known_texts.get(source.topic)
+        if known is None:
+            keys, values = source.sample()
+            known = texts_of(keys, values)
+            if values:
+                self._known_texts[source.topic] = known
+        return known
+
+    def _table(self, run: _Run, name: str, statement: Statement, *, checks_json: bool) -> TopicTable:
+        source = TopicSource(self._connection, self._url, name, run.stopping)
+        columns = TopicColumns(
+            self._types.get(name),
+            name,
+            self._texts(source),
+            has_offsets=source.has_offsets,
+            are_views=source.is_local and not statement.may_filter,
+            checks_json=checks_json,
+            on_undecodable=self._undecodable,
+        )
+        return TopicTable(source, columns)
+
+
+def _locked_down(settings: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
+    """A DuckDB in memory that can reach nothing but what it is given."""
+    safe = {
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "python_enable_replacements": "false",
+        "python_scan_all_frames": "false",
+        "temp_directory": "",
+        **settings,
+    }
+    try:
+        connection = duckdb.connect(":memory:", config=safe)
+    except duckdb.Error as error:
+        raise ConfigError(f"DuckDB does not accept these settings: {plain(error)}") from error
+    for setting in (
+        "TimeZone = 'UTC'",
+        "enable_progress_bar = false",
+        "enable_external_access = false",
+        "lock_configuration = true",
+    ):
+        connection.execute(f"set {setting}")
+    return connection
+
+
+def _fetched(connection: duckdb.DuckDBPyConnection, text: str, limit: int | None) -> tuple[pa.Table, bool]:
+    """The rows, at most `limit`, and whether there are more."""
+    relation = connection.sql(text)
+    if relation is None:
+        return pa.table({}), False
+    if limit is None:
+        return relation.to_arrow_table(), False
+    reader = relation.to_arrow_reader(max(1, min(limit + 1, _ROWS_AT_ONCE)))
+    batches: list[Any] = []
+    rows = 0
+    for batch in reader:
+        batches.append(batch)
+        rows += batch.num_rows
+        if rows > limit:
+            break
+    table = pa.Table.from_batches(batches, reader.schema)
+    return table.slice(0, limit), rows > limit
+
+
+def _told(error: duckdb.Error, run: _Run, tables: Mapping[str, TopicTable], memory_limit: str) -> BaseException:
+    """The error to raise for one of DuckDB's."""
+    failure = next((table.failure for table in tables.values() if table.failure is not None), None)
+    if run.stopping.event.is_set():
+        return QueryStoppedError(run.stopping.why)
+    if failure is not None:
+        return failure
+    if isinstance(error, duckdb.InterruptException):
+        return KeyboardInterrupt()
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return QueryError(f"the query needs more memory than {memory_limit}: let it read or group less")
+    return QueryError(plain(error))
+
+
+def _resolved(parts: tuple[str, ...], names: Sequence[str]) -> str:
+    """The topic that a query names. Raises UnknownTopicError, which names similar ones."""
+    name = ".".join(parts)
+    if name in names:
+        if len(parts) > 1:
+            raise QueryError(f'write the topic in double quotes, as its name contains a dot: "{name}"')
+        return name
+    same = [each for each in names if each.lower() == name.lower()]
+    if len(same) == 1 and len(parts) == 1:
+        return same[0]
+    near = difflib.get_close_matches(name, names, n=3) or [each for each in names if name and name in each][:3]
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    else:
+        hint = f"there are: {', '.join(names[:20]) or 'none yet'}{', …' if len(names) > 20 else ''}"
+    raise UnknownTopicError(f"there is no topic {name!r}; {hint}")
+
+
+def _latest_view(name: str, called: str, table: TopicTable) -> str:
+    """The newest row of every key, without those whose newest record is a tombstone.
+
+    A key usually stays in one partition, where the offset decides. After partitions were added it may be in two: then
+    the time decides.
+    """
+    names = table.columns.names
+    partition, offset, time_, key, value = (_quoted(names[each]) for each in (PARTITION, OFFSET, TIMESTAMP, KEY, VALUE))
+    newest = (
+        f"select {key} as k, {partition} as p, max({offset}) as o, arg_max({time_}, {offset}) as t "
+        f"from {_quoted(name)} where {key} is not null group by {key}, {partition}"
+    )
+    if len(table.source.spans) > 1:
+        newest = f"select p, o from ({newest}) qualify row_number() over (partition by k order by t desc, p desc) = 1"
+    return (
+        # `query_table` would take a dot in a name for a schema.
+        f"create temp view {_quoted(f'{LATEST} {called.encode().hex().upper()}')} as select r.* from {_quoted(name)} r "
+        f"semi join ({newest}) n on r.{partition} = n.p and r.{offset} = n.o where r.{value} is not null"
+    )
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'

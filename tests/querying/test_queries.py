@@ -1,0 +1,293 @@
+"""Topics as tables: what they have, what a query reads, and what it must not see."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.abc import Transactional
+from penstock.errors import ConfigError, QueryError, QueryStoppedError, SerdeError, UnknownTopicError
+from penstock.querying.database import TopicDatabase
+from penstock.querying.topic_table import TopicSource
+from penstock.streams.capability import capability
+from tests.clients.names import fresh
+from tests.querying.orders import ORDERS, Order
+
+
+def rows(database: TopicDatabase, query: str) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in database.query(query).to_pylist()]
+
+
+def test_a_topic_has_the_columns_of_its_records(database: TopicDatabase) -> None:
+    found = database.query('from orders where "offset" = 1 and partition = 0').to_pylist()[0]
+    assert list(found) == ["partition", "offset", "timestamp", "key", "value", "headers"]
+    assert found["key"].startswith("k")
+    assert found["value"].startswith('{"customer"')
+
+
+def test_headers_are_a_list_of_keys_and_values(database: TopicDatabase) -> None:
+    assert rows(database, "select distinct headers[1].key, headers[1].value from orders where headers is not null") == [
+        ("source", b"web")
+    ]
+
+
+def test_fields_of_json_values_are_read_by_name(database: TopicDatabase) -> None:
+    query = "select value->>'customer', sum((value->>'cents')::bigint)::bigint from orders group by 1 order by 1"
+    assert rows(database, query) == [("c0", 14_850), ("c1", 14_950), ("c2", 15_050)]
+
+
+def test_a_typed_topic_has_a_column_for_each_field(typed: TopicDatabase) -> None:
+    query = "select customer, sum(cents)::bigint from orders group by 1 order by 1"
+    assert rows(typed, query) == [("c0", 14_850), ("c1", 14_950), ("c2", 15_050)]
+    assert typed.query("describe orders").column("column_name").to_pylist()[-2:] == ["customer", "cents"]
+
+
+def test_a_field_with_the_name_of_a_column_keeps_it(stream: penstock.Connection, url: str) -> None:
+    @dataclass
+    class Reading:
+        Value: int
+        offset: str
+
+    topic = penstock.Topic(fresh(), Reading)
+    stream.send(topic, Reading(7, "a")).result(30)
+    with TopicDatabase(stream, url, types=[topic]) as database:
+        assert rows(database, f'select "Value", "offset", record_offset, record_value from "{topic.name}"') == [
+            (7, "a", 0, '{"Value":7,"offset":"a"}')
+        ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "read"),
+    [
+        ("timestamp >= '2023-11-15 02:13:20'", 60),
+        ("partition = 1", None),
+        ('"offset" between 10 and 19', 20),
+        ('partition = 0 and "offset" in (3, 5)', 3),
+        ('"offset" < 0', 0),
+        ("timestamp > now() - interval 1 hour", 0),
+    ],
+)
+def test_a_filter_reads_only_what_it_needs(
+    database: TopicDatabase, typed: TopicDatabase, condition: str, read: int | None
+) -> None:
+    for each in (database, typed):
+        result = each.run(f"select count(*) from orders where {condition}")
+        expected = result.table.to_pylist()[0]["count_star()"] if read is None else read
+        assert result.records_read == expected < 300
+
+
+def test_latest_has_the_newest_row_of_every_key_without_tombstones(
+    stream: penstock.Connection, database: TopicDatabase
+) -> None:
+    users = penstock.Topic(fresh(), None, partitions=2)
+    for key, value in (("a", 1), ("b", 2), ("c", 3), ("a", None), ("b", 4), ("c", None), ("c", 5)):
+        stream.send(users, None if value is None else {"n": value}, key)
+    stream.flush(30)
+    query = f"select key, value->>'n' from latest('{users.name}') order by key"
+    assert rows(database, query) == [("b", "4"), ("c", "5")]
+
+
+def test_records_of_open_and_aborted_transactions_are_not_seen(
+    stream: penstock.Connection, database: TopicDatabase
+) -> None:
+    topic = fresh()
+    stream.create_topic(topic)
+    transactional = capability(stream, Transactional)
+    assert transactional is not None
+    producer = transactional.transactional(topic, timeout_s=30, transaction_timeout_s=60)
+    producer.begin()
+    producer.produce(topic, b"committed")
+    producer.commit()
+    with producer_of_an_aborted_record(transactional, topic):
+        assert rows(database, f'select value from "{topic}"') == [("committed",)]
+    producer.close()
+
+
+class producer_of_an_aborted_record:  # used as a block
+    """Leaves a record in an open transaction, which the next producer with the same id aborts."""
+
+    def __init__(self, transactional: Transactional, topic: str) -> None:
+        self.transactional, self.topic = transactional, topic
+
+    def __enter__(self) -> None:
+        self.producer = self.transactional.transactional(f"{self.topic}-2", timeout_s=30, transaction_timeout_s=60)
+        self.producer.begin()
+        self.producer.produce(self.topic, b"open")
+
+    def __exit__(self, *_: object) -> None:
+        self.producer.close()
+
+
+def test_the_client_reads_the_same_as_the_files(stream: penstock.Connection, typed: TopicDatabase) -> None:
+    query = 'from orders where "offset" > 20 order by partition, "offset"'
+    with penstock.sql(f"kafka://{stream.bootstrap}", types=[ORDERS]) as through_client:
+        assert through_client.query(query).equals(typed.query(query))
+
+
+def test_a_topic_without_records_has_no_rows(stream: penstock.Connection, database: TopicDatabase) -> None:
+    topic = f"{fresh()}.empty-one"
+    stream.create_topic(topic)
+    assert rows(database, f'from "{topic}"') == []
+    assert rows(database, f"from latest('{topic}')") == []
+
+
+def test_what_cannot_be_decoded_is_null_and_counted(stream: penstock.Connection, url: str) -> None:
+    topic = penstock.Topic(fresh(), Order)
+    good = [b'{"customer":"a","cents":1}', b'{"customer":"b","cents":2}']
+    for data in (*good, b'{"customer":3}', b"no json", b'{"customer":"c","cents":99999999999999999999}'):
+        stream.send(topic.name, data)
+    stream.flush(30)
+    query = f'select customer, cents from "{topic.name}"'
+    with TopicDatabase(stream, url, types=[topic]) as database:
+        result = database.run(query)
+        assert result.table.num_rows == 5
+        assert result.table.column("cents").drop_null().to_pylist() == [1, 2]
+        assert result.warnings == [f"topic {topic.name!r}: 3 cells could not be decoded, and are null"]
+    with (
+        TopicDatabase(stream, url, types=[topic], undecodable="error") as strict,
+        pytest.raises(SerdeError, match=topic.name),
+    ):
+        strict.query(query)
+
+
+def test_text_that_is_not_json_does_not_stop_a_query_of_json(
+    stream: penstock.Connection, database: TopicDatabase
+) -> None:
+    topic = fresh()
+    for data in (b'{"n":1}', b"no json", b"\xff\xfe", b'{"n":2}', b'{"n":3}'):
+        stream.send(topic, data)
+    stream.flush(30)
+    result = database.run(f"select value->>'n' as n from \"{topic}\"")
+    assert result.table.column("n").drop_null().to_pylist() == ["1", "2", "3"]
+    assert result.undecodable == {topic: 2}
+
+
+def test_bytes_stay_bytes(stream: penstock.Connection, database: TopicDatabase) -> None:
+    topic = fresh()
+    stream.send(topic, b"\xff\x00", key=b"\xfe").result(30)
+    assert rows(database, f'select key, value from "{topic}"') == [(b"\xfe", b"\xff\x00")]
+
+
+def test_a_limit_cuts_and_says_so(database: TopicDatabase) -> None:
+    result = database.run("from orders", limit=7)
+    assert (result.table.num_rows, result.is_cut) == (7, True)
+    assert not database.run("from orders", limit=300).is_cut
+
+
+@pytest.mark.parametrize(
+    ("query", "error", "message"),
+    [
+        ("from oders", UnknownTopicError, "there is no topic 'oders'; did you mean orders"),
+        ("select nope from orders", QueryError, '"nope" not found'),
+        ("selec 1", QueryError, "syntax error"),
+        ("select offset from orders", QueryError, 'write the column as "offset"'),
+        ("from a.b-c", QueryError, "in double quotes"),
+        ("", QueryError, "is empty"),
+        ("select 1; select 2", QueryError, "one at a time"),
+        ("from latest(orders)", QueryError, r"latest\('users'\)"),
+        ("select error('broken')", QueryError, "broken"),
+    ],
+)
+def test_a_mistake_is_explained(database: TopicDatabase, query: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        database.query(query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "insert into orders values (1)",
+        "create table x as select 1",
+        "drop view orders",
+        "update orders set key = 1",
+        "copy (select 1) to '{path}'",
+        "attach '{path}' as other",
+        "install httpfs",
+        "load httpfs",
+        "set memory_limit = '64GB'",
+        "pragma enable_external_access",
+        "call pragma_version()",
+        "explain analyze create table x as select 1",
+        "select * from read_text('{path}')",
+        "from '{path}'",
+        "select * from glob('{path}*')",
+        "select * from read_csv('http://127.0.0.1:1/x.csv')",
+        "select * from query_table('{path}')",
+        "select getenv('HOME')",
+    ],
+)
+def test_a_query_only_reads_topics(database: TopicDatabase, query: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a\n1\n")
+    with pytest.raises((QueryError, UnknownTopicError)):
+        database.query(query.format(path=secret))
+    assert [each.name for each in tmp_path.iterdir()] == ["secret.csv"]
+
+
+def test_a_query_cannot_use_more_memory_than_its_limit(stream: penstock.Connection, url: str) -> None:
+    with (
+        TopicDatabase(stream, url, memory_limit="20MB") as small,
+        pytest.raises(QueryError, match="more memory than 20MB"),
+    ):
+        small.query("select list(range) from range(100000000)")
+
+
+ENDLESS = "select count(*) from range(100000000000) a, range(100000000) b where a.range + b.range < 0"
+
+
+def test_a_query_ends_after_its_timeout(stream: penstock.Connection, url: str) -> None:
+    with (
+        TopicDatabase(stream, url, timeout_s=0.2) as impatient,
+        pytest.raises(QueryStoppedError, match=r"longer than 0\.2 s"),
+    ):
+        impatient.query(ENDLESS)
+
+
+def test_a_query_can_be_cancelled(stream: penstock.Connection, url: str) -> None:
+    found: list[Exception] = []
+    with TopicDatabase(stream, url) as database:
+
+        def ask() -> None:
+            try:
+                database.query(ENDLESS)
+            except QueryStoppedError as error:
+                found.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while asking.is_alive():
+            database.cancel()
+            asking.join(0.05)
+    assert "cancelled" in str(found[0])
+
+
+def test_an_interrupt_while_records_are_read_is_an_interrupt(
+    database: TopicDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TopicSource, "ranges", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        database.query("from orders")
+
+
+def test_topics_are_listed(database: TopicDatabase) -> None:
+    assert ("orders",) in rows(database, "show tables")
+
+
+def test_impossible_options_are_refused(stream: penstock.Connection, url: str) -> None:
+    with pytest.raises(ConfigError, match="timeout_s"):
+        TopicDatabase(stream, url, timeout_s=0)
+    with pytest.raises(ConfigError, match="undecodable"):
+        TopicDatabase(stream, url, undecodable="skip")  # type: ignore[arg-type]
+    with (
+        pytest.raises(ConfigError, match="Memory must have a number"),
+        TopicDatabase(stream, url, memory_limit="much") as database,
+    ):
+        database.query("select 1")
