@@ -16,6 +16,7 @@ PUBLIC = [
     "Restart",
     "SqlTable",
     "TopicTarget",
+    "guarded",
     "read_batch",
     "read_stream",
     "read_table",

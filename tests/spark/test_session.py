@@ -18,10 +18,18 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, ConnectorMissingError
 from penstock.spark.run.settings import RunSettings, running_with
+from penstock.spark.sessions import fork_server
 from penstock.spark.sessions import opening as worker_sockets
-from penstock.spark.sessions.defaults import available_cores, defaults, local_cores, quiet_logging, site_defaults
+from penstock.spark.sessions.defaults import (
+    available_cores,
+    defaults,
+    local_cores,
+    lost_host_settings,
+    quiet_logging,
+    site_defaults,
+)
 from penstock.spark.sessions.opening import active_session, has_connector, session, socket_settings, warm_workers
-from penstock.spark.sessions.worker_environment import python_without_archives
+from penstock.spark.sessions.worker_environment import python_for_spark
 
 CHILD = Path(__file__).with_name("session_child.py")
 CHILD_TIMEOUT_S = 240.0
@@ -90,11 +98,32 @@ def test_workers_import_pyspark_from_where_the_driver_has_it_from(spark: SparkSe
     assert [each for each in archives if "pyspark" in each] == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork server needs Linux")
+def test_workers_are_forked_by_the_server_with_random_numbers_of_their_own(spark: SparkSession) -> None:
+    def origin(_: Any) -> Iterator[tuple[int, int, float]]:
+        import os
+        from pathlib import Path
+
+        import numpy
+
+        daemon = os.getppid()
+        server = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
+        yield os.getpid(), server, float(numpy.random.random())
+
+    first, second = spark.sparkContext.parallelize([0, 1], 2).barrier().mapPartitions(origin).collect()
+    folder = worker_sockets._folder()
+    assert {first[1], second[1]} == {fork_server._started[folder].pid}
+    assert first[0] != second[0]
+    assert first[2] != second[2]
+    said = Path(folder, fork_server.LOG).read_text()
+    assert [line for line in said.splitlines() if "['-c'" not in line] == [], "Spark started a process that was refused"
+
+
 def test_an_interpreter_for_workers_keeps_the_rest_of_the_path_and_its_arguments(tmp_path: Path) -> None:
     folder = tmp_path / "it's a folder"
     folder.mkdir()
     home = str(Path(pyspark.__file__).parent)
-    script = python_without_archives(home, str(folder))
+    script = python_for_spark(home, str(folder))
     assert script == str(folder / "python")
     mine = [str(tmp_path / "my modules"), str(tmp_path / "mine.zip")]
     given = [f"{home}/python/lib/pyspark.zip", mine[0], f"{home}/jars/spark-core_2.13-4.3.0.jar", mine[1]]
@@ -112,8 +141,8 @@ def test_an_interpreter_for_workers_keeps_the_rest_of_the_path_and_its_arguments
 
 
 def test_the_archives_of_another_spark_are_left_in_the_path(tmp_path: Path) -> None:
-    assert python_without_archives(str(tmp_path), str(tmp_path)) == sys.executable
-    assert python_without_archives(str(Path(pyspark.__file__).parent), str(tmp_path / "missing")) == sys.executable
+    assert python_for_spark(str(tmp_path), str(tmp_path)) == sys.executable
+    assert python_for_spark(str(Path(pyspark.__file__).parent), str(tmp_path / "missing")) == sys.executable
 
 
 def test_the_active_session_is_returned_with_what_can_be_changed(spark: SparkSession, shuffle_partitions: str) -> None:
@@ -325,3 +354,13 @@ def test_of_what_workers_print_only_that_spark_has_hung_up_is_left_out(
         errors.print(line)
         errors.flush()
     assert str(shown) == (written if is_shown else "")
+
+
+def test_clusters_give_up_a_silent_host_soon_unless_told_otherwise() -> None:
+    ours = lost_host_settings("spark://host:7077", {})
+    assert ours["spark.network.timeout"] == "15s"
+    assert ours["spark.executor.heartbeatInterval"] == "3s"
+    assert lost_host_settings("spark://host:7077", {"spark.executor.memory": "1g"}) == ours
+    # Spark refuses to start with a heartbeat interval that is longer than our timeout.
+    assert lost_host_settings("spark://host:7077", {"spark.executor.heartbeatInterval": "20s"}) == {}
+    assert lost_host_settings("local[2]", {}) == {}

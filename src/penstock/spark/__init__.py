@@ -24,6 +24,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("penstock.spark", "spark") from error
 
 if TYPE_CHECKING:
+    from penstock.spark.errors.guards import guarded as guarded
     from penstock.spark.pipeline import Pipeline as Pipeline
     from penstock.spark.reading import read_batch as read_batch
     from penstock.spark.reading import read_stream as read_stream
@@ -51,6 +52,7 @@ _HOMES = {
     "Restart": "run.restart",
     "SqlTable": "sink.sql.table",
     "TopicTarget": "sink.topic",
+    "guarded": "errors.guards",
     "read_batch": "reading",
     "read_stream": "reading",
     "read_table": "reading",

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
 
 from penstock.dead_letters import open_dead_letters
-from penstock.errors import ConfigError, TopicExistsError
-from penstock.model import DeadLetterFilter
+from penstock.errors import ConfigError, OffsetOutOfRangeError, TopicExistsError, UnknownTopicError
+from penstock.model import DeadLetterFilter, Record
 from penstock.serde import Topic
+from penstock.spark.errors.batch_rows import RowLetters, runs_of
 from penstock.spark.run.plans import sources, topics_read
 from penstock.spark.run.state_folder import StateFolder
 from penstock.spark.sink.refused_rows import RefusedRows
 from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.sink.topic_delivery import topics_for
 from penstock.spark.source.queue_spool import QueueSpool
+from penstock.spark.source.read_options import absolute_url
 from penstock.spark.values.decoding import Decoder, TopicDecoders, letters_of
 from penstock.spark.values.undecodable import Letters
 from penstock.spark.versions import FIRST, current_topic
+from penstock.streams import connect
 from penstock.streams.topic_patterns import TopicChoice, TopicPattern, described
 from penstock.streams.url import without_password
+from penstock.streams.url_settings import client_with, resolved
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline import Pipeline
@@ -46,6 +50,9 @@ class PipelineInputs:
         self._checkpoints = checkpoints
         self._dead_letters: dict[str, str] = {}
         self._letters_by_source: dict[str, Letters] = {}
+        self._row_letters: dict[str, Letters] = {}
+        """For rows that fail in guarded functions or expectations, by the topic that is read. Unlike those of records
+        that cannot be decoded, topics without a type have some."""
         self._outputs: dict[str, TopicTarget] = {}
         self._patterns: list[tuple[TopicPattern, LettersChoice]] = []
         """The patterns that are read, with their dead letters."""
@@ -58,10 +65,14 @@ class PipelineInputs:
         """The decoder of a topic, None if it has no type, and the name of the topic to read."""
         if not isinstance(topic, Topic):
             _refuse_letters_of([topic], dead_letters)
-            return None, self._topic_to_read(topic)
+            name = self._topic_to_read(topic)
+            self._add_row_letters(name, dead_letters)
+            return None, name
         decoder = self._decoder(topic, dead_letters)
         name = self._topic_to_read(topic)
         if decoder.letters is not None:
+            if not is_table:
+                self._row_letters[name] = decoder.letters
             self._dead_letters[topic.name] = decoder.letters.spec
             if not is_table:
                 self._letters_by_source[f"topic {name}"] = decoder.letters
@@ -82,6 +93,8 @@ class PipelineInputs:
         typed = [topic for topic in topics if isinstance(topic, Topic)]
         if not typed:
             _refuse_letters_of(topics, dead_letters)
+            for name in names.values():
+                self._add_row_letters(name, dead_letters)
             return None, list(names.values())
         if len(typed) != len(topics):
             raise ConfigError(
@@ -96,6 +109,7 @@ class PipelineInputs:
                     f"pipeline {self._pipeline.name!r}: topics {first.topic.name!r} and {other.topic.name!r} have "
                     "other columns: read each by itself, and unite them with unionByName"
                 )
+        self._row_letters |= {name: each.letters for name, each in decoders.items() if each.letters is not None}
         self._dead_letters |= {each.topic.name: each.dead_letters for each in decoders.values() if each.dead_letters}
         return TopicDecoders(first, decoders), list(names.values())
 
@@ -106,11 +120,12 @@ class PipelineInputs:
         spool = self._spool(url, options)
         if type is None:
             _refuse_letters_of([spool.topic], dead_letters)
+            self._add_row_letters(spool.topic, dead_letters)
             return None, spool
         decoder = self._decoder(Topic(spool.topic, type), dead_letters, has_offsets=True)
         if decoder.letters is not None:
             self._dead_letters[spool.topic] = decoder.letters.spec
-            self._letters_by_source[f"topic {spool.topic}"] = decoder.letters
+            self._letters_by_source[f"topic {spool.topic}"] = self._row_letters[spool.topic] = decoder.letters
         return decoder, spool
 
     def add_outputs(self, outputs: Mapping[str, TopicTarget]) -> None:
@@ -129,6 +144,51 @@ class PipelineInputs:
                 letters = self._letters_by_source[source]
                 return RefusedRows(letters, self._pipeline.name, self._pipeline.version or "")
         return None
+
+    def row_letters(self, frame: DataFrame) -> RowLetters | None:
+        """The dead letters for rows of the frame that fail by themselves; None if none of its topics has some."""
+        topics = [each.removeprefix("topic ") for each in topics_read(frame)]
+        default = next((self._row_letters[topic] for topic in topics if topic in self._row_letters), None)
+        if default is None and any(dead_letters for _, dead_letters in self._patterns):
+            default = self._letters(f"{self._pipeline.name}.dlq")
+        if default is None:
+            return None
+        version = self._pipeline.version or ""
+        return RowLetters(default, self._letters_of_topic, self._pipeline.name, version, self._records)
+
+    def _letters_of_topic(self, topic: str) -> Letters | None:
+        if topic in self._row_letters:
+            return self._row_letters[topic]
+        choice = next((choice for pattern, choice in self._patterns if choice and pattern.matches(topic)), None)
+        location = letters_of(topic, choice)
+        return None if location is None else self._letters(location)
+
+    def _add_row_letters(self, topic: str, dead_letters: LettersChoice) -> None:
+        location = letters_of(topic, dead_letters)
+        if location is not None:
+            self._row_letters[topic] = self._letters(location)
+
+    def _letters(self, location: str) -> Letters:
+        url, _ = resolved(absolute_url(self._url), {})
+        return Letters(url, location, client_with(self._url, self._pipeline.client))
+
+    def _records(self, topic: str, partition: int, pointers: Sequence[int]) -> Iterator[Record]:
+        """The records at these pointers, without those that have expired or were compacted away."""
+        with contextlib.ExitStack() as closing:
+            spool = next((each for each in self.spools.values() if each.topic == topic), None)
+            connection = self._pipeline.connection
+            if spool is not None:
+                connection = closing.enter_context(connect(spool.log_url))
+            for run in runs_of(pointers):
+                wanted = set(run)
+                with contextlib.suppress(OffsetOutOfRangeError, UnknownTopicError):  # expired, or deleted
+                    span = run[-1] - run[0] + 1
+                    for record in connection.read(topic, {partition: run[0]}, partitions=[partition], limit=span):
+                        if record.offset in wanted:
+                            wanted.discard(record.offset)
+                            yield record
+                        if not wanted or record.offset >= run[-1]:
+                            break
 
     def undecodable(self) -> dict[str, int]:
         """For each topic, the number of dead letters of records that the pipeline could not decode."""

@@ -13,6 +13,9 @@ from penstock.errors import ConfigError, GuaranteeError, PipelineError
 from penstock.model import Guarantee
 from penstock.queues.opening import as_queue
 from penstock.serde import Topic
+from penstock.spark.errors.batch_rows import MOST_BAD_ROWS, check_limit
+from penstock.spark.errors.expectations import Otherwise, expectation
+from penstock.spark.errors.guarded_plans import guard_functions
 from penstock.spark.inputs import PipelineInputs
 from penstock.spark.late.gate import OnTimeGate
 from penstock.spark.reading import read_stream, read_table
@@ -70,6 +73,10 @@ class Pipeline:
     "python" is Penstock's own source, "auto" the faster one that is available. `client` has options of
     `penstock.connect`.
 
+    A row for which a UDF fails, or that does not meet an expectation, goes to the dead letters of its topic, and the
+    rest of its batch goes on. A batch with more than `max_bad_rows` such rows, a count or a share of its rows, stops
+    its query. With `guard=False`, UDFs stay as they are: their errors fail the batch.
+
     `spark` is the session; by default the session of this process, which the constructor starts if needed. To configure
     it, call `penstock.spark.session(conf=...)` first.
 
@@ -84,10 +91,13 @@ class Pipeline:
         checkpoints: str | None = None,
         engine: Engine = "auto",
         restart: Restart | None = None,
+        max_bad_rows: int | float = MOST_BAD_ROWS,
+        guard: bool = True,
         spark: SparkSession | None = None,
         client: ConnectOptions | None = None,
     ) -> None:
         check_name(name, "the name of a pipeline")
+        check_limit(max_bad_rows, f"pipeline {name!r}")
         if engine not in ENGINES:
             raise ConfigError(f"pipeline {name!r}: engine={engine!r} is not allowed: use {', '.join(ENGINES)}")
         settings = current_run()
@@ -98,8 +108,10 @@ class Pipeline:
         """With credentials, unless these are in `client`."""
         self._settings = settings
         self.engine: Engine = settings.engine or engine
-        self._checkpoints = checkpoints if checkpoints is not None else default_checkpoints(url)
+        self._checkpoints = settings.checkpoints or checkpoints or default_checkpoints(url)
         self._restart = restart or Restart()
+        self._max_bad_rows = max_bad_rows
+        self._guards = guard
         self._client = client_with(url, client)
         self._connection: Connection | None = None
         self._planned: dict[str, PlannedQuery] = {}
@@ -310,6 +322,18 @@ class Pipeline:
         self._gates.append((gate, target))
         return gated
 
+    def expect(
+        self, name: str, condition: str | Column, *, otherwise: Otherwise = "dead_letter"
+    ) -> Callable[[DataFrame], DataFrame]:
+        """Expect a condition of every row of a frame: `orders.transform(pipe.expect("positive", "cents > 0"))`.
+
+        `condition` is SQL or a Column; null counts as not met. A row that does not meet it is dropped and counted
+        ("drop"), goes to the dead letters of its topic ("dead_letter"), or stops the query ("fail"). The letter has the
+        record that the row was made from if the frame has its columns `topic`, `partition` and `pointer`; otherwise it
+        has the row as JSON. `progress` counts such rows by the name of the expectation.
+        """
+        return expectation(name, condition, otherwise, f"pipeline {self.name!r}")
+
     def write(
         self,
         frame: DataFrame,
@@ -370,6 +394,8 @@ class Pipeline:
                 if isinstance(target, TopicTarget) and isinstance(version, TopicTarget) and target.name is not None
             }
         )
+        bad_rows = self._inputs.row_letters(frame)
+        guards = self._guards and bad_rows is not None and in_real_time is None
         self._planned[label] = PlannedQuery(
             name=label,
             frame=frame,
@@ -379,6 +405,9 @@ class Pipeline:
             trigger=None if isinstance(trigger, RealTime) else trigger,
             restart=restart or self._restart,
             refused=self._inputs.refused_rows(frame),
+            bad_rows=bad_rows,
+            guarded=guard_functions(frame, what) if guards else None,
+            max_bad_rows=self._max_bad_rows,
             start=in_real_time,
         )
 

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from penstock.abc import Feature
 from penstock.errors import ConfigError, ConnectorMissingError, UnknownTopicError
 from penstock.spark.run.settings import ENGINES, Engine
+from penstock.spark.sessions.defaults import local_cores
 from penstock.spark.sessions.opening import has_connector
 from penstock.spark.sessions.worker_environment import set_source_environment
 from penstock.spark.source.admission import Alignment
@@ -45,13 +46,19 @@ from penstock.streams.url import kafka_url, log_folder, without_password
 
 FORMAT = PenstockDataSource.name()
 _log = logging.getLogger("penstock.spark")
+_registered: set[str] = set()
+"""The applications on clusters with which this process has registered the format."""
 
 
 def register(spark: SparkSession) -> None:
     """Register the format "penstock" with a session. Where Penstock is installed, Spark finds it without this call."""
     sources = spark._jsparkSession.sessionState().dataSourceManager()
-    if not sources.dataSourceExists(FORMAT):  # Spark warns when a registration replaces another
+    application = spark.sparkContext.applicationId
+    # One that Spark found by itself is run by the Python of the driver, without the files that executors were sent.
+    is_strange = local_cores(spark.sparkContext.master or "") is None and application not in _registered
+    if is_strange or not sources.dataSourceExists(FORMAT):  # Spark warns when a registration replaces another
         spark.dataSource.register(PenstockDataSource)
+        _registered.add(application)
     set_source_environment(spark, sources.lookupDataSource(FORMAT))
 
 

@@ -6,19 +6,22 @@ changed = changes(pipe.read("users"), "id")                              # each 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from penstock.errors import ConfigError, SchemaMismatchError
+from penstock.serde.forms.python_types import form_of_type
 from penstock.spark.late.watermarks import without_watermarks
 from penstock.spark.state.context import KeyContext
 from penstock.spark.state.stateful_functions import stateful
 from penstock.spark.values.columns import ABOUT_A_RECORD, require_columns
-from penstock.spark.values.forms.python_types import form_of_type
+from penstock.spark.values.types import column_of
+from penstock.tables.changes import TRUNCATE_KEY, TRUNCATED
 
 _ABOUT: Final = frozenset((*ABOUT_A_RECORD, *(f"record_{name}" for name in ABOUT_A_RECORD)))
 CREATED, UPDATED, DELETED = "c", "u", "d"
@@ -30,7 +33,8 @@ def as_table(frame: DataFrame, key: str | Sequence[str], *, by: str = "pointer")
 
     The last row has the greatest `by`; the default is the pointer, as all records of a key are in one partition. A row
     is deleted if its column `deleted` is true, as in the result of `debezium`; in a frame without that column, if all
-    columns but the key are null, as in a record without a value.
+    columns but the key are null, as in a record without a value. A truncate, as `penstock cdc` writes it, deletes all
+    earlier rows of its partition, and therefore needs the column `partition`.
     """
     if frame.isStreaming:
         raise ConfigError(
@@ -38,10 +42,35 @@ def as_table(frame: DataFrame, key: str | Sequence[str], *, by: str = "pointer")
         )
     keys = [key] if isinstance(key, str) else list(key)
     require_columns(frame.columns, [*keys, by])
-    others = [name for name in frame.columns if name not in keys]
-    last = frame.groupBy(*keys).agg(F.max_by(F.struct(*others), F.col(by)).alias("last")).select(*keys, "last.*")
+    columns = frame.columns
+    truncates = _truncates(frame)
+    if truncates is not None:
+        frame = _without_truncated(frame, truncates, keys, by)
+    last = _last(frame, keys, columns, by)
     there = last.where(~_deleted(last, keys))
-    return there.drop("deleted").select(*(name for name in frame.columns if name != "deleted"))
+    return there.drop("deleted").select(*(name for name in columns if name != "deleted"))
+
+
+def _last(frame: DataFrame, keys: Sequence[str], columns: Sequence[str], by: str) -> DataFrame:
+    """The row of each combination of `keys` with the greatest `by`."""
+    others = [name for name in columns if name not in keys]
+    return frame.groupBy(*keys).agg(F.max_by(F.struct(*others), F.col(by)).alias("last")).select(*keys, "last.*")
+
+
+def _without_truncated(frame: DataFrame, truncates: Column, keys: Sequence[str], by: str) -> DataFrame:
+    """Rows that no later truncate of their partition deletes, at most one of each key and partition."""
+    columns = frame.columns
+    if "partition" not in columns:
+        message = "a truncate deletes the rows of its partition: keep the column `partition` for as_table"
+        return frame.where(~F.when(truncates, F.raise_error(message).cast("boolean")).otherwise(F.lit(False)))
+    marked = frame.withColumn("_truncates", truncates)
+    groups = list(dict.fromkeys([*keys, "partition", "_truncates"]))
+    last = _last(marked, groups, columns, by) if set(columns) - set(groups) else marked.distinct()
+    cut = F.max(F.when(F.col("_truncates"), F.col(by))).over(Window.partitionBy("partition"))
+    kept = last.withColumn("_cut", cut).where(
+        ~F.col("_truncates") & (F.col("_cut").isNull() | (F.col(by) > F.col("_cut")))
+    )
+    return kept.select(*columns)
 
 
 def changes(frame: DataFrame, key: str, *, fields: Sequence[str] | None = None) -> DataFrame:
@@ -50,14 +79,22 @@ def changes(frame: DataFrame, key: str, *, fields: Sequence[str] | None = None) 
     `op` is "c", "u" or "d"; `before` and `after` are structs of the `fields`, null if there is no row. The default for
     `fields` is all columns but the key and those about the record. A record that changes nothing, or deletes a missing
     row, is omitted. The last row of each key is kept as state. Written to a compacted topic with this key and `after`
-    as the value, the changes are the table again.
+    as the value, the changes are the table again. A truncate fails the query: it deletes the rows of all keys, and
+    each key has its own state.
     """
     chosen = [name for name in frame.columns if name != key and name not in _ABOUT] if fields is None else list(fields)
     chosen = [name for name in chosen if name != "deleted"] if fields is None else chosen
     require_columns(frame.columns, [key, *chosen])
     schema = without_watermarks(frame.schema)
     row = StructType([schema[name] for name in chosen])
-    flagged = frame.withColumn("_deleted", _deleted(frame, [key])).withColumn("_row", F.struct(*chosen))
+    deleted, truncates = _deleted(frame, [key]), _truncates(frame)
+    if truncates is not None:
+        refused = F.raise_error(
+            "the table was truncated, and `changes` cannot tell which rows that deleted: read the topic as a table "
+            "(Pipeline.table, as_table), or filter truncates, where(\"op <> 't'\"), if these rows may stay"
+        )
+        deleted = F.when(truncates, refused.cast("boolean")).otherwise(deleted)
+    flagged = frame.withColumn("_deleted", deleted).withColumn("_row", F.struct(*chosen))
     place = F.col("pointer") if "pointer" in frame.columns else F.lit(None).cast("long")
     slim = flagged.select(F.col(key), "_deleted", "_row", place.alias("_place"))
     given_out = StructType(
@@ -91,13 +128,14 @@ def debezium(
 ) -> DataFrame:
     """Rows of a database table from Debezium's change events in JSON, with or without embedded schemas.
 
-    Each change becomes the row after it; a deletion becomes the row before it, as far as the event contains it. `key`
+    Each change becomes the row after it; a deletion becomes the row before it, as far as the event contains it. A
+    truncate (`op` "t") has neither and counts as deleted; `as_table` deletes all earlier rows of its partition. `key`
     names columns that are filled from the record's key if the event lacks them. The columns are the `fields`, `op`,
     `deleted`, `changed_at` (when the database was changed) and those about the record. Tombstones, which follow
     deletions for compaction, are omitted. A record that is not a change event has a null `op`: write
     `where("op is null")` somewhere for inspection.
     """
-    row = fields if isinstance(fields, StructType) else form_of_type(fields)[0].column
+    row = fields if isinstance(fields, StructType) else column_of(form_of_type(fields)[0])
     if not isinstance(row, StructType):
         raise ConfigError(f"{fields!r} has no fields: describe the rows of the table")
     require_columns(frame.columns, [value])
@@ -127,7 +165,7 @@ def debezium(
     return parsed.select(
         *(cell(name) for name in row.names),
         part("op").alias("op"),
-        F.coalesce(part("op") == DELETED, F.lit(False)).alias("deleted"),
+        F.coalesce(part("op").isin(DELETED, TRUNCATED), F.lit(False)).alias("deleted"),
         F.timestamp_millis(changed_ms).alias("changed_at"),
         *(F.col(name).alias(f"record_{name}" if name in row.names else name) for name in about),
     )
@@ -139,6 +177,24 @@ def _change(before: Any, after: Any) -> str | None:
     if before is None:
         return CREATED
     return DELETED if after is None else UPDATED
+
+
+def _truncates(frame: DataFrame) -> Column | None:
+    """Whether each row is a truncate: of `debezium`, of the flat form, or by its key. None: no column could tell."""
+    names = set(frame.columns)
+    signs = []
+    if {"op", "deleted"} <= names:
+        signs.append(F.col("op") == TRUNCATED)
+    if "__op" in names:
+        signs.append(F.col("__op") == TRUNCATED)
+    keys = [name for name in ("key", "record_key") if name in names]
+    for name in keys:
+        kind = frame.schema[name].dataType
+        if isinstance(kind, StringType | BinaryType):
+            signs.append(F.col(name).cast("string") == TRUNCATE_KEY.decode())
+    if not signs:
+        return None
+    return functools.reduce(Column.__or__, (F.coalesce(sign, F.lit(False)) for sign in signs))
 
 
 def _deleted(frame: DataFrame, keys: Sequence[str]) -> Column:

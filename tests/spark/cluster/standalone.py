@@ -18,7 +18,7 @@ from penstock.java.installed import find_java
 from tests.servers import QUICK_START, ServerProcess, free_ports, wait_for_start
 
 HOST: Final = "127.0.0.1"
-READY_S: Final = 60.0
+READY_S: Final = 240.0
 MASTER: Final = "org.apache.spark.deploy.master.Master"
 WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 
@@ -69,7 +69,7 @@ class Standalone:
     def start(self) -> None:
         options = ["--host", HOST, "--port", str(self._port), "--webui-port", str(self._page)]
         self._master = ServerProcess([spark_class(), MASTER, *options], self._folder / "master.txt", environment())
-        wait_for_start(self._master, lambda: self.state() is not None)
+        wait_for_start(self._master, lambda: self.state() is not None, READY_S)
         self.replace_the_dead()
 
     def replace_the_dead(self) -> None:

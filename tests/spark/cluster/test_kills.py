@@ -23,6 +23,7 @@ from tests.spark.cluster.standalone import Standalone
 PROGRAM: Final = Path(__file__).with_name("counting.py")
 ROOT: Final = Path(__file__).resolve().parents[3]
 PATIENCE_S: Final = 240.0
+STOP_S: Final = 300.0
 NAMES: Final = ("ann", "bob", "cid")
 
 
@@ -50,7 +51,7 @@ class Case:
         self._driver = ServerProcess([*command, str(self._gate)], self._folder / "driver.txt", environment)
 
     def stop_driver(self) -> int:
-        return self.driver.terminate(60.0)
+        return self.driver.terminate(STOP_S)
 
     def close(self) -> None:
         if self._driver is not None:
@@ -125,7 +126,8 @@ def case(cluster: Standalone, tmp_path: Path) -> Iterator[Case]:
             made.close()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.sampled(1, among="pipelines on a standalone cluster")
+@pytest.mark.timeout(1_800)
 def test_a_worker_a_broker_and_a_driver_killed_in_the_middle_of_a_batch_change_nothing(case: Case) -> None:
     for killed in sample(("worker", "broker", "driver"), 1):
         with in_the_middle(case, killed) as folder:

@@ -27,7 +27,7 @@ NAME: Final = "examples/pipelines/click_enrichment.py"
 
 def test_every_example_has_a_test_of_its_name() -> None:
     examples = {path.stem for path in (ROOT / "examples/pipelines").glob("*.py")}
-    assert examples - {path.stem.removeprefix("test_") for path in (ROOT / "tests/spark").rglob("test_*.py")} == set()
+    assert examples - {path.stem.removeprefix("test_") for path in (ROOT / "tests").rglob("test_*.py")} == set()
 
 
 @pytest.mark.sampled(1, among="programs with a JVM of their own")

@@ -43,7 +43,7 @@ def twice(value):
 
 DOUBLED = twice(F.col("value").cast("string")).alias("doubled")
 MARK = sys.argv[2:]
-pipe = Pipeline("udfs", sys.argv[1], restart=Restart(attempts=1))
+pipe = Pipeline("udfs", sys.argv[1], restart=Restart(attempts=1), guard=not MARK)
 
 
 @udf("long")

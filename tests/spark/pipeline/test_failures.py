@@ -74,9 +74,9 @@ def orders(connection: ps.Connection) -> None:
 def fail(
     spark: SparkSession, url: str, build: Build, to: Any, attempts: int = 0, then: Callable[[], None] = lambda: None
 ) -> tuple[PipelineError, Path]:
-    """Run a pipeline that must fail; its error, and its checkpoint folder."""
+    """Run a pipeline that must fail, as its functions are not guarded; its error, and its checkpoint folder."""
     quick = Restart(attempts=attempts, first_delay_s=0.01, max_delay_s=0.01)
-    with Pipeline("usage", url, spark=spark, restart=quick) as pipe:
+    with Pipeline("usage", url, spark=spark, restart=quick, guard=False) as pipe:
         pipe.write(build(pipe.read("orders")), to, name="spend")
         then()
         with pytest.raises(PipelineError) as raised:

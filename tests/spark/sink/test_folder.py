@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.errors import CheckpointMismatchError, ConfigError, FencedError, SchemaMismatchError
+from penstock.errors import CheckpointMismatchError, ConfigError, FencedError, PipelineError, SchemaMismatchError
 from penstock.spark import Folder
 from penstock.spark.sink.folders.file_delivery import FolderDelivery, ManifestFolder
 from penstock.spark.sink.target import Delivered, Delivery, QueryIdentity, Target
@@ -140,3 +140,13 @@ def test_what_a_folder_cannot_do_is_refused(spark: SparkSession, tmp_path: Path)
         Folder(folder, partition_by="day").check(schema, "append")
     with pytest.raises(ConfigError, match="must be one of"):
         Folder(folder, "orc")  # type: ignore[arg-type]
+
+
+def test_rows_that_executors_wrote_elsewhere_are_not_taken_for_delivered(
+    identity: QueryIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivery = FolderDelivery(str(tmp_path / "out"), "parquet", (), identity, "folder out")
+    monkeypatch.setattr(delivery, "_write", lambda frame, staging: 5)  # on hosts whose folder of this name is another
+    with pytest.raises(PipelineError, match="5 rows of batch 0 were written to folder out, but the driver finds no"):
+        delivery.deliver(cast(DataFrame, None), 0)
+    assert ManifestFolder(str(tmp_path / "out"), identity.id).batches() == []

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 import penstock
 from penstock import Connection
-from penstock.errors import DeliveryError, FencedError, TransactionAbortedError, TransactionLostError
+from penstock.errors import DeliveryError, FencedError, PipelineError, TransactionAbortedError, TransactionLostError
 from penstock.spark import TopicTarget
 from penstock.spark.sink import staging as staged_module
 from penstock.spark.sink.publishing import Publisher, TaskTransaction
@@ -260,6 +260,33 @@ def test_rows_of_transactions_that_expire_after_the_mark_are_published_again(
     assert not runs.staged_files()
 
 
+def test_a_staged_file_that_is_lost_before_its_transaction_expires_stops_the_query_until_it_is_restored(
+    spark: SparkSession,
+    runs: Runs,
+    connection: Connection,
+    coordinators: TransactionCoordinators,
+    dying: Callable[..., None],
+) -> None:
+    first = runs.open(transaction_timeout_s=6)
+    dying(TransactionCoordinators, "commit", False, 3)
+    with pytest.raises(Killed):
+        first.deliver(numbered(spark, 0, 400, 4), 0)
+    listed = last_of(first).open
+    expire(coordinators, listed)
+    lost = next(path for path in runs.staged_files() if path.name == listed[3].files[0])
+    backup = lost.rename(lost.with_suffix(".backup"))
+    for _ in range(2):  # starting it again does not help, and loses nothing more
+        again = runs.open()
+        with pytest.raises(PipelineError, match=rf"2 of its 4 transactions.*{lost.name}\. Restore them from a backup"):
+            again.deliver(numbered(spark, 0, 400, 4), 0)
+        assert len(numbers_in(connection, runs.topic)) == 200
+        again.close()
+    backup.rename(lost)
+    mended = runs.open()
+    assert mended.deliver(numbered(spark, 0, 400, 4), 0) == Delivered(400, repeated=True)
+    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+
+
 @pytest.mark.parametrize(
     ("owner", "step", "after"),
     [(ParallelPublisher, "_written", True), (Publisher, "replace_open", False), (Publisher, "replace_open", True)],
@@ -347,7 +374,7 @@ def test_attempts_that_do_not_count_are_aborted(
     lost: list[Any] = []
 
     def with_lost_attempts(self: ParallelPublisher, spark: SparkSession, batch: int, tasks: list[Assignment]) -> Any:
-        assert self._witnesses is not None
+        self._witnesses()  # their topic is there before tasks write to it
         lost.extend(writer_of(delivery, batch).write(each, f"{self._own_ids}{each.number}.7") for each in tasks)
         return real(self, spark, batch, tasks)
 

@@ -12,9 +12,9 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from penstock import Connection
 from penstock.spark.source.read_options import parse_options
-from penstock.spark.source.record_columns import SCHEMA
 from penstock.spark.source.stream_reader import PenstockStreamReader
 from penstock.streams.kafka.stream import kafka_of
+from penstock.streams.record_columns import SCHEMA
 
 Offset = dict[str, Any]
 

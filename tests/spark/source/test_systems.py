@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.spark import Pipeline, TopicTarget
 from tests.clients.names import fresh
-from tests.systems import test_one_program as systems
+from tests.systems import every_system as systems
 
 OTHERS: Final = (
     systems.redis,

@@ -15,6 +15,7 @@ from penstock.spark.source import table_cache, task_reading
 from penstock.spark.source.format import PenstockTableReader
 from penstock.spark.source.read_options import parse_options
 from penstock.spark.source.table_cache import CachedTable, TableCache, latest_of_each_key
+from penstock.tables.changes import TRUNCATE_KEY
 from tests.spark.source.reading import delete_before, rows_of
 
 PAIRS = st.lists(st.tuples(st.sampled_from([None, b"", b"a", b"b", b"c"]), st.none() | st.binary(max_size=2)))
@@ -62,6 +63,32 @@ def test_the_latest_of_each_key_is_what_a_dict_would_keep(
         expected = {key: value for key, value in expected.items() if value is not None}
     assert dict(zip(latest["key"].to_pylist(), latest["value"].to_pylist(), strict=True)) == expected
     assert len(latest) == len(expected)
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+@pytest.mark.parametrize("tombstones", [True, False])
+def test_a_truncate_deletes_the_rows_before_it(is_flat: bool, tombstones: bool) -> None:
+    envelope = b'{"before":null,"after":null,"source":{},"op":"t","ts_ms":1}'
+    truncate = (TRUNCATE_KEY, b'{"__op":"t","__lsn":7,"__ts_ms":1}') if is_flat else (None, envelope)
+    pairs = [(b"a", b"1"), (b"b", b"2"), (None, b"no change"), truncate, (b"b", b"3"), (None, None)]
+    rows = pa.table(
+        {"key": pa.array([key for key, _ in pairs], pa.binary()), "value": pa.array([v for _, v in pairs], pa.binary())}
+    )
+    assert latest_of_each_key(rows, tombstones=tombstones).to_pylist() == [{"key": b"b", "value": b"3"}]
+
+
+def test_a_table_forgets_the_rows_of_a_truncated_partition(connection: Connection, log_url: str, topic: str) -> None:
+    connection.create_topic(topic, 2, {"cleanup.policy": "compact"})
+    for number in range(4):
+        connection.send(topic, "old", b"k%d" % number, partition=number % 2)
+    connection.flush()
+    reader = reader_of(log_url, topic)
+    inputs = reader.partitions()
+    assert len(table_of(reader, inputs)) == 4
+    connection.send(topic, b'{"before":null,"after":null,"op":"t"}', TRUNCATE_KEY, partition=0)
+    connection.send(topic, "new", b"k2", partition=0)
+    connection.flush()
+    assert table_of(reader, inputs) == {b"k1": b"old", b"k2": b"new", b"k3": b"old"}
 
 
 def test_a_table_is_as_fresh_as_its_read_and_reads_only_what_is_new(

@@ -23,7 +23,7 @@ from penstock.model import NewRecord
 from penstock.spark import Pipeline
 from penstock.spark.reading import read_batch, read_stream, read_table
 from penstock.spark.run.progress import _lag, _source
-from penstock.spark.values.columns import pointer_text
+from penstock.streams.record_columns import pointer_text
 from tests.spark.killing import ROOT
 from tests.spark.source import killed_query
 from tests.spark.source.reading import numbers_of, stream_reader

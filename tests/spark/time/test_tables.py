@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import SparkRuntimeException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, SchemaMismatchError
@@ -94,6 +94,34 @@ def test_the_rows_of_a_database_come_out_of_their_envelopes(spark: SparkSession)
     assert rows.where("op = 'u'").selectExpr("unix_millis(changed_at)").collect()[0][0] == TS_MS
     table = as_table(rows.where("op is not null"), "id")
     assert [(row.id, row.name, row.city) for row in table.collect()] == [(1, "ann", "Rome")]
+
+
+def test_a_truncate_deletes_the_earlier_rows_of_its_partition(spark: SparkSession) -> None:
+    ann, bob, cid = ({"id": number, "name": name} for number, name in ((1, "ann"), (2, "bob"), (3, "cid")))
+    records = [
+        ('{"id":1}', envelope("c", None, ann), 0, 0),
+        ('{"id":2}', envelope("c", None, bob), 0, 1),
+        ('{"id":3}', envelope("c", None, cid), 1, 0),
+        ('{"__op":"t"}', envelope("t", None, None), 0, 2),
+        (None, envelope("c", None, None), 0, 3),
+        ('{"id":2}', envelope("c", None, bob | {"city": "Rome"}), 0, 4),
+    ]
+    frame = spark.createDataFrame(records, RECORDS)
+    rows = debezium(frame, User, key=["id"]).where("name is not null or op = 't'")
+    assert [(row.id, row.city) for row in as_table(rows, "id").orderBy("id").collect()] == [(2, "Rome"), (3, None)]
+    assert as_table(rows, "id").columns == [name for name in rows.columns if name != "deleted"]
+    with pytest.raises(SparkRuntimeException, match="keep the column `partition`"):
+        as_table(rows.drop("partition"), "id").collect()
+    plain = spark.createDataFrame([("a", "1", 0, 0), ("b", "2", 1, 7), ('{"__op":"t"}', "{}", 0, 1)], RECORDS)
+    assert [row.key for row in as_table(plain, "key").collect()] == ["b"], "the flat form, by its key"
+
+
+def test_a_truncate_stops_a_query_of_changes(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Batches(spark, tmp_path / "in", RECORDS)
+    feed.put([{"key": '{"__op":"t"}', "value": envelope("t", None, None), "partition": 0, "pointer": 0}])
+    found = changes(debezium(feed.stream(), User, key=["id"]), "id")
+    with pytest.raises(StreamingQueryException, match="the table was truncated"):
+        Collected(tmp_path / "ck").run(found)
 
 
 def test_what_is_no_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:

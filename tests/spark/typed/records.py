@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.model import Headers
-from penstock.spark.values.columns import ABOUT_A_RECORD, RECORD
-from penstock.spark.values.forms.form import arrow_type_of
+from penstock.spark.values.columns import ABOUT_A_RECORD, RECORD, arrow_type_of
 
 AT = datetime.datetime(2026, 11, 15, 8, tzinfo=datetime.UTC)
 KEY = b"a key"

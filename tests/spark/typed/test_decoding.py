@@ -22,8 +22,8 @@ from penstock.dead_letters import REDRIVE_GROUP_HEADER, REDRIVE_ID_HEADER
 from penstock.errors import ConfigError, RegistryUnavailableError, SerdeError, StoreUnavailableError
 from penstock.model.letter import letter_id
 from penstock.serde import AvroSerde, Topic
+from penstock.spark.values.columns import arrow_type_of
 from penstock.spark.values.decoding import Decoder
-from penstock.spark.values.forms.form import arrow_type_of
 from tests.seeds import seed_of
 from tests.spark.typed.records import AT, KEY, fields_of, record_rows
 from tests.spark.typed.values import ORDERS, Order

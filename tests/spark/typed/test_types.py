@@ -124,11 +124,11 @@ class Keyed:
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (Node, r"Node\.next has no column in Spark: Node is recursive"),
-        (Bag, r"Bag\.inside\{\}\[\] has no column in Spark: it may be anything"),
-        (Either, r"Either\.one has no column in Spark: it may be of several types"),
+        (Node, r"Node\.next has no column: Node is recursive"),
+        (Bag, r"Bag\.inside\{\}\[\] has no column: it may be anything"),
+        (Either, r"Either\.one has no column: it may be of several types"),
         (Keyed, r"Keyed\.by has no column"),
-        (typing.Union[Payment, Point], "has no columns in Spark: it may be of several types"),  # noqa: UP007
+        (typing.Union[Payment, Point], "has no columns: it may be of several types"),  # noqa: UP007
     ],
 )
 def test_what_has_no_column_is_named(form: Any, message: str) -> None:
@@ -138,5 +138,5 @@ def test_what_has_no_column_is_named(form: Any, message: str) -> None:
 
 def test_an_avro_union_of_records_is_named() -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "either", "type": ["int", "string"]}]}
-    with pytest.raises(ConfigError, match=r"R\.either has no column in Spark: it may be of several types"):
+    with pytest.raises(ConfigError, match=r"R\.either has no column: it may be of several types"):
         columns_of(Topic("t", serde=AvroSerde(schema)))

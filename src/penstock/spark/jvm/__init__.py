@@ -26,6 +26,9 @@ LEAN_FILES: Final[Mapping[str, str]] = {
     "spark.hadoop.fs.file.impl": FILE_SYSTEM_CLASS,
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "penstock.LeanLocalFs",
     "spark.hadoop.penstock.local.sync": "true",
+    # Hadoop's S3 client buffers files on the local disk. By default it looks for classes in its own class loader only,
+    # which on executors does not have ours.
+    "spark.hadoop.fs.s3a.classloader.isolation": "false",
 }
 """The settings that make Spark use the lean file system for `file:` paths. It syncs checkpoints to the disk, which
 Hadoop's own does not do; `penstock.local.sync=false` turns that off."""

@@ -27,7 +27,7 @@ from penstock.spark.sink.file_systems import opened
 
 _WATERMARKS: Final = "watermarks.json"
 _KEPT_CHANGES: Final = 100
-"""As many batches as Spark keeps in a checkpoint, so that a checkpoint can be reset to any of them."""
+"""The number of batches that Spark keeps in a checkpoint, so that a checkpoint can be reset to any of them."""
 _COMPACT: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 

@@ -19,12 +19,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from penstock.dead_letters import REDRIVE_GROUP_HEADER
 from penstock.errors import ConfigError, SerdeError
 from penstock.serde import JsonSerde, Topic
+from penstock.serde.forms import RecordForm, scalars
+from penstock.serde.forms.form import ArrayForm, Field, Form
 from penstock.spark.values.arrow_mapping import map_in_arrow
 from penstock.spark.values.columns import ABOUT_A_RECORD, RECORD, name_beside
 from penstock.spark.values.decoding import Decoder
-from penstock.spark.values.forms import RecordForm, scalars
-from penstock.spark.values.forms.form import ArrayForm, Field, Form
-from penstock.spark.values.types import topic_form
+from penstock.spark.values.types import column_of, topic_form
 from penstock.spark.values.undecodable import Reader, put_undecodable
 
 _CORRUPT: Final = "_penstock_corrupt"
@@ -58,7 +58,7 @@ def decoded_in_jvm(records: DataFrame, decoder: Decoder) -> DataFrame:
     if decoding the topic needs Python.
     """
     parsed, fields = _parsed(records, decoder.topic)
-    schema = StructType([StructField(field.name, field.form.column) for field in fields])
+    schema = StructType([StructField(field.name, column_of(field.form)) for field in fields])
     about = (F.col(name).alias(name_beside(schema, name)) for name in ABOUT_A_RECORD)
     good = parsed.where(~_is_bad(fields)).where(_is_for(decoder.group))
     return good.select(*(F.col(f"{_PARSED}.`{field.written}`").alias(field.name) for field in fields), *about)
@@ -122,7 +122,7 @@ def _parsed(records: DataFrame, topic: Topic[Any]) -> tuple[DataFrame, Sequence[
         )
     form = topic_form(topic).form
     assert isinstance(form, RecordForm)
-    schema = StructType([StructField(field.written, field.form.column) for field in form.fields])
+    schema = StructType([StructField(field.written, column_of(field.form)) for field in form.fields])
     with_corrupt = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     value = F.from_json(F.col("value").cast("string"), with_corrupt, {"columnNameOfCorruptRecord": _CORRUPT})
     return records.withColumn(_PARSED, value), form.fields

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 from pyspark.storagelevel import StorageLevel
 
+from penstock.spark.errors.batch_rows import BAD_ROWS, BadRowCollector
+from penstock.spark.errors.reports import BatchReports
 from penstock.spark.late.gate import OnTimeGate
 from penstock.spark.sink.target import Delivered, Delivery, QueryIdentity, Target
 
@@ -29,6 +31,8 @@ class BatchOutcome:
     late: int
     refused: int = 0
     """Rows that went to the dead letters, as a target cannot take them."""
+    bad: BatchReports = field(default_factory=lambda: BatchReports((), {}))
+    """What guards and expectations found."""
 
 
 class BatchWriter:
@@ -36,7 +40,8 @@ class BatchWriter:
 
     `identity` maps the id of the query and the label of a target to the identity under which the query writes to that
     target. `keeps_state` says whether the query has stateful operators. `dropped_up_to_ms` maps a batch to the
-    watermark by which Spark drops rows in it. `on_delivered` is called after each batch.
+    watermark by which Spark drops rows in it. `on_delivered` is called after each batch. `bad_rows` has the rows that
+    guards and expectations took out of a batch.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class BatchWriter:
         *,
         keeps_state: bool,
         dropped_up_to_ms: Callable[[int], int],
+        bad_rows: BadRowCollector | None = None,
     ) -> None:
         self._identity = identity
         self._targets = targets
@@ -55,6 +61,7 @@ class BatchWriter:
         self._on_delivered = on_delivered
         self._keeps_state = keeps_state
         self._dropped_up_to_ms = dropped_up_to_ms
+        self._bad_rows = bad_rows
         self._query_id = ""
         self._opened: list[tuple[Target, Delivery]] = []
         self._opened_sides: list[tuple[SideOutput, Delivery]] = []
@@ -98,7 +105,10 @@ class BatchWriter:
                 frame.unpersist()
         late = [self._write_late(side, delivery, frame, batch_id) for side, delivery in self._opened_sides]
         refused = sum(each.refused for _, each in delivered) + sum(each.refused for _, each in late)
-        self._on_delivered(BatchOutcome(batch_id, delivered, sum(rows for rows, _ in late), refused))
+        bad = BatchReports((), {})
+        if self._bad_rows is not None:  # targets that deliver a repeated batch again leave it to the end
+            bad = self._bad_rows.evaluated(self._identity(self._query_id, BAD_ROWS), batch_id)
+        self._on_delivered(BatchOutcome(batch_id, delivered, sum(rows for rows, _ in late), refused, bad))
 
     def _open(self, frame: DataFrame) -> None:
         query_id = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")

@@ -8,8 +8,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.streaming.listener import (
@@ -19,18 +18,19 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from penstock.model.stop_signals import on_stop_signals
 from penstock.spark.run.checkpoint_folder import CheckpointFolder, Fingerprint
+from penstock.spark.run.host_checks import check_hosts
 from penstock.spark.run.plans import topics_read
 from penstock.spark.run.progress import ProgressTracker
 from penstock.spark.run.queries import RunningQuery
 from penstock.spark.run.settings import current_run
 from penstock.spark.run.status_line import StatusLine
 from penstock.spark.sessions.defaults import local_cores
+from penstock.spark.sink.folders.folder import Folder
 from penstock.spark.state.stateful_functions import require_an_end
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from penstock.spark.pipeline import Pipeline
 
 
@@ -86,7 +86,7 @@ class PipelineRun:
                 if self._once:
                     require_an_end(planned.frame, f"query {planned.name!r} of pipeline {pipeline.name!r}")
                 self._checkpoint.check_query(planned.name, Fingerprint.of(planned.frame, planned.mode))
-            self._warn_of_local_checkpoints()
+            self._check_hosts()
             for spool in pipeline.spools:
                 spool.drain_what_is_there() if self._once else spool.start()
             if (on_start := current_run().on_start) is not None:
@@ -123,15 +123,14 @@ class PipelineRun:
         cores = local_cores(self._pipeline.spark.sparkContext.master or "")
         return max(2, cores) if cores is not None else len(self._pipeline.queries)
 
-    def _warn_of_local_checkpoints(self) -> None:
-        master = self._pipeline.spark.sparkContext.master or ""
-        if local_cores(master) is None and self._checkpoint.folder.local is not None:
-            _log.warning(
-                "the checkpoints of pipeline %s are in %s: on %s, every executor must see the same folder there",
-                self._pipeline.name,
-                self._checkpoint.folder.path,
-                master,
-            )
+    def _check_hosts(self) -> None:
+        """On a cluster: raise ConfigError before the first batch if hosts do not share the folders of the pipeline."""
+        spark = self._pipeline.spark
+        if local_cores(spark.sparkContext.master or "") is None:
+            targets = [target for planned in self._pipeline.queries for target in planned.targets]
+            targets += [side.target for planned in self._pipeline.queries for side in planned.sides]
+            folders = [target.path for target in targets if isinstance(target, Folder)]
+            check_hosts(spark, [self._checkpoint.folder.path, *folders])
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until all queries have ended; False after the timeout. If one failed, stop all and raise its error."""
@@ -186,7 +185,12 @@ def run_together(
     """Run pipelines until all have ended, one fails, or SIGTERM or SIGINT arrives. See `Pipeline.run`."""
     stopped = threading.Event()
     status = StatusLine(pipelines, quiet=quiet or current_run().quiet)
-    with _stopping_by_signal(stopped):
+
+    def stop(number: signal.Signals) -> None:
+        _log.info("%s: finishing the running batches", number.name)
+        stopped.set()
+
+    with on_stop_signals(stop):
         try:
             status.starting()
             for pipeline in pipelines:
@@ -200,22 +204,3 @@ def run_together(
             for pipeline in pipelines:
                 pipeline.stop(drain_s)
             status.ended()
-
-
-@contextmanager
-def _stopping_by_signal(stopped: threading.Event) -> Iterator[None]:
-    """Have SIGTERM and SIGINT set the event; only in the main thread, where Python handles signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _: FrameType | None) -> None:
-        _log.info("%s: finishing the running batches", signal.Signals(number).name)
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

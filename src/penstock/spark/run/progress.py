@@ -89,6 +89,13 @@ ROWS_REFUSED: Final = Counter(
     _LABELS,
     registry=REGISTRY,
 )
+ROWS_BAD: Final = Counter(
+    "penstock_pipeline_rows_bad",
+    "Rows that failed in a function of the program or did not meet an expectation, by what they failed; `outcome` is "
+    "dead_letter or drop. Rising: look at the reasons in the dead letters.",
+    (*_LABELS, "rule", "outcome"),
+    registry=REGISTRY,
+)
 BATCHES: Final = Counter("penstock_pipeline_batches", "Batches finished.", _LABELS, registry=REGISTRY)
 RESTARTS: Final = Counter(
     "penstock_pipeline_restarts", "Times a query was started again after an error.", _LABELS, registry=REGISTRY
@@ -127,6 +134,12 @@ class QueryProgress:
     rows_late: int = 0
     rows_refused: int = 0
     """Rows that a target cannot take, such as those without a key for a table: they are with the dead letters."""
+    rows_bad: int = 0
+    """Rows that failed in a function or did not meet an expectation: they are with the dead letters."""
+    rows_dropped: int = 0
+    """Rows that did not meet an expectation whose rows are dropped."""
+    bad_rows: dict[str, int] = field(default_factory=dict)
+    """The rows of both kinds by what they failed, such as `expectation positive`."""
     restarts: int = 0
     lag: int | None = None
     """Records not read yet; None while unknown. If pointers do not count records, it is 0 or unknown."""
@@ -205,6 +218,7 @@ class ProgressTracker:
             self._add_late(known, outcome.late)
             known.rows_refused += outcome.refused
             ROWS_REFUSED.labels(self._pipeline, query).inc(outcome.refused)
+            self._add_bad(known, outcome)
 
     def add_progress(self, query: str, progress: Mapping[str, Any]) -> None:
         """Take over Spark's progress report of a batch."""
@@ -245,6 +259,15 @@ class ProgressTracker:
         if rows > 0:
             known.rows_written += rows
             ROWS_WRITTEN.labels(self._pipeline, known.query, "real-time").inc(rows)
+
+    def _add_bad(self, known: QueryProgress, outcome: BatchOutcome) -> None:
+        for rule, count in outcome.bad.counts.items():
+            labels = (self._pipeline, known.query, rule)
+            known.bad_rows[rule] = known.bad_rows.get(rule, 0) + count.bad + count.dropped
+            known.rows_bad += count.bad
+            known.rows_dropped += count.dropped
+            ROWS_BAD.labels(*labels, "dead_letter").inc(count.bad)
+            ROWS_BAD.labels(*labels, "drop").inc(count.dropped)
 
     def _add_late(self, known: QueryProgress, late: int) -> None:
         known.rows_late += late

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError, PipelineError
+from penstock.spark.errors.batch_rows import BAD_ROWS, MOST_BAD_ROWS, BadRowCollector, RowLetters
 from penstock.spark.late.gate import FIRST_WATERMARK_MS
 from penstock.spark.run import triggers
 from penstock.spark.run.batch_writer import BatchOutcome, BatchWriter, SideOutput
@@ -54,6 +56,12 @@ class PlannedQuery:
     restart: Restart
     refused: RefusedRows | None = None
     """Where rows go that one of its targets refuses."""
+    bad_rows: RowLetters | None = None
+    """Where rows go that fail in a guarded function or an expectation."""
+    guarded: DataFrame | None = None
+    """The frame with its functions guarded, which runs instead of `frame`."""
+    max_bad_rows: int | float = MOST_BAD_ROWS
+    """How many of them, or what share of its rows, a batch may have."""
     start: Callable[[str, str], StreamingQuery] | None = None
     """Starts the query with this name and checkpoint in real-time mode, which has no `BatchWriter`."""
 
@@ -87,6 +95,9 @@ class RunningQuery:
         """The batch that was delivered last."""
         self._ended_by: BaseException | None = None
         """The error with which Spark last ended the query: it has the offsets of the batch."""
+        self._bad_rows = BadRowCollector(
+            planned.frame.sparkSession.sparkContext, planned.bad_rows, planned.max_bad_rows, self.spark_name
+        )
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._supervise, name=f"penstock-{self.spark_name}", daemon=True)
         # Not `Thread.join`: after Ctrl-C, it takes a running thread for one that has ended.
@@ -207,9 +218,12 @@ class RunningQuery:
             self._delivered,
             keeps_state=keeps_state(planned.frame),
             dropped_up_to_ms=self._dropped_up_to_ms,
+            bad_rows=self._bad_rows,
         )
+        self._bad_rows.begin()
         stream_writer = (
-            planned.frame.writeStream.queryName(self.spark_name)
+            (planned.guarded or planned.frame)
+            .writeStream.queryName(self.spark_name)
             .outputMode(planned.mode)
             .option("checkpointLocation", location)
             .foreachBatch(writer)
@@ -227,7 +241,7 @@ class RunningQuery:
 
     def _identity(self, query_id: str, label: str) -> QueryIdentity:
         folder = hashlib.sha256(label.encode()).hexdigest()[:12]
-        return QueryIdentity(
+        identity = QueryIdentity(
             pipeline=self._pipeline,
             query=self.name,
             id=f"{query_id}/{label}",
@@ -235,6 +249,8 @@ class RunningQuery:
             mode=self._planned.mode,
             refused=self._planned.refused,
         )
+        own = replace(identity, id=f"{query_id}/{BAD_ROWS}")  # the letters of a batch do not depend on the target
+        return replace(identity, on_evaluated=functools.partial(self._bad_rows.evaluated, own))
 
     def _delivered(self, outcome: BatchOutcome) -> None:
         self._last_delivered = outcome.batch_id

@@ -25,6 +25,8 @@ class RunSettings:
     start: str | None = None
     """Where queries without a checkpoint begin: earliest, latest, or a time."""
     engine: Engine | None = None
+    checkpoints: str | None = None
+    """The folder of the checkpoints of all pipelines; on several hosts, one that all of them reach."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Spark settings; they override all others."""
     version: str | None = None

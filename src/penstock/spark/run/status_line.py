@@ -139,6 +139,10 @@ def describe(name: str, progress: QueryProgress, rows_per_s: float) -> str:
             parts.append(f"{progress.rows_late:,} late")
         if progress.rows_refused:
             parts.append(f"{progress.rows_refused:,} refused")
+        if progress.rows_bad:
+            parts.append(f"{progress.rows_bad:,} bad")
+        if progress.rows_dropped:
+            parts.append(f"{progress.rows_dropped:,} dropped")
         if progress.lag is not None:
             parts.append(f"lag {progress.lag:,}")
         if (watermark := _watermark(progress.watermark)) is not None:

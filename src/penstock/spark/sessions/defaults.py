@@ -39,6 +39,18 @@ EVERYWHERE: Final[Mapping[str, str]] = {
     "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1",
 }
 
+LOST_HOSTS: Final[Mapping[str, str]] = {
+    # Without heartbeats for this long an executor is given up, and its tasks run elsewhere: 120 s by default.
+    "spark.network.timeout": "15s",
+    "spark.executor.heartbeatInterval": "3s",
+    # How often the driver looks for executors without heartbeats: 60 s by default.
+    "spark.network.timeoutInterval": "3s",
+    # These follow spark.network.timeout by default. A busy host may take longer to answer, and its request would fail.
+    "spark.rpc.askTimeout": "120s",
+    "spark.rpc.lookupTimeout": "120s",
+}
+"""On clusters: how soon work moves away from a host that does not answer. One set of values that fit each other."""
+
 IN_ONE_PROCESS: Final[Mapping[str, str]] = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 """A session in one process needs no connections from other machines."""
 
@@ -56,6 +68,12 @@ def defaults(master: str) -> dict[str, str]:
         settings |= IN_ONE_PROCESS
         settings["spark.sql.shuffle.partitions"] = str(cores)
     return settings
+
+
+def lost_host_settings(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """`LOST_HOSTS` on a cluster, unless one of them is given: then Spark's own defaults apply to the others, as Spark
+    refuses a heartbeat interval that is longer than the timeout."""
+    return {} if local_cores(master) is not None or given.keys() & LOST_HOSTS.keys() else dict(LOST_HOSTS)
 
 
 def local_cores(master: str) -> int | None:

@@ -33,9 +33,10 @@ from penstock.spark.run.failures import failure_of
 from penstock.spark.run.settings import current_run
 from penstock.spark.run.status_line import shown_meanwhile
 from penstock.spark.sessions.class_archive import archive_options, session_jars
-from penstock.spark.sessions.defaults import defaults, local_cores, quiet_logging, site_defaults
+from penstock.spark.sessions.defaults import defaults, local_cores, lost_host_settings, quiet_logging, site_defaults
+from penstock.spark.sessions.fork_server import start_fork_server
 from penstock.spark.sessions.jars import connector_jars
-from penstock.spark.sessions.worker_environment import python_without_archives, set_worker_environment
+from penstock.spark.sessions.worker_environment import python_for_spark, set_worker_environment
 
 ENABLED: Final = "spark.python.unix.domain.socket.enabled"
 FOLDER: Final = "spark.python.unix.domain.socket.dir"
@@ -76,6 +77,9 @@ AT_LAUNCH: Final = (
     DEFAULT_JAVA_OPTIONS,
 )
 """Settings that apply when the JVM starts, and cannot be changed until this process ends."""
+
+EXTENDED: Final = {"spark.driver.extraClassPath": os.pathsep, "spark.jars": ",", DEFAULT_JAVA_OPTIONS: " "}
+"""Settings to which a session adds values of its own, behind those that were given, and what separates them."""
 
 log = logging.getLogger(__name__)
 _one_at_a_time = threading.RLock()
@@ -167,7 +171,9 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
     chosen_master = master or given.get("spark.master") or "local[*]"
     lean = LEAN_FILES if running is None or _can_load(running, FILE_SYSTEM_CLASS) else {}
     quiet = quiet_logging(_find_spark_home()) if running is None else {}
-    settings = {**defaults(chosen_master), **lean, **quiet, **given, **wishes, "spark.master": chosen_master}
+    lost_hosts = lost_host_settings(chosen_master, {**given, **wishes})
+    settings = {**defaults(chosen_master), **lost_hosts, **lean, **quiet, **given, **wishes}
+    settings["spark.master"] = chosen_master
     if "spark.app.name" not in wishes:
         settings["spark.app.name"] = name
     is_local = local_cores(chosen_master) is not None
@@ -201,6 +207,12 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
         raise PipelineError(
             f"Spark's JVM exited while it started on {chosen_master}: see its output on standard error"
         ) from error
+    if lost_hosts:
+        log.info(
+            "executors without heartbeats for %s are given up, and their tasks run elsewhere; to change that, set "
+            "spark.network.timeout",
+            lost_hosts["spark.network.timeout"],
+        )
     if running is None:
         _launched_with.clear()
         _launched_with.update(settings)
@@ -227,7 +239,7 @@ def _adapted(
     if master is not None and master != context.master:
         refused.append(f"the master is {context.master}, not {master}")
     for key, value in wishes.items():
-        if has.get(key) == value or _changed(spark, key, value):
+        if _is_set(has.get(key), key, value) or _changed(spark, key, value):
             continue
         refused.append(f"{key} is {has.get(key, 'not set')}, not {value}")
     if connector and not has_connector(spark):
@@ -238,6 +250,12 @@ def _adapted(
             "first (spark.stop()), or request the same settings"
         )
     return spark
+
+
+def _is_set(current: str | None, key: str, value: str) -> bool:
+    if current is None or key not in EXTENDED:
+        return current == value
+    return current == value or current.startswith(value + EXTENDED[key])
 
 
 def _changed(spark: SparkSession, key: str, value: str) -> bool:
@@ -318,7 +336,7 @@ def _joined(separator: str, ours: Iterable[str], theirs: str | None) -> str:
 
 
 def _check_launched(wishes: Mapping[str, str]) -> None:
-    differing = [key for key in AT_LAUNCH if key in wishes and wishes[key] != _launched_with.get(key)]
+    differing = [key for key in AT_LAUNCH if key in wishes and not _is_set(_launched_with.get(key), key, wishes[key])]
     if differing:
         raise ConfigError(
             f"{', '.join(differing)}: these apply when the JVM starts, and the JVM of this process is already running. "
@@ -342,7 +360,7 @@ def _can_load(jvm: Any, java_class: str) -> bool:
 
 @contextmanager
 def _environment(settings: Mapping[str, str], is_local: bool, *, needs_java: bool) -> Iterator[None]:
-    python = python_without_archives(_find_spark_home(), _folder()) if is_local else sys.executable
+    python = python_for_spark(_find_spark_home(), _folder()) if is_local else sys.executable
     wanted = {
         name: settings.get(setting) or os.environ.get(name) or python
         for name, setting in (
@@ -355,6 +373,8 @@ def _environment(settings: Mapping[str, str], is_local: bool, *, needs_java: boo
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
+        if needs_java and python != sys.executable and python in wanted.values():
+            start_fork_server(_folder())  # for the JVM that is started now, with the same environment
         yield
     finally:
         for name, value in before.items():

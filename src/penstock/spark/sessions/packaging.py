@@ -7,18 +7,21 @@ checked before a query runs.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import logging
 import os
 import platform
+import re
+import secrets
 import socket
 import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -32,7 +35,8 @@ _log = logging.getLogger("penstock.spark")
 
 ARCHIVE_FOLDER: Final = "environment"
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
-_ARCHIVES: Final = (".tar.gz", ".tgz", ".tar", ".zip")
+_ARCHIVES: Final = (".tar.gz", ".tgz", ".zip")
+"""Not .tar: Spark unpacks it without the permission to run its Python."""
 _OUR_PACKAGES: Final = ("penstock", "pyspark_penstock")
 _NOT_SENT: Final = frozenset({".pyc", ".nbi", ".nbc", ".jar", ".java", ".class", ".so"})
 _EARLIEST_ZIP_TIME: Final = (1980, 1, 1, 0, 0, 0)
@@ -41,10 +45,13 @@ NEEDED: Final = ("confluent_kafka", "cramjam", "crc32c", "msgspec", "numpy", "pa
 """The compiled packages that Penstock imports on executors."""
 _INSTALLED_AS: Final = {"confluent_kafka": "confluent-kafka"}
 _MOST_TASKS: Final = 64
+_MOST_ATTEMPTS: Final = 1_000
 _ADVICE: Final = (
     "install them there, or send an environment: `pip install venv-pack && venv-pack -o environment.tar.gz`, then run "
     "with --archive environment.tar.gz"
 )
+
+Answer = TypeVar("Answer")
 
 _shipped: set[str] = set()
 """The ids of the applications to whose executors everything was sent."""
@@ -118,17 +125,30 @@ def _archive(context: SparkContext, program: Path | None) -> Path:
         for name, file in _files(program):
             if name not in names:
                 names.add(name)
-                _add(archive, name, file)
+                _add(archive, name, file.read_bytes())
+        for name, text in _metadata():
+            _add(archive, name, text.encode())
     _log.info("sending %d files, %d KB, to the executors", len(names), path.stat().st_size // 1024)
     return path
 
 
-def _add(archive: zipfile.ZipFile, name: str, file: Path) -> None:
+def _metadata() -> Iterator[tuple[str, str]]:
+    """What an installed Penstock says about itself: by its entry points, it finds the backends of URLs."""
+    try:
+        installed = importlib.metadata.distribution("penstock")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for name in ("METADATA", "entry_points.txt"):
+        if (text := installed.read_text(name)) is not None:
+            yield f"penstock-{installed.version}.dist-info/{name}", text
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     """Add a file without its time, so that archives of the same files are identical."""
     about = zipfile.ZipInfo(name, _EARLIEST_ZIP_TIME)
     about.compress_type = zipfile.ZIP_DEFLATED
     about.external_attr = 0o644 << 16
-    archive.writestr(about, file.read_bytes())
+    archive.writestr(about, content)
 
 
 def _files(program: Path | None) -> Iterator[tuple[str, Path]]:
@@ -156,15 +176,50 @@ def check_executors(context: SparkContext) -> None:
     tasks = max(2, min(_MOST_TASKS, context.defaultParallelism))
     needed = NEEDED
     probe = _by_value(lambda numbers: _probe(numbers, needed))
-    try:
-        answers = context.parallelize(range(tasks), tasks).mapPartitions(probe).collect()
-    except Exception as error:
-        if not type(error).__module__.startswith(("py4j.", "pyspark.")):
-            raise
-        raise _probe_failure(error) from error
+    answers = run_probe(context, tasks, probe)
     complaint = complaint_about(answers)
     if complaint is not None:
         raise ConfigError(complaint)
+
+
+def run_probe(context: SparkContext, tasks: int, probe: Callable[[Iterable[int]], Iterable[Answer]]) -> list[Answer]:
+    """Run as many tasks on the executors. Raises ConfigError if Python cannot run on one of them, and PipelineError if
+    that cannot be found out."""
+    group = f"penstock-probe-{secrets.token_hex(4)}"
+    context.setJobGroup(group, "check the executors")
+    try:
+        answers = context.parallelize(range(tasks), tasks).mapPartitions(probe).collect()
+        # Spark has repeated tasks that failed on one executor on another, and the job succeeded.
+        for text in _failures(context, group):
+            if (known := _known_failure(text)) is not None:
+                raise known
+        return answers
+    except Exception as error:
+        if not type(error).__module__.startswith(("py4j.", "pyspark.")):
+            raise
+        raise _known_failure(str(error)) or PipelineError(
+            f"the executors could not be checked: {failure_of(error).text}"
+        ) from error
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+
+
+def _failures(context: SparkContext, group: str) -> Iterator[str]:
+    """The errors of the tasks of a job group, with their hosts."""
+    spark = context._jsc.sc()
+    spark.listenerBus().waitUntilEmpty()
+    tracker = context.statusTracker()
+    for job in tracker.getJobIdsForGroup(group):
+        for stage in getattr(tracker.getJobInfo(job), "stageIds", ()):
+            info = tracker.getStageInfo(stage)
+            if info is None or not info.numFailedTasks:
+                continue
+            attempts = spark.statusStore().taskList(stage, info.currentAttemptId, _MOST_ATTEMPTS)
+            for number in range(attempts.size()):
+                attempt = attempts.apply(number)
+                if attempt.errorMessage().isDefined():
+                    yield f"on {attempt.host()}: {attempt.errorMessage().get()}"
 
 
 def complaint_about(answers: Sequence[tuple[str, str, str, tuple[str, ...]]]) -> str | None:
@@ -179,12 +234,15 @@ def complaint_about(answers: Sequence[tuple[str, str, str, tuple[str, ...]]]) ->
     return f"executors cannot run the pipeline: {'; '.join(told)}. To add them, {_ADVICE}"
 
 
-def _probe_failure(error: Exception) -> ConfigError | PipelineError:
-    text = str(error)
+def _known_failure(text: str) -> ConfigError | None:
+    """What to do about the error of a task; None if it says nothing about the Python of executors."""
     if "PYTHON_VERSION_MISMATCH" in text:
+        found = re.search(r"different version: (\d+\.\d+)", text)
+        where = re.match(r"on \S+", text)
         return ConfigError(
-            f"the executors run another Python than the driver, which has {platform.python_version()}: use the same "
-            f"minor version on both. To provide it, {_ADVICE}"
+            f"the executors run another Python than the driver, which has {platform.python_version()}"
+            f"{f' ({found[1]} {where[0]})' if found and where else ''}: use the same minor version on all hosts. To "
+            f"provide it, {_ADVICE}"
         )
     if "Cannot run program" in text:
         start = text.index("Cannot run program")
@@ -192,7 +250,7 @@ def _probe_failure(error: Exception) -> ConfigError | PipelineError:
             f"executors have no such Python ({text[start:].splitlines()[0]}): choose another with --conf "
             f"spark.pyspark.python=PATH. To provide one, {_ADVICE}"
         )
-    return PipelineError(f"the executors could not be checked for missing packages: {failure_of(error).text}")
+    return None
 
 
 def _by_value(function: Any) -> Any:

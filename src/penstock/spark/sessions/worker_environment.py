@@ -7,13 +7,14 @@ name at once, the map's size is wrong, and no task with that function can be sen
 collection, expected 6". The source of the format "penstock" is one function for all queries. If the names are in the
 map from the start, Spark only replaces their values, always by the same ones.
 
-The interpreter is ours behind a script. Spark puts its own zip of PySpark at the front of the path, where Python
-compiles every module again in each process: 1.9 s of work instead of 0.6 s. The script takes it away, so that PySpark
-is imported from where the driver has it from.
+The interpreter is ours behind a script, which runs `python_client`. It asks `fork_server`, a process that has done all
+imports, to fork the new one. Otherwise it takes at least Spark's own zip of PySpark from the path, where Python would
+compile every module again in each process.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -26,37 +27,36 @@ import py4j
 import pyspark
 from pyspark.sql import SparkSession
 
+from penstock.spark.sessions import python_client
+from penstock.spark.sessions.fork_server import SOCKET
+from penstock.spark.sink.webhdfs import ADDRESSES, configure, configured_addresses
+
 SCRIPT: Final = """\
 #!/bin/sh
-# Python for Spark, without Spark's archives in its path: {home} has the same modules, compiled.
-home={home}
-rest=$PYTHONPATH:
-kept=
-while [ -n "$rest" ]; do
-  entry=${{rest%%:*}}
-  rest=${{rest#*:}}
-  case $entry in
-    "" | "$home"/python/lib/*.zip | "$home"/jars/*.jar) ;;
-    *) kept=$kept:$entry ;;
-  esac
-done
-export PYTHONPATH="${{kept#:}}"
-exec {python} "$@"
+exec {python} -I -S {client} {socket} {home} "$@"
 """
 
 _one_at_a_time = threading.Lock()
 
 
-def python_without_archives(spark_home: str, folder: str) -> str:
-    """A script in this folder that starts this interpreter without Spark's archives in its path; the interpreter itself
-    where the archives are needed, or no script can be run."""
+def python_for_spark(spark_home: str, folder: str) -> str:
+    """A script in this folder that Spark runs as this interpreter; the interpreter itself if Spark's archives are
+    needed, or no script can be run."""
     home = os.path.realpath(spark_home)
     if os.path.dirname(os.path.realpath(pyspark.__file__)) != home or os.path.realpath(py4j.__file__).startswith(home):
         return sys.executable
     script = Path(folder) / "python"
+    words = {
+        "python": sys.executable,
+        "client": python_client.__file__,
+        "socket": str(Path(folder) / SOCKET),
+        "home": spark_home,
+    }
+    fresh = script.with_suffix(".new")  # an earlier session may be running the script
     try:
-        script.write_text(SCRIPT.format(home=shlex.quote(spark_home), python=shlex.quote(sys.executable)), "utf-8")
-        script.chmod(0o755)
+        fresh.write_text(SCRIPT.format(**{name: shlex.quote(word) for name, word in words.items()}), "utf-8")
+        fresh.chmod(0o755)
+        fresh.rename(script)
     except OSError:
         return sys.executable
     return str(script) if os.access(script, os.X_OK) else sys.executable
@@ -78,10 +78,19 @@ def set_source_environment(spark: SparkSession, source: Any) -> None:
 
 
 def _variables(spark: SparkSession) -> dict[str, str]:
-    """The variables that Spark adds. It overrides these values when it starts a process."""
+    """The variables that Spark adds, whose values it overrides when it starts a process, and those for our own code."""
     return {
+        **_name_nodes(spark),
         "SPARK_AUTH_SOCKET_TIMEOUT": "15",
         "SPARK_BUFFER_SIZE": "65536",
         "SPARK_LOCAL_DIRS": spark.conf.get("spark.local.dir", None) or tempfile.gettempdir(),
         "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
     }
+
+
+def _name_nodes(spark: SparkSession) -> dict[str, str]:
+    """Where HDFS answers by HTTP, from the Hadoop configuration of the session, which Python code does not see."""
+    found = configured_addresses(spark.sparkContext._jsc.hadoopConfiguration().get)
+    configure(found)
+    given = os.environ.get(ADDRESSES) or (json.dumps(found) if found else "")
+    return {ADDRESSES: given} if given else {}

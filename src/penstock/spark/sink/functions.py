@@ -53,7 +53,7 @@ class FunctionDelivery:
         return Delivered(answer if isinstance(answer, int) and not isinstance(answer, bool) else 0)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the function holds no resources."""
 
 
 @dataclass(frozen=True, slots=True)

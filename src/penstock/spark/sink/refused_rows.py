@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.consuming.loop.failures import error_text
 from penstock.errors import DeliveryError
 from penstock.model import DeadLetter
 from penstock.model.clock import SystemClock
@@ -41,6 +40,8 @@ class RefusedRow:
     value: bytes
     """The row as a JSON object."""
     reason: str
+    error_kind: str = DeliveryError.__name__
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,9 @@ class RefusedRows:
                 id=hashlib.blake2b(digest + str(alike[digest]).encode(), digest_size=12).hexdigest(),
                 group=self.group,
                 record=query_row(query, batch_id, row.value, headers),
-                error=error_text(DeliveryError(f"{label}: {row.reason}")),
-                error_kind=DeliveryError.__name__,
-                traceback="",
+                error=row.reason if row.traceback else f"{row.error_kind}: {label}: {row.reason}",
+                error_kind=row.error_kind,
+                traceback=row.traceback,
                 attempts=1,
                 first_ms=now_ms,
                 last_ms=now_ms,

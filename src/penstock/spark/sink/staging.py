@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -158,6 +158,12 @@ class StagingFolder:
         """The rows of a file, with one Arrow batch in memory at a time."""
         with self.read(batch_id, name, host) as file, pa.ipc.open_stream(file) as stream:
             yield from stream
+
+    def missing(self, batch_id: int, names: Sequence[str]) -> list[str]:
+        """The paths of those files that are not there."""
+        system, path = opened(self.path)
+        found = system.get_file_info([f"{path}/{batch_id}/{name}" for name in names])
+        return [each.path for each in found if each.type is not FileType.File]
 
     def remove(self, batch_id: int) -> None:
         """Delete the files of a batch."""

@@ -7,6 +7,7 @@ rows may come in another order and from other tasks. A target guarantees that ea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -37,6 +38,17 @@ class QueryIdentity:
     """Whether batches contain new rows, changed rows, or the complete result."""
     refused: RefusedRows | None = None
     """Where rows go that the target refuses; None: such a row fails its batch."""
+    on_evaluated: Callable[[int], object] | None = None
+    """See `evaluated`."""
+
+    def evaluated(self, batch_id: int) -> None:
+        """To be called when the rows of a batch are computed, and before any of them is committed.
+
+        Stores the bad rows that were left out of the batch. Raises BadRowsError if there are too many: then nothing may
+        be committed. A target that delivers batches again when they are repeated need not call it.
+        """
+        if self.on_evaluated is not None:
+            self.on_evaluated(batch_id)
 
 
 @dataclass(frozen=True, slots=True)

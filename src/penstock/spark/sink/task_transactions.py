@@ -29,6 +29,7 @@ from penstock.errors import (
     NotAllowedError,
     OvertakenError,
     PenstockError,
+    PipelineError,
     SchemaMismatchError,
     StreamError,
     TransactionAbortedError,
@@ -250,6 +251,7 @@ class ParallelPublisher:
                 last.batch,
                 last.target,
             )
+            self._check_files(aborted)
             assignments = [Assignment(number, each.files) for number, each in enumerate(aborted)]
             self._publisher.replace_open(self._written(spark, last.batch, assignments))
         raise TransactionAbortedError(
@@ -258,12 +260,24 @@ class ParallelPublisher:
             "records per batch"
         )
 
+    def _check_files(self, aborted: Sequence[TaskTransaction]) -> None:
+        """Raise PipelineError if a file is gone from which rows must be published again."""
+        last = self._publisher.last
+        missing = self._writer.folder.missing(last.batch, [name for each in aborted for name in each.files])
+        if missing:
+            raise PipelineError(
+                f"batch {last.batch} of {last.target} cannot be completed: {len(aborted)} of its {len(last.open)} "
+                f"transactions were aborted, and {len(missing)} of the files with their rows are gone, such as "
+                f"{missing[0]}. Restore them from a backup, and start the query again; until then it goes no further. "
+                "If there is no backup, only a query of another name that begins at this batch's offsets can write "
+                "these rows; it repeats those that were committed"
+            )
+
     def close(self) -> None:
         if self._opened_witnesses is not None:
             self._opened_witnesses.close()
         self._coordinators.close()
 
-    @property
     def _witnesses(self) -> LastRecords:
         """Opened, and their topic created, when the first batch needs them."""
         if self._opened_witnesses is None:
@@ -274,7 +288,7 @@ class ParallelPublisher:
         self, spark: SparkSession, batch_id: int, assignments: Sequence[Assignment]
     ) -> tuple[TaskTransaction, ...]:
         """Have tasks write the files. Their transactions are open when this returns, and aborted if it raises."""
-        assert self._witnesses is not None, "the topic of witnesses is there before tasks write to it"
+        self._witnesses()  # their topic is there before tasks write to it
         writer = dataclasses.replace(self._writer, batch_id=batch_id)
         try:
             outcomes = spark.sparkContext.parallelize(assignments, len(assignments)).map(writer).collect()
@@ -295,8 +309,9 @@ class ParallelPublisher:
             return []
         for each in ended:
             self._coordinators.fence(each.id)  # waits for its end; from here on nothing can change the outcome
-        self._witnesses.look_to_the_end(lambda: self._abort_others(self._own_ids))
-        return [each for each in ended if self._witnesses.get(each.id.encode()) != each.witness.encode()]
+        witnesses = self._witnesses()
+        witnesses.look_to_the_end(lambda: self._abort_others(self._own_ids))
+        return [each for each in ended if witnesses.get(each.id.encode()) != each.witness.encode()]
 
     def _abort_others(self, prefix: str) -> None:
         """Abort what attempts that do not count have left open. What cannot be aborted here times out."""

@@ -61,6 +61,7 @@ class TransactionDelivery:
         """Takes ownership of the connection."""
         self._target = target
         self._connection = connection
+        self._identity = identity
         self._topics = topics_for(target, connection)
         self._staging = StagingFolder(identity.staging)
         kafka = kafka_of(connection)
@@ -80,6 +81,11 @@ class TransactionDelivery:
         if is_delivered:
             return Delivered(self._publisher.last.rows, repeated=True)
         staged = stage(self._target.encoded(frame), self._staging, batch_id)
+        try:
+            self._identity.evaluated(batch_id)
+        except BaseException:
+            staged.discard()
+            raise
         if self._parallel is not None and self._is_large(staged):
             # After an error its files stay: a mark may list them. The next attempt at the batch removes them.
             rows = StagedRows(staged.inline, self._target.name, self._topics)

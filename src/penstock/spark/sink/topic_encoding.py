@@ -17,7 +17,7 @@ from penstock.serde import Topic
 from penstock.spark.values.columns import HEADERS, WRITTEN, name_beside, require_columns
 from penstock.spark.values.encoding import Key, check_columns, encode_frame, is_raw, key_column
 from penstock.spark.values.json_text import json_object
-from penstock.spark.values.types import topic_form
+from penstock.spark.values.types import columns_of
 
 if TYPE_CHECKING:
     from penstock.spark.sink.topic import TopicTarget
@@ -93,7 +93,7 @@ def _with_idempotency_key(
 def _is_for_headers_only(schema: StructType, column: str, topic: Topic[Any] | str | None) -> bool:
     """Whether the column is neither a field of the value nor a column of the record."""
     if isinstance(topic, Topic):
-        return column not in topic_form(topic).columns.names and column not in ("key", "topic", "partition")
+        return column not in columns_of(topic).names and column not in ("key", "topic", "partition")
     return is_raw(_without(schema, column)) and not is_raw(schema)
 
 
@@ -111,7 +111,7 @@ def _without(schema: StructType, column: str) -> StructType:
 
 
 def _headers_name(topic: Topic[Any] | str | None) -> str:
-    return name_beside(topic_form(topic).columns, "headers") if isinstance(topic, Topic) else "headers"
+    return name_beside(columns_of(topic), "headers") if isinstance(topic, Topic) else "headers"
 
 
 def _with_header(before: Column | None, key: Column) -> Column:

@@ -17,9 +17,9 @@ from penstock.spark.source.java_settings import java_settings
 from penstock.spark.source.origin import TopicSelection
 from penstock.spark.source.positions import by_topic, parse_position
 from penstock.spark.source.read_options import decoder_of
-from penstock.spark.source.record_columns import APPEND, CREATE, SCHEMA
 from penstock.spark.values.arrow_mapping import map_in_arrow
 from penstock.spark.values.columns import RECORD
+from penstock.streams.record_columns import APPEND, CREATE, SCHEMA
 
 _USE_PYTHON: Final = ': use engine="python"'
 

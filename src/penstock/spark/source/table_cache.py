@@ -16,10 +16,11 @@ from penstock.errors import BrokerUnavailableError, ConnectionClosedError
 from penstock.spark.source.open_streams import ResourceCache
 from penstock.spark.source.origin import Origin, Range, TopicSelection
 from penstock.spark.source.read_options import SourceOptions, decoded
-from penstock.spark.source.record_columns import schema_of
 from penstock.spark.source.task_reading import read_range
 from penstock.spark.source.topic_view import TopicView, open_topics
-from penstock.spark.values.columns import RECORD, pointer_text
+from penstock.spark.values.columns import RECORD
+from penstock.streams.record_columns import pointer_text, schema_of
+from penstock.tables.changes import TRUNCATE_KEY, is_truncate
 
 _MOST_TOPICS: Final = 16
 _views: Final = ResourceCache[TopicView](_MOST_TOPICS)
@@ -142,7 +143,11 @@ def _updated(cached: CachedTable, origin: Origin, wanted: Range) -> CachedTable:
 
 
 def latest_of_each_key(rows: pa.Table, *, tombstones: bool) -> pa.Table:
-    """The last row of each key, in order; with `tombstones`, including those whose value is null."""
+    """The last row of each key of one partition, in order; with `tombstones`, including those whose value is null.
+
+    A truncate, as change data capture writes it, deletes all rows before it.
+    """
+    rows = _after_truncate(rows)
     numbered = pa.table({"key": rows.column("key"), "row": np.arange(len(rows))})
     last = numbered.group_by("key", use_threads=False).aggregate([("row", "max")])
     last = last.filter(pc.is_valid(last.column("key")))
@@ -151,6 +156,18 @@ def latest_of_each_key(rows: pa.Table, *, tombstones: bool) -> pa.Table:
     if not tombstones:
         latest = latest.filter(pc.is_valid(latest.column("value")))
     return latest.combine_chunks()
+
+
+def _after_truncate(rows: pa.Table) -> pa.Table:
+    keys = rows.column("key")
+    suspects = pc.or_kleene(pc.is_null(keys), pc.equal(keys, pa.scalar(TRUNCATE_KEY, keys.type)))
+    values = rows.column("value")
+    if pc.any(suspects).as_py():
+        suspects = pc.and_kleene(suspects, pc.match_substring_regex(values, r'op"\s*:\s*"t"'))
+    for index in reversed(pc.indices_nonzero(suspects).to_pylist()):
+        if is_truncate(keys[index].as_py(), values[index].as_py()):
+            return rows.slice(index + 1)
+    return rows
 
 
 def _decoded_table(rows: pa.Table, options: SourceOptions) -> pa.Table:

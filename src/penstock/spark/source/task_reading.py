@@ -6,7 +6,6 @@ A Python worker serves many tasks, so it keeps readers of files and connections 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -25,8 +24,9 @@ from penstock.log.reader import PartitionReader
 from penstock.model import Batch, Record
 from penstock.spark.source.open_streams import OpenStream, ResourceCache
 from penstock.spark.source.origin import LogFolder, Origin, Range
-from penstock.spark.source.record_columns import from_batch, from_log
 from penstock.streams.connecting import open_stream
+from penstock.streams.range_reading import batches_between
+from penstock.streams.record_columns import from_batch, from_log
 from penstock.streams.url import without_password
 
 logger = logging.getLogger(__name__)
@@ -35,9 +35,6 @@ _MOST_FOLDERS: Final = 64
 _MOST_STREAMS: Final = 16
 _AT_ONCE: Final = 10_000
 """The maximum number of records of one read through the client, which become one RecordBatch."""
-_SILENCE_S: Final = 30.0
-"""How long a stream that reported more records may return none."""
-_WAIT_S: Final = 1.0
 
 Read = TypeVar("Read")
 
@@ -141,22 +138,8 @@ def _from_client(origin: Origin, wanted: Range, at_once: int = _AT_ONCE) -> Iter
     """Batches of a range that are not empty, and how many of the records of each are in the range."""
     try:
         stream = open_topic_at(origin, wanted.topic)
-        at = wanted.start
-        heard_s = time.monotonic()
-        while at < wanted.end:
-            batch = stream.read(wanted.partition, at, min(at_once, wanted.end - at), _WAIT_S)
-            if batch:
-                rows = _rows_before(batch.pointers(), wanted.end)
-                if rows:
-                    yield batch, rows
-            if batch.next > at:
-                at, heard_s = batch.next, time.monotonic()
-            elif time.monotonic() - heard_s > _SILENCE_S:
-                raise BrokerUnavailableError(
-                    f"topic {wanted.topic!r}, partition {wanted.partition}: {without_password(origin.url)} has records "
-                    f"from {at} to {wanted.end}, but returned none for {_SILENCE_S:g} s: check that it runs and can be "
-                    "reached"
-                )
+        where = without_password(origin.url)
+        yield from batches_between(stream, wanted.partition, wanted.start, wanted.end, at_once, where)
     except BrokerUnavailableError as error:
         _streams.drop(origin.key)
         if origin.folder is None:
@@ -165,10 +148,3 @@ def _from_client(origin: Origin, wanted: Range, at_once: int = _AT_ONCE) -> Iter
             f"{error}. The folder {origin.folder.path} is not on this host, so its broker must be reachable from here: "
             "start it first with penstock serve --listen ADDRESS:PORT, at an address of its host"
         ) from error
-
-
-def _rows_before(pointers: Sequence[int], end: int) -> int:
-    """The number of these ascending pointers that are before `end`."""
-    if pointers[-1] < end:
-        return len(pointers)
-    return next(row for row, pointer in enumerate(pointers) if pointer >= end)

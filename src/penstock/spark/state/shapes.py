@@ -24,8 +24,9 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError, SchemaMismatchError
+from penstock.serde.forms.python_types import form_of_type
 from penstock.spark.late.watermarks import without_watermarks
-from penstock.spark.values.forms.python_types import form_of_type
+from penstock.spark.values.types import column_of
 
 _KEPT_AS_THEY_ARE: Final = (bytes, bytearray, datetime.datetime, datetime.date, decimal.Decimal)
 VALUE: Final = "value"
@@ -105,7 +106,7 @@ def _column_of(kind: Any, what: str) -> DataType:
     if isinstance(kind, str):
         raise ConfigError(f"{what}: {kind!r} is a string: give a type such as a dataclass or float, or a StructType")
     try:
-        column: DataType = form_of_type(kind)[0].column
+        column: DataType = column_of(form_of_type(kind)[0])
         return column
     except ConfigError as error:
         raise ConfigError(f"{what}: {error}") from error

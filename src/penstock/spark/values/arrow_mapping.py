@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock.spark.values.columns import HEADERS
-from penstock.spark.values.forms.form import arrow_type_of
+from penstock.spark.values.columns import HEADERS, arrow_type_of
 
 Batches = Iterator[pa.RecordBatch]
 

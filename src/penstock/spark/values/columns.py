@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     IntegerType,
     LongType,
     StringType,
@@ -17,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.abc import Feature
-from penstock.errors import SchemaMismatchError, StreamError
+from penstock.errors import SchemaMismatchError
 from penstock.spark.source.open_streams import features_of
 from penstock.streams.schemes import scheme_of
 from penstock.streams.url import KAFKA_SCHEMES
@@ -38,9 +40,7 @@ RECORD: Final = StructType(
 )
 """A record as a row. `timestamp_type` is "create" if the timestamp is the producer's, "append" if it is the log's
 (topics with message.timestamp.type=LogAppendTime). `pointer` is text for streams without `Feature.OFFSETS`: see
-`pointer_text`."""
-POINTER_DIGITS: Final = 64
-"""The width of a pointer as text: enough for the sequence numbers of Kinesis, which have 56 digits."""
+`penstock.streams.record_columns.pointer_text`."""
 
 ABOUT_A_RECORD: Final = ("key", "headers", "topic", "partition", "pointer", "timestamp", "timestamp_type")
 """The columns after the fields of a typed topic. If the type has a field of the same name, it is `record_NAME`."""
@@ -58,6 +58,11 @@ WRITTEN: Final = StructType(
 """A row to be written. If topic, partition or timestamp is null, the sink, the partitioner or the producer sets it."""
 
 
+def arrow_type_of(column: DataType) -> Any:
+    """The Arrow type that Spark expects for a column."""
+    return to_arrow_type(column, timezone="UTC")
+
+
 def record_schema(*, has_offsets: bool) -> StructType:
     """RECORD, with `pointer` as text for streams whose pointers are not offsets."""
     if has_offsets:
@@ -68,14 +73,6 @@ def record_schema(*, has_offsets: bool) -> StructType:
 def stream_has_offsets(url: str, client: Mapping[str, Any]) -> bool:
     """Whether pointers are offsets, which have 64 bits and count records. Opens a stream that is not Kafka's."""
     return scheme_of(url) in KAFKA_SCHEMES or Feature.OFFSETS in features_of(url, client)
-
-
-def pointer_text(pointer: int) -> str:
-    """A pointer of any size as text of a fixed width, so that texts sort as pointers do. `int` reads it back."""
-    text = str(pointer).zfill(POINTER_DIGITS)
-    if len(text) > POINTER_DIGITS:
-        raise StreamError(f"the pointer {pointer} has more than {POINTER_DIGITS} digits, too many for a column")
-    return text
 
 
 def name_beside(fields: StructType, column: str) -> str:

@@ -20,12 +20,18 @@ from penstock.dead_letters import REDRIVE_GROUP_HEADER, redrive_of
 from penstock.dead_letters.opening import names_a_topic, path_of
 from penstock.errors import ConfigError, SerdeError
 from penstock.serde import Topic
+from penstock.serde.forms.topics import decoded, misfits
 from penstock.spark.sessions.pickling import SentByValue
-from penstock.spark.values.columns import ABOUT_A_RECORD, RECORD, name_beside, record_schema, stream_has_offsets
-from penstock.spark.values.forms import RecordForm
-from penstock.spark.values.forms.form import arrow_type_of
+from penstock.spark.values.columns import (
+    ABOUT_A_RECORD,
+    RECORD,
+    arrow_type_of,
+    name_beside,
+    record_schema,
+    stream_has_offsets,
+)
 from penstock.spark.values.json_expression import decode_expression
-from penstock.spark.values.types import TopicForm, topic_form
+from penstock.spark.values.types import TopicForm, fields_of, topic_form
 from penstock.spark.values.undecodable import Letters, Reader, put_undecodable, record_of
 from penstock.streams.options import ConnectOptions
 from penstock.streams.topic_patterns import TopicPattern
@@ -83,7 +89,7 @@ class Decoder(SentByValue):
     def schema(self) -> StructType:
         """The columns after decoding."""
         if self._schema is None:
-            fields = self._form.columns
+            fields = fields_of(self._form)
             record = record_schema(has_offsets=self._has_offsets)
             about = (StructField(name_beside(fields, name), record[name].dataType) for name in ABOUT_A_RECORD)
             self._schema = StructType([*fields.fields, *about])
@@ -111,52 +117,20 @@ class Decoder(SentByValue):
     def decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows with the columns of RECORD as rows with the columns of `schema`."""
         batch = self._without_other_groups(batch)
-        values, errors = self._values(batch.column("value").to_pylist())
+        values, errors = decoded(self.topic, batch.column("value").to_pylist(), self._decoder())
         if errors:
             batch, values = self._leave_out(batch, values, errors)
         try:
             columns = self._columns(values)
         except Exception:
-            misfits = _misfits(values, self._columns)
-            if not misfits:
+            wrong = misfits(values, self._columns)
+            if not wrong:
                 raise
-            batch, values = self._leave_out(batch, values, {at: self._misfit(why) for at, why in misfits.items()})
+            batch, values = self._leave_out(batch, values, {at: self._misfit(why) for at, why in wrong.items()})
             columns = self._columns(values)
         types = _ARROW_OF_RECORD if self._has_offsets else _ARROW_WITH_TEXT
         about = (_as(batch.column(name), types[name]) for name in ABOUT_A_RECORD)
         return pa.RecordBatch.from_arrays([*columns, *about], self.schema.names)
-
-    def _values(self, data: Sequence[bytes | None]) -> tuple[list[Any], dict[int, Exception]]:
-        """The decoded values, and the error of each that cannot be decoded, by its index."""
-        decode = self._decoder()
-        try:
-            return list(map(decode, data)), {}  # type: ignore[arg-type]  # None fails, and is handled one by one
-        except Exception:  # it occurs again there
-            return self._values_one_by_one(data, decode)
-
-    def _values_one_by_one(
-        self, data: Sequence[bytes | None], decode: Callable[[bytes], Any]
-    ) -> tuple[list[Any], dict[int, Exception]]:
-        values: list[Any] = []
-        errors: dict[int, Exception] = {}
-        for index, each in enumerate(data):
-            try:
-                values.append(None if each is None else decode(each))
-            except Exception as bare:
-                values.append(None)
-                errors[index] = self._refusal(each, bare)
-        return values, errors
-
-    def _refusal(self, data: bytes | None, bare: Exception) -> SerdeError:
-        """The library's error for undecodable bytes.
-
-        Errors that are not about the bytes are raised, such as an unreachable schema registry: the bytes may be good.
-        """
-        try:
-            self.topic.decode(data)
-        except SerdeError as error:
-            return error
-        raise bare
 
     def _decoder(self) -> Callable[[bytes], Any]:
         decode = self.topic.decoder
@@ -170,10 +144,7 @@ class Decoder(SentByValue):
         return text
 
     def _columns(self, values: Values) -> list[pa.Array]:
-        form = self._form.form
-        if isinstance(form, RecordForm):
-            return form.children(values, has_nulls=any(value is None for value in values))
-        return [form.array(values)]
+        return self._form.arrays(values)
 
     def _leave_out(
         self, batch: pa.RecordBatch, values: Values, errors: Mapping[int, Exception]
@@ -236,7 +207,7 @@ class TopicDecoders(SentByValue):
         return self._first.schema
 
     def decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """As `Decoder.decode`."""
+        """Implement `Decoder.decode`."""
         topics = batch.column("topic")
         names = pc.unique(topics).to_pylist()
         if len(names) < 2:
@@ -254,23 +225,6 @@ class TopicDecoders(SentByValue):
 def letters_of(topic: str, dead_letters: str | bool | None) -> str | None:
     """Where the dead letters of a topic go: True is the topic `<name>.dlq`, False and None are nowhere."""
     return f"{topic}.dlq" if dead_letters is True else dead_letters or None
-
-
-def _misfits(values: Values, build: Callable[[Values], object]) -> dict[int, Exception]:
-    """The values that cannot be built alone, with their errors. Found by bisection, as there are usually few."""
-    found: dict[int, Exception] = {}
-    spans = [(0, len(values))]
-    while spans:
-        low, high = spans.pop()
-        try:
-            build(values[low:high])
-        except Exception as error:
-            if high - low == 1:
-                found[low] = error
-            else:
-                middle = (low + high) // 2
-                spans += [(middle, high), (low, middle)]
-    return found
 
 
 def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -16,15 +16,17 @@ from pyspark.sql.types import BinaryType, CharType, DataType, StringType, Struct
 from penstock.dead_letters import REDRIVE_GROUP_HEADER, REDRIVE_ID_HEADER
 from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.serde import Topic
+from penstock.serde.forms import RecordForm
+from penstock.serde.forms.form import Field
+from penstock.spark.errors import reports
+from penstock.spark.errors.origins import origin_column, origin_names
 from penstock.spark.values.arrow_mapping import map_in_arrow
 from penstock.spark.values.columns import ABOUT_A_RECORD, HEADERS, RECORD, WRITTEN, name_beside, require_columns
 from penstock.spark.values.fitting import fitted, is_exactly, mismatches
-from penstock.spark.values.forms import RecordForm
-from penstock.spark.values.forms.form import Field
 from penstock.spark.values.json_text import json_object, key_of, key_of_several
 from penstock.spark.values.jvm_encoding import encoded_in_jvm
-from penstock.spark.values.typed_encoding import KEY, Encoder
-from penstock.spark.values.types import VALUE, TopicForm, topic_form
+from penstock.spark.values.typed_encoding import KEY, ORIGIN, Encoder
+from penstock.spark.values.types import VALUE, TopicForm, fields_of, topic_form
 
 Key = str | Sequence[str] | Column | None
 
@@ -109,7 +111,7 @@ def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
         fitted(frame[f"`{field.name}`"], frame.schema[field.name].dataType, field.form).alias(field.name)
         for field in present
     ]
-    about = {name: name_beside(shape.columns, name) for name in ABOUT_A_RECORD}
+    about = {name: name_beside(fields_of(shape), name) for name in ABOUT_A_RECORD}
     made = key_column(frame, key)
     if made is None and about["key"] in frame.columns:
         made = frame[about["key"]].cast("binary")
@@ -120,12 +122,16 @@ def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
         timestamp=frame[about["timestamp"]] if about["timestamp"] in frame.columns else None,
     )
     rest = [column for column, name in zip(along, WRITTEN.names, strict=True) if name not in ("key", VALUE)]
-    shaped = frame.select(F.struct(*columns).alias(VALUE), along[WRITTEN.names.index("key")].alias(KEY), *rest)
+    shaping = [F.struct(*columns).alias(VALUE), along[WRITTEN.names.index("key")].alias(KEY), *rest]
+    shaped = frame.select(*shaping)
     makes_key = topic.key is not None and key is None
     in_jvm = None if makes_key else encoded_in_jvm(shaped, topic)
     if in_jvm is not None:
         return in_jvm
-    return map_in_arrow(shaped, Encoder(topic, makes_key=makes_key).batches, WRITTEN)
+    if origin_names(frame.columns) is not None:
+        shaped = frame.select(*shaping, origin_column(frame).alias(ORIGIN))
+    encoder = Encoder(topic, makes_key=makes_key, channel=reports.accumulator(frame.sparkSession.sparkContext))
+    return map_in_arrow(shaped, encoder.batches, WRITTEN)
 
 
 def _fields(shape: TopicForm) -> Sequence[Field]:
@@ -182,7 +188,7 @@ def _check_names(schema: StructType, topic: str) -> None:
 
 
 def _check_typed(schema: StructType, topic: Topic[Any], shape: TopicForm) -> None:
-    about = {name_beside(shape.columns, name): name for name in ABOUT_A_RECORD}
+    about = {name_beside(fields_of(shape), name): name for name in ABOUT_A_RECORD}
     fields = StructType([field for field in schema.fields if field.name not in about])
     label = shape.form.label if isinstance(shape.form, RecordForm) else f"topic {topic.name!r}"
     wrong = list(mismatches(fields, RecordForm(label, tuple(_fields(shape)))))

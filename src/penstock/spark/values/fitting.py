@@ -28,7 +28,8 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from penstock.spark.values.forms import ArrayForm, Form, MapForm, RecordForm
+from penstock.serde.forms import ArrayForm, Form, MapForm, RecordForm
+from penstock.spark.values.types import column_of
 
 _WIDER: Final[Mapping[type[DataType], tuple[type[DataType], ...]]] = {
     IntegerType: (ByteType, ShortType),
@@ -43,7 +44,7 @@ def mismatches(found: DataType, form: Form, path: str = "") -> Iterator[str]:
     """The mismatches of a column, or of all columns of a frame; none if it fits."""
     if isinstance(form, RecordForm):
         if not isinstance(found, StructType):
-            yield f"{path} is {found.simpleString()}, but must be {form.column.simpleString()}"
+            yield f"{path} is {found.simpleString()}, but must be {column_of(form).simpleString()}"
             return
         yield from _mismatches_of_fields(found, form, path)
     elif isinstance(form, ArrayForm) and isinstance(found, ArrayType):
@@ -51,8 +52,8 @@ def mismatches(found: DataType, form: Form, path: str = "") -> Iterator[str]:
     elif isinstance(form, MapForm) and isinstance(found, MapType):
         yield from mismatches(found.keyType, form.keys, f"{path}{{key}}")
         yield from mismatches(found.valueType, form.items, f"{path}{{}}")
-    elif not _fits(found, form.column):
-        yield f"{path} is {found.simpleString()}, but must be {form.column.simpleString()}"
+    elif not _fits(found, column_of(form)):
+        yield f"{path} is {found.simpleString()}, but must be {column_of(form).simpleString()}"
 
 
 def _mismatches_of_fields(found: StructType, form: RecordForm, path: str) -> Iterator[str]:
@@ -61,7 +62,7 @@ def _mismatches_of_fields(found: StructType, form: RecordForm, path: str) -> Ite
         if field.name in found.names:
             yield from mismatches(found[field.name].dataType, field.form, f"{before}{field.name}")
         elif not field.may_be_absent:
-            yield f"{before}{field.name} is missing ({field.form.column.simpleString()})"
+            yield f"{before}{field.name} is missing ({column_of(field.form).simpleString()})"
     known = {field.name for field in form.fields}
     for name in found.names:
         if name not in known:
@@ -83,17 +84,17 @@ def fitted(column: Column, found: DataType, form: Form) -> Column:
     if isinstance(form, ArrayForm):
         assert isinstance(found, ArrayType)
         items, item_type = form.items, found.elementType
-        if is_exactly(item_type, items.column):
+        if is_exactly(item_type, column_of(items)):
             return column
         return F.transform(column, lambda item: fitted(item, item_type, items))
     if isinstance(form, MapForm):
         assert isinstance(found, MapType)
-        if is_exactly(found, form.column):
+        if is_exactly(found, column_of(form)):
             return column
         keys, key_type, values, value_type = form.keys, found.keyType, form.items, found.valueType
         with_keys = F.transform_keys(column, lambda key, _: fitted(key, key_type, keys))
         return F.transform_values(with_keys, lambda _, value: fitted(value, value_type, values))
-    return column if is_exactly(found, form.column) else column.cast(form.column)
+    return column if is_exactly(found, column_of(form)) else column.cast(column_of(form))
 
 
 def is_exactly(found: DataType, wanted: DataType) -> bool:

@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from penstock.errors import ConfigError
 from penstock.serde import JsonSerde, Topic
-from penstock.serde.typed import why_untold
+from penstock.serde.typed import unresolved_type
 from penstock.serde.types import is_anything, is_pydantic, name_of
 
 Record = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
@@ -33,7 +33,7 @@ def plain_record_of(topic: Topic[Any]) -> Record:
     try:
         info = inspect.type_info(serde.type)
     except (TypeError, NameError) as error:
-        raise _needs_python(topic, why_untold(error)) from error
+        raise _needs_python(topic, unresolved_type(error)) from error
     if not isinstance(info, RECORDS):
         raise _needs_python(topic, f"{name_of(serde.type)} has no fields")
     why = _not_plain(info, name_of(serde.type), ())

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+from pyspark.accumulators import Accumulator
 
 from penstock.errors import SerdeError
 from penstock.serde import Topic
+from penstock.serde.forms import RecordForm
+from penstock.serde.forms.protobuf_types import message_of
 from penstock.serde.typed import reason
 from penstock.serde.types import is_anything, is_protobuf, is_pydantic, name_of
+from penstock.spark.errors.reports import Reporter
 from penstock.spark.sessions.pickling import SentByValue
 from penstock.spark.values.columns import WRITTEN
-from penstock.spark.values.forms import RecordForm
-from penstock.spark.values.forms.protobuf_types import message_of
 from penstock.spark.values.types import VALUE, TopicForm, topic_form
 
 KEY: Final = "key"
+ORIGIN: Final = "penstock_origin"
+"""The column with the place of the record that a row was made from."""
 _AS_THEY_ARE: Final = (
     bytes,
     bytearray,
@@ -38,44 +43,68 @@ class Encoder(SentByValue):
     """Rows with a struct `value` of the topic's fields, and a `key`, as rows of WRITTEN.
 
     With `makes_key`, the topic's key function makes the key, except for records without a value, whose rows need one.
+
+    In a query of a pipeline, a row that cannot be encoded is left out and reported, with the text of the column
+    `ORIGIN` if there is one. Elsewhere its error is raised.
     """
 
-    def __init__(self, topic: Topic[Any], *, makes_key: bool) -> None:
+    def __init__(self, topic: Topic[Any], *, makes_key: bool, channel: Accumulator[Any] | None = None) -> None:
         self.topic = topic
         self.makes_key = makes_key
+        self._channel = channel
         self._topic_form: TopicForm | None = None
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `DataFrame.mapInArrow`."""
-        return map(self.encode, batches)
+        reporter = Reporter.of_task(f"encoder of topic {self.topic.name}", self._channel)
+        return (self.encode(batch, reporter) for batch in batches)
 
-    def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def encode(self, batch: pa.RecordBatch, reporter: Reporter | None = None) -> pa.RecordBatch:
         if self._topic_form is None:
             self._topic_form = topic_form(self.topic)
         make = maker_of(self._topic_form)
         is_absent = absence_of(self._topic_form)
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
-        for cell, key in zip(batch.column(VALUE).to_pylist(), batch.column(KEY).to_pylist(), strict=True):
-            if not is_absent(cell):
-                value = self._made(make, cell)
-                if self.makes_key:
-                    record = self.topic.new_record(value)
-                    values.append(record.value)
-                    keys.append(record.key)
-                    continue
-                values.append(self.topic.serde.encode(value, self.topic.name))
-            elif key is None:
-                raise SerdeError(
-                    f"topic {self.topic.name!r}: a row has null in every field, which is a record without a value, and "
-                    "no key: filter such rows out, or give them a key"
-                )
-            else:
-                values.append(None)
+        failed: list[int] = []
+        for index, (cell, given) in enumerate(
+            zip(batch.column(VALUE).to_pylist(), batch.column(KEY).to_pylist(), strict=True)
+        ):
+            try:
+                key, value = self._key_and_value(cell, given, make, is_absent)
+            except Exception as error:
+                if reporter is None or not reporter.is_collecting:
+                    raise
+                origin = batch.column(ORIGIN)[index].as_py() if ORIGIN in batch.schema.names else None
+                reporter.failed(error, origin, json.dumps(cell, default=str))
+                failed.append(index)
+                continue
             keys.append(key)
+            values.append(value)
+        if reporter is not None:
+            reporter.count.seen += batch.num_rows
+        if failed:
+            there = set(failed)
+            batch = batch.filter(pa.array([index not in there for index in range(batch.num_rows)], pa.bool_()))
         written = {KEY: pa.array(keys, pa.binary()), VALUE: pa.array(values, pa.binary())}
         columns = [written[name] if name in written else batch.column(name) for name in WRITTEN.names]
         return pa.RecordBatch.from_arrays(columns, WRITTEN.names)
+
+    def _key_and_value(
+        self, cell: Any, key: bytes | None, make: Callable[[Any], Any], is_absent: Callable[[Any], bool]
+    ) -> tuple[bytes | None, bytes | None]:
+        if not is_absent(cell):
+            value = self._made(make, cell)
+            if self.makes_key:
+                record = self.topic.new_record(value)
+                return record.key, record.value
+            return key, self.topic.serde.encode(value, self.topic.name)
+        if key is None:
+            raise SerdeError(
+                f"topic {self.topic.name!r}: a row has null in every field, which is a record without a value, and "
+                "no key: filter such rows out, or give them a key"
+            )
+        return key, None
 
     def _made(self, make: Callable[[Any], Any], cell: Any) -> Any:
         try:

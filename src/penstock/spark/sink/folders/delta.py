@@ -48,6 +48,7 @@ class DeltaDelivery:
             return Delivered(0, repeated=True)
         staged = stage(frame, self._staging, batch_id)
         try:
+            self._identity.evaluated(batch_id)
             if staged.rows or self._identity.mode == "complete":
                 self._commit_with_retries(_in_utc(to_arrow_schema(frame.schema)), staged)
         finally:
@@ -55,7 +56,7 @@ class DeltaDelivery:
         return Delivered(staged.rows)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the table holds no resources."""
 
     def _is_delivered(self, batch_id: int) -> bool:
         try:

@@ -7,17 +7,16 @@ and staged files, are in `_penstock` inside the folder, which Spark, Arrow and D
 from __future__ import annotations
 
 import hashlib
-import os
 import uuid
 from typing import Final
 
 import msgspec
-from pyarrow.fs import FileInfo, FileSelector, FileType, LocalFileSystem
+from pyarrow.fs import FileInfo, FileSelector, FileType
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sql
 
 from penstock.errors import FencedError, PipelineError
-from penstock.spark.sink.file_systems import opened, sync
+from penstock.spark.sink.file_systems import move_new, opened, sync
 from penstock.spark.sink.publishing import check_order
 from penstock.spark.sink.target import Delivered, QueryIdentity
 
@@ -73,7 +72,8 @@ class ManifestFolder:
     def add(self, manifest: Manifest) -> None:
         """Write the manifest atomically, which delivers the batch.
 
-        Raises FencedError if another run has delivered it. On a local disk, exactly one of two concurrent runs wins.
+        Raises FencedError if another run has delivered it. On local disks and HDFS, exactly one of two concurrent runs
+        wins.
         """
         path = self._path(manifest.batch)
         draft = f"{self.root}/{self.own}/draft-{uuid.uuid4().hex}"
@@ -81,14 +81,7 @@ class ManifestFolder:
             file.write(msgspec.json.encode(manifest))
         sync(self.system, draft)
         try:
-            if isinstance(self.system, LocalFileSystem):
-                os.link(draft, path)
-                os.unlink(draft)
-                sync(self.system, f"{self.root}/{self.own}")
-                return
-            if self.system.get_file_info(path).type is not FileType.NotFound:
-                raise FileExistsError(path)
-            self.system.move(draft, path)
+            move_new(self.system, draft, path)
         except FileExistsError as error:
             raise FencedError(
                 f"batch {manifest.batch} of query {manifest.query!r} was delivered to {self.root} by another run: this "
@@ -140,12 +133,19 @@ class FolderDelivery:
                 return Delivered(self._last.rows, repeated=True)
         staging = f"{self._manifests.own}/staged-{self._run}-{batch_id}"
         rows = self._write(frame, staging)
+        self._identity.evaluated(batch_id)
+        files = self._final_paths(staging, batch_id)
+        if rows and not files:
+            raise PipelineError(
+                f"{rows} rows of batch {batch_id} were written to {self._label}, but the driver finds no file there: "
+                "executors write to a folder of their own. Use a folder that all hosts see"
+            )
         manifest = Manifest(
             query=self._identity.query,
             batch=batch_id,
             rows=rows,
             staging=staging,
-            files=self._final_paths(staging, batch_id),
+            files=files,
             keeps=self._identity.mode != "complete",
         )
         newer = [batch for batch in self._manifests.batches() if batch > (self._last.batch if self._last else -1)]
@@ -163,7 +163,7 @@ class FolderDelivery:
         return Delivered(rows)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the folder holds no resources."""
 
     def _write(self, frame: DataFrame, staging: str) -> int:
         seen = Observation()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
@@ -11,28 +11,12 @@ from typing import Any, ClassVar, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import ConfigError, DeliveryError
+from penstock.databases.statements import ExistingTable, listed, quoted
+from penstock.errors import DeliveryError
 from penstock.spark.sink.sql.columns import SqlColumn
 
 MARKS: Final = "penstock_spark_batches"
 """The table with the last delivered batch of each query, and the run that may deliver the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExistingColumn:
-    name: str
-    declared: str
-    """Its type, as the database writes it."""
-    is_required: bool
-    """NOT NULL without a default."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExistingTable:
-    columns: Mapping[str, ExistingColumn]
-    unique: frozenset[frozenset[str]]
-    """The columns of each unique index."""
-    primary_key: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,33 +129,6 @@ class SqlTransaction(ABC):
     def clear(self, table: Sequence[str]) -> None:
         """Delete all rows."""
         self.execute(f"DELETE FROM {quoted(*table)}")
-
-
-def names_in(table: str) -> tuple[str, ...]:
-    """The schema, if there is one, and the table. Raises ConfigError for an invalid name."""
-    names = tuple(table.split("."))
-    if not 1 <= len(names) <= 2 or not all(names) or "\x00" in table:
-        raise ConfigError(f"{table!r} is not the name of a table: write TABLE or SCHEMA.TABLE")
-    return names
-
-
-def quoted(*names: str) -> str:
-    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
-
-
-def listed(names: Iterable[str]) -> str:
-    return ", ".join(quoted(name) for name in names)
-
-
-def upsert_tail(columns: Sequence[SqlColumn], key: Sequence[str]) -> str:
-    """The end of an INSERT whose rows replace those with the same key."""
-    if not key:
-        return ""
-    others = [column.name for column in columns if column.name not in key]
-    if not others:
-        return f" ON CONFLICT ({listed(key)}) DO NOTHING"
-    changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in others)
-    return f" ON CONFLICT ({listed(key)}) DO UPDATE SET {changes}"
 
 
 def null_keys(

@@ -12,11 +12,12 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from penstock.databases.statements import ExistingTable
 from penstock.errors import FencedError, OutcomeUnknownError, SchemaMismatchError, StoreUnavailableError
 from penstock.spark.sink.publishing import check_order
 from penstock.spark.sink.refused_rows import RefusedRow
 from penstock.spark.sink.sql.columns import SqlColumn, columns_of, json_rows, plain
-from penstock.spark.sink.sql.database import ExistingTable, SqlDatabase, SqlMark, SqlTransaction, null_keys
+from penstock.spark.sink.sql.database import SqlDatabase, SqlMark, SqlTransaction, null_keys
 from penstock.spark.sink.staging import Staged, StagingFolder, stage
 from penstock.spark.sink.target import Delivered, QueryIdentity
 
@@ -68,6 +69,7 @@ class SqlDelivery:
                 return Delivered(self._last.rows, repeated=True)
         staged = stage(plain(frame), self._staging, batch_id)
         try:
+            self._identity.evaluated(batch_id)
             self._prepare_table(frame)
             refused = self._refuse(staged)
             self._write_with_retries(staged, refused)

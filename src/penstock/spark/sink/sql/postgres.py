@@ -11,19 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from penstock.databases.postgres import PostgresConnection, PostgresPool, psycopg
+from penstock.databases.statements import ExistingTable, describe_postgres, listed, quoted, upsert_tail
 from penstock.errors import DeliveryError, PenstockError
 from penstock.spark.sink.sql.columns import Kind, SqlColumn
-from penstock.spark.sink.sql.database import (
-    MARKS,
-    ExistingColumn,
-    ExistingTable,
-    SqlTransaction,
-    listed,
-    quoted,
-    require_keys,
-    upsert_tail,
-)
-from penstock.sql.postgres import PostgresConnection, PostgresPool, psycopg
+from penstock.spark.sink.sql.database import MARKS, SqlTransaction, require_keys
 
 _STAGE: Final = "penstock_spark_stage"
 _ROW: Final = "penstock_row"
@@ -104,27 +96,7 @@ class _Transaction(SqlTransaction):
         self._connection = connection
 
     def describe(self, table: Sequence[str]) -> ExistingTable | None:
-        name = quoted(*table)
-        if self.execute("SELECT to_regclass(%s)::oid", (name,))[0][0] is None:
-            return None
-        columns = self.execute(
-            "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
-            "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
-            (name,),
-        )
-        unique = self.execute(
-            "SELECT array_agg(a.attname::text), i.indisprimary FROM pg_index i "
-            "JOIN pg_attribute a ON a.attrelid = i.indrelid "
-            "AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]) "  # without INCLUDEd columns
-            "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indpred IS NULL "
-            "AND i.indexprs IS NULL AND i.indisvalid GROUP BY i.indexrelid, i.indisprimary",
-            (name,),
-        )
-        return ExistingTable(
-            {column: ExistingColumn(column, declared, needed) for column, declared, needed in columns},
-            frozenset(frozenset(names) for names, _ in unique),
-            frozenset(name for names, is_primary in unique if is_primary for name in names),
-        )
+        return describe_postgres(self.execute, table)
 
     def create_marks(self) -> None:
         # Two transactions that create a table at the same time would both find it missing.
@@ -149,7 +121,7 @@ class _Transaction(SqlTransaction):
         self._copy(_STAGE, columns, batches, key)
         self.execute(
             f"INSERT INTO {quoted(*table)} ({names}) SELECT DISTINCT ON ({listed(key)}) {names} FROM {_STAGE} "
-            f"ORDER BY {listed(key)}, {_ROW} DESC{upsert_tail(columns, key)}"
+            f"ORDER BY {listed(key)}, {_ROW} DESC{upsert_tail((column.name for column in columns), key)}"
         )
 
     def _copy(

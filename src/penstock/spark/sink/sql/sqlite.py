@@ -10,18 +10,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.databases.sqlite import BUSY, REFUSED, connect, primary_code
+from penstock.databases.statements import ExistingTable, affinity_of, describe_sqlite, listed, quoted, upsert_tail
 from penstock.errors import ConfigError, DeliveryError, PenstockError, StoreUnavailableError
 from penstock.spark.sink.sql.columns import Kind, SqlColumn, plain_values
-from penstock.spark.sink.sql.database import (
-    ExistingColumn,
-    ExistingTable,
-    SqlTransaction,
-    listed,
-    quoted,
-    require_keys,
-    upsert_tail,
-)
-from penstock.sql.sqlite import BUSY, REFUSED, connect, primary_code
+from penstock.spark.sink.sql.database import SqlTransaction, require_keys
 
 _TYPES: Final = {
     Kind.TEXT: "TEXT",
@@ -111,32 +104,8 @@ class _Transaction(SqlTransaction):
         super().__init__(database)
         self._connection = connection
 
-    def _pragma(self, table: Sequence[str], pragma: str, name: str) -> list[tuple[Any, ...]]:
-        """The rows of a pragma about something in the schema of the table."""
-        schema = f"{quoted(*table[:-1])}." if len(table) > 1 else ""
-        return self.execute(f"PRAGMA {schema}{pragma}({quoted(name)})")
-
-    def _columns(self, table: Sequence[str]) -> list[tuple[Any, ...]]:
-        """For each column: number, name, type, NOT NULL, default, and its position in the primary key."""
-        return self._pragma(table, "table_info", table[-1])
-
     def describe(self, table: Sequence[str]) -> ExistingTable | None:
-        rows = self._columns(table)
-        if not rows:
-            return None
-        counted = _counted_key(rows)
-        columns = {
-            row[1]: ExistingColumn(row[1], row[2], bool(row[3] or row[5]) and row[4] is None and row[1] != counted)
-            for row in rows
-        }
-        primary_key = frozenset(row[1] for row in rows if row[5])
-        unique = {primary_key}
-        for _, index, is_unique, _, is_partial in self._pragma(table, "index_list", table[-1]):
-            if is_unique and not is_partial:
-                names = [part[2] for part in self._pragma(table, "index_info", index)]
-                if None not in names:  # an index over an expression
-                    unique.add(frozenset(names))
-        return ExistingTable(columns, frozenset(unique), primary_key)
+        return describe_sqlite(self.execute, table)
 
     def write(
         self,
@@ -147,9 +116,11 @@ class _Transaction(SqlTransaction):
     ) -> None:
         places = ", ".join("?" * len(columns))
         names = listed(column.name for column in columns)
-        statement = f"INSERT INTO {quoted(*table)} ({names}) VALUES ({places}){upsert_tail(columns, key)}"
+        tail = upsert_tail((column.name for column in columns), key)
+        statement = f"INSERT INTO {quoted(*table)} ({names}) VALUES ({places}){tail}"
         # SQLite replaces null in an INTEGER PRIMARY KEY by a number, and accepts null in any other primary key.
-        keys = {*key, *(row[1] for row in self._columns(table) if row[5])}
+        existing = self.describe(table)
+        keys = {*key, *(() if existing is None else existing.primary_key)}
         for batch in batches:
             require_keys(batch, columns, keys, nan_is_null=True)
             values = [plain_values(batch.column(index), column.kind) for index, column in enumerate(columns)]
@@ -157,21 +128,3 @@ class _Transaction(SqlTransaction):
 
     def execute(self, statement: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, values or ()).fetchall()
-
-
-def _counted_key(rows: Sequence[tuple[Any, ...]]) -> str | None:
-    """The INTEGER PRIMARY KEY of a table, which SQLite numbers by itself."""
-    keys = [row for row in rows if row[5]]
-    return keys[0][1] if len(keys) == 1 and keys[0][2].upper() == "INTEGER" else None
-
-
-def affinity_of(declared: str) -> str:
-    """The affinity of a declared type, by SQLite's rules in their order."""
-    text = declared.upper()
-    if "INT" in text:
-        return "INTEGER"
-    if any(part in text for part in ("CHAR", "CLOB", "TEXT")):
-        return "TEXT"
-    if not text or "BLOB" in text:
-        return "BLOB"
-    return "REAL" if any(part in text for part in ("REAL", "FLOA", "DOUB")) else "NUMERIC"

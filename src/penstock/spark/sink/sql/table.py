@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from pyspark.sql.types import StructType
 
+from penstock.databases.statements import names_in
 from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.model import Guarantee
 from penstock.spark.sink.sql.columns import columns_of
-from penstock.spark.sink.sql.database import SqlDatabase, names_in
+from penstock.spark.sink.sql.database import SqlDatabase
 from penstock.spark.sink.sql.delivery import SqlDelivery, check_fits
 from penstock.spark.sink.sql.sqlite import SqliteDatabase
 from penstock.spark.sink.target import OutputMode, QueryIdentity, guarantee_of

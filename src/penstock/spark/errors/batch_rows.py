@@ -1,0 +1,202 @@
+"""`BadRowCollector`: counts the bad rows of each batch, stops the query above a limit, and puts their dead letters.
+
+A target calls `evaluated` when the rows of a batch are computed and before anything of it is committed. So a row that
+is left out of a batch has its letter before the batch counts. A batch that is repeated after a crash puts the same
+letters under the same ids, so there is one for each row. While the dead letters cannot be reached, the batch fails, and
+nothing is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark import SparkContext
+
+from penstock.dead_letters.headers import letter_id_of
+from penstock.errors import BadRowsError, ConfigError
+from penstock.model import DeadLetter, Record
+from penstock.model.clock import SystemClock
+from penstock.spark.errors import reports
+from penstock.spark.errors.reports import BadRow, BatchReports
+from penstock.spark.sink.refused_rows import RefusedRow, RefusedRows
+from penstock.spark.sink.target import QueryIdentity
+from penstock.spark.values.undecodable import Letters
+
+logger = logging.getLogger(__name__)
+
+MOST_BAD_ROWS: Final = 10_000
+"""The default of `max_bad_rows`."""
+BAD_ROWS: Final = "bad rows"
+"""The label under which a query puts such rows into the dead letters."""
+_NEARBY: Final = 100
+"""Records this close to each other are read at once."""
+_NONE: Final = BatchReports((), {})
+
+ReadRecords = Callable[[str, int, Sequence[int]], Iterable[Record]]
+"""The records of a topic and partition at these pointers, without those that are gone."""
+
+
+def check_limit(limit: int | float, what: str) -> None:
+    """Raise ConfigError unless this is a count or a share."""
+    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    is_count = is_number and isinstance(limit, int) and 0 <= limit <= reports.MOST_BAD_ROWS
+    is_share = isinstance(limit, float) and 0 < limit < 1
+    if not (is_count or is_share):
+        raise ConfigError(
+            f"{what}: max_bad_rows={limit!r} must be a count from 0 to {reports.MOST_BAD_ROWS:,}, or a share of the "
+            "rows of a batch between 0 and 1, such as 0.01"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowLetters:
+    """The dead letters for rows of one query, by the topic that a row comes from."""
+
+    default: Letters
+    """For rows whose record is unknown or gone."""
+    of_topic: Callable[[str], Letters | None]
+    group: str
+    version: str
+    read: ReadRecords
+
+    def put(self, identity: QueryIdentity, batch_id: int, rows: Sequence[BadRow]) -> None:
+        """Return when there is a letter for each row: with its record where that can be read again, else with the row
+        as JSON."""
+        known: dict[tuple[str, int], dict[int, BadRow]] = {}
+        others: list[BadRow] = []
+        for row in rows:
+            if row.origin is None:
+                others.append(row)
+            else:
+                topic, partition, pointer = _parsed(row.origin)
+                known.setdefault((topic, partition), {}).setdefault(pointer, row)
+        now_ms = SystemClock().wall_ms()
+        for (topic, partition), by_pointer in known.items():
+            found = []
+            for record in self.read(topic, partition, sorted(by_pointer)):
+                row = by_pointer.pop(record.offset)
+                found.append(self._letter(record, row, identity, now_ms))
+            others += by_pointer.values()
+            if found:
+                with contextlib.closing((self.of_topic(topic) or self.default).open()) as opened:
+                    opened.letters.put(found)
+        if others:
+            refused = RefusedRows(self.default, self.group, self.version)
+            for rule in sorted({row.rule for row in others}):
+                refused.put(identity, rule, batch_id, (_refused(row) for row in others if row.rule == rule))
+
+    def _letter(self, record: Record, row: BadRow, identity: QueryIdentity, now_ms: int) -> DeadLetter:
+        return DeadLetter(
+            id=letter_id_of(self.group, record),
+            group=self.group,
+            record=record,
+            error=row.error,
+            error_kind=row.error_kind,
+            traceback=row.traceback,
+            attempts=1,
+            first_ms=now_ms,
+            last_ms=now_ms,
+            handler=f"{row.rule} in query {identity.query}",
+            handler_version=self.version,
+        )
+
+
+def _refused(row: BadRow) -> RefusedRow:
+    value = row.row if row.row is not None else json.dumps(None)
+    return RefusedRow(value.encode(), row.error, row.error_kind, row.traceback)
+
+
+def _parsed(origin: str) -> tuple[str, int, int]:
+    partition, pointer, topic = origin.split("/", 2)
+    return topic, int(partition), int(pointer)
+
+
+def runs_of(pointers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Sorted pointers in runs that are worth reading at once."""
+    start = 0
+    for index in range(1, len(pointers) + 1):
+        if index == len(pointers) or pointers[index] - pointers[index - 1] > _NEARBY:
+            yield pointers[start:index]
+            start = index
+
+
+class BadRowCollector:
+    """Collects the bad rows of the batches of one run of a query. Used by the thread that writes its batches."""
+
+    def __init__(self, context: SparkContext, letters: RowLetters | None, limit: int | float, query: str) -> None:
+        """Without `letters`, nothing is collected: a bad row fails its batch."""
+        self._context = context
+        self._letters = letters
+        self._limit = limit
+        self._query = query
+        self._batch_id = -1
+        self._reports: list[tuple[reports.Attempt, reports.TaskReport]] = []
+        self._put: set[BadRow] = set()
+
+    def begin(self) -> None:
+        """Have the queries that this thread starts report their bad rows, if there are letters for them."""
+        self._batch_id = -1
+        most = self._limit if isinstance(self._limit, int) else reports.MOST_BAD_ROWS
+        self._context.setLocalProperty(reports.COLLECTING, None if self._letters is None else str(most))  # type: ignore[arg-type]
+
+    def evaluated(self, identity: QueryIdentity, batch_id: int) -> BatchReports:
+        """Store the bad rows that the tasks of a batch have reported. Raises BadRowsError above the limit."""
+        if self._letters is None:
+            return _NONE
+        if batch_id != self._batch_id:
+            self._batch_id, self._reports, self._put = batch_id, [], set()
+        arrived = reports.store(self._context).take((query_id_of(identity), batch_id))
+        if not arrived and not self._reports:
+            return _NONE
+        self._reports += arrived
+        found = reports.combined(self._reports)
+        self._check(found, batch_id)
+        fresh = [row for row in found.bad if row not in self._put]
+        if fresh:
+            logger.warning(
+                "query %s: %d rows of batch %d go to the dead letters in %s, the first one because of %s",
+                self._query,
+                len(fresh),
+                batch_id,
+                self._letters.default,
+                fresh[0].error,
+            )
+            self._letters.put(identity, batch_id, fresh)
+            self._put.update(fresh)
+        return found
+
+    def _check(self, found: BatchReports, batch_id: int) -> None:
+        count = len(found.bad)
+        limit = self._limit
+        if isinstance(limit, int):
+            if count <= limit:
+                return
+            allowed = f"max_bad_rows={limit:,} allows"
+        else:
+            if count <= limit * found.seen:
+                return
+            allowed = f"max_bad_rows={limit:g} of {found.seen:,} rows allows"
+        worst = max(found.counts, key=lambda rule: found.counts[rule].bad)
+        example = next(row for row in found.bad if row.rule == worst)
+        where = "" if example.origin is None else f" for {place_of(example.origin)}"
+        raise BadRowsError(
+            f"query {self._query}: {count:,} rows of batch {batch_id} are bad, more than {allowed}; most of them fail "
+            f"{worst}, such as{where}: {example.error}. Nothing of the batch was written to an exactly-once target. "
+            "Fix the program or the input, or raise max_bad_rows"
+        )
+
+
+def query_id_of(identity: QueryIdentity) -> str:
+    """Spark's id of the query."""
+    return identity.id.partition("/")[0]
+
+
+def place_of(origin: str) -> str:
+    """The place of a record in words."""
+    topic, partition, pointer = _parsed(origin)
+    return f"{topic} partition {partition} offset {pointer}"

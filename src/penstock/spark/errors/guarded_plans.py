@@ -1,0 +1,245 @@
+"""Guards the Python functions in the plan of a frame, without a change to the program.
+
+A UDF in a projection or a filter is replaced: a projection below calls the guarded UDF, a filter leaves the failed rows
+out, and the expression uses the value. The place of the record, which the guard reports, is made where the columns of
+the record are first there, and carried up beside the columns of the program.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pyspark.accumulators import Accumulator
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType, _parse_datatype_json_string
+from pyspark.util import PythonEvalType
+
+from penstock.spark.errors import reports
+from penstock.spark.errors.expectations import CHECK
+from penstock.spark.errors.guards import BY_COLUMN, BY_ROW, FAILED, guarded_command
+from penstock.spark.errors.origins import origin_column, origin_names
+from penstock.spark.jvm import jvm_of
+
+logger = logging.getLogger(__name__)
+
+_HIDDEN: Final = "penstock_guard_"
+_PASSING: Final = ("Filter", "EventTimeWatermark", "SubqueryAlias")
+"""Operators with the columns of their only child."""
+_BY_BATCH: Final = ("MapInArrow", "MapInPandas")
+"""Operators whose functions `penstock.spark.guarded` guards."""
+
+
+def guard_functions(frame: DataFrame, what: str) -> DataFrame:
+    """The frame with the UDFs of its projections and filters guarded. Others are named in the log."""
+    plan = frame._jdf.queryExecution().analyzed()
+    if not any(True for _ in _functions_below(plan)):
+        return frame
+    guards = _PlanGuards(frame, reports.accumulator(frame.sparkSession.sparkContext))
+    made = guards.rewritten(plan)
+    if guards.unguarded:
+        logger.info("%s: an error in %s fails its batch: no guard", what, ", ".join(sorted(guards.unguarded)))
+    return frame if made is plan else guards.frame_of(made)
+
+
+def _all(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _functions_in(expression: Any) -> Iterator[Any]:
+    """The Python functions of an expression, those in arguments first."""
+    for child in _all(expression.children()):
+        yield from _functions_in(child)
+    if _kind(expression) == "PythonUDF":
+        yield expression
+
+
+def _functions_below(plan: Any) -> Iterator[Any]:
+    for expression in _all(plan.expressions()):
+        yield from _functions_in(expression)
+    for child in _all(plan.children()):
+        yield from _functions_below(child)
+
+
+class _PlanGuards:
+    """Rewrites one plan."""
+
+    def __init__(self, frame: DataFrame, channel: Accumulator[Any]) -> None:
+        self._spark = frame.sparkSession
+        self._jvm: Any = jvm_of(self._spark)
+        self._channel = channel
+        self._numbers = itertools.count()
+        self.unguarded: set[str] = set()
+
+    def frame_of(self, plan: Any) -> DataFrame:
+        return DataFrame(
+            self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._spark._jsparkSession, plan), self._spark
+        )
+
+    def rewritten(self, plan: Any) -> Any:
+        """The plan with the same columns."""
+        made, origin = self._rewritten(plan, False)
+        return made if origin is None else self._project(_all(plan.output()), made)
+
+    def _rewritten(self, plan: Any, wanted: bool) -> tuple[Any, Any]:
+        """The plan, and the attribute with the origin of its rows: added to its columns if `wanted` and known."""
+        kind = _kind(plan)
+        if kind not in ("Project", *_PASSING):
+            return self._with_origin(self._with_plain_children(plan, kind), wanted)
+        is_guarded = kind in ("Project", "Filter")
+        mine = [each for each in self._functions(plan) if self._can_guard(each)] if is_guarded else []
+        child = plan.children().apply(0)
+        below, origin = self._rewritten(child, wanted or bool(mine))
+        if not mine:
+            if below is child:
+                return self._with_origin(plan, wanted)
+            if kind == "Project" and origin is not None:
+                return self._project([*_all(plan.projectList()), origin], below), origin
+            made = plan.withNewChildren(self._seq([below]))
+            return (made, origin) if origin is not None else self._with_origin(made, wanted)
+        columns = _all(child.output())
+        expressions = _all(plan.expressions())
+        while found := [each for expression in expressions for each in self._innermost(expression)]:
+            below, values = self._guarded(below, found, origin)
+            expressions = [self._replaced(expression, values) for expression in expressions]
+        carried = [] if origin is None else [origin]
+        if kind == "Filter":
+            made = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Filter(expressions[0], below)
+            return self._project([*columns, *carried], made), origin
+        return self._project([*expressions, *carried], below), origin
+
+    def _with_plain_children(self, plan: Any, kind: str) -> Any:
+        if kind not in _BY_BATCH:
+            self.unguarded.update(str(each.name()) for each in self._functions(plan))
+        children = _all(plan.children())
+        made = [self.rewritten(child) for child in children]
+        if all(after is before for after, before in zip(made, children, strict=True)):
+            return plan
+        return plan.withNewChildren(self._seq(made))
+
+    def _with_origin(self, plan: Any, wanted: bool) -> tuple[Any, Any]:
+        if not wanted or origin_names([str(each.name()) for each in _all(plan.output())]) is None:
+            return plan, None
+        frame = self.frame_of(plan)
+        made = frame.withColumn(self._name(), origin_column(frame))._jdf.queryExecution().analyzed()
+        return made, _all(made.output())[-1]
+
+    def _functions(self, plan: Any) -> list[Any]:
+        return [each for expression in _all(plan.expressions()) for each in _functions_in(expression)]
+
+    def _can_guard(self, function: Any) -> bool:
+        if str(function.name()) == CHECK:  # it reports by itself, and stops the query where it must
+            return False
+        kind = int(function.evalType())
+        can = kind in BY_ROW or kind in BY_COLUMN
+        if kind == PythonEvalType.SQL_SCALAR_PANDAS_UDF:  # pandas has no columns of structs inside structs
+            can = not isinstance(_parse_datatype_json_string(function.dataType().json()), StructType)
+        if not can:
+            self.unguarded.add(str(function.name()))
+        return can
+
+    def _innermost(self, expression: Any) -> list[Any]:
+        """Functions that can be guarded and whose arguments contain none of them."""
+        found = []
+        for each in _functions_in(expression):
+            inner = [other for child in _all(each.children()) for other in _functions_in(child)]
+            if self._can_guard(each) and not any(self._can_guard(other) for other in inner):
+                found.append(each)
+        return found
+
+    def _guarded(self, below: Any, functions: Sequence[Any], origin: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+        """The plan that calls these functions and leaves out the rows that fail, and the value of each function."""
+        frame = self.frame_of(below)
+        called: list[tuple[Any, str]] = []
+        for function in functions:
+            if not any(self._is_same(function, other) for other, _ in called):
+                called.append((function, self._name()))
+        columns = {name: self._column(self._guard(function, origin)) for function, name in called}
+        names = [name for _, name in called]
+        made = frame.withColumns(columns).where(~_any_failed(names))._jdf.queryExecution().analyzed()
+        attributes = {str(each.name()): each for each in _all(made.output())}
+        values = [
+            (function, attributes[name])
+            for function in functions
+            for other, name in called
+            if self._is_same(function, other)
+        ]
+        return made, values
+
+    def _is_same(self, one: Any, other: Any) -> bool:
+        return bool(one.equals(other) or (one.udfDeterministic() and one.semanticEquals(other)))
+
+    def _guard(self, function: Any, origin: Any) -> Any:
+        """The guarded function, as an expression."""
+        known = function.func()
+        tag = self._jvm.scala.reflect.ClassTag.Byte()
+        command, answer = guarded_command(
+            bytes(known.command().toArray(tag)), int(function.evalType()), f"function {function.name()}", self._channel
+        )
+        made = self._jvm.org.apache.spark.api.python.SimplePythonFunction(
+            bytearray(command),
+            known.envVars(),
+            known.pythonIncludes(),
+            known.pythonExec(),
+            known.pythonVer(),
+            known.broadcastVars(),
+            known.accumulator(),
+        )
+        expressions = self._jvm.org.apache.spark.sql.catalyst.expressions
+        first = origin if origin is not None else F.lit(None).cast("string")._jc
+        if origin is None:
+            first = (
+                self._spark.range(1)
+                .select(Column(first))
+                ._jdf.queryExecution()
+                .analyzed()
+                .projectList()
+                .apply(0)
+                .child()
+            )
+        return expressions.PythonUDF(
+            str(function.name()),
+            made,
+            self._spark._jsparkSession.parseDataType(answer.json()),
+            self._seq([first, *_all(function.children())]),
+            int(function.evalType()),
+            False,  # not deterministic: Spark would call it again for the filter
+            expressions.NamedExpression.newExprId(),
+        )
+
+    def _replaced(self, expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
+        for function, answer in values:
+            if _kind(expression) == "PythonUDF" and expression.equals(function):
+                none = self._jvm.scala.Option.apply(None)
+                return self._jvm.org.apache.spark.sql.catalyst.expressions.GetStructField(answer, 0, none)
+        children = _all(expression.children())
+        made = [self._replaced(child, values) for child in children]
+        if all(after is before for after, before in zip(made, children, strict=True)):
+            return expression
+        return expression.withNewChildren(self._seq(made))
+
+    def _project(self, columns: Sequence[Any], below: Any) -> Any:
+        return self._jvm.org.apache.spark.sql.catalyst.plans.logical.Project(self._seq(columns), below)
+
+    def _column(self, expression: Any) -> Column:
+        return Column(self._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression))
+
+    def _seq(self, items: Sequence[Any]) -> Any:
+        return self._jvm.PythonUtils.toSeq(list(items))
+
+    def _name(self) -> str:
+        return f"{_HIDDEN}{next(self._numbers)}"
+
+
+def _any_failed(names: Sequence[str]) -> Column:
+    failed = F.col(names[0])[FAILED]
+    for name in names[1:]:
+        failed = failed | F.col(name)[FAILED]
+    return failed

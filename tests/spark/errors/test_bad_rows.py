@@ -1,0 +1,214 @@
+"""Pipelines with rows that fail: the rest goes on, and the failed ones are in the dead letters with their records."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas import functions
+
+import penstock as ps
+from penstock.dead_letters import redrive
+from penstock.errors import BadRowsError, ConfigError
+from penstock.observe.pipelines import find_pipelines
+from penstock.spark import SqlTable, guarded
+from penstock.spark.pipeline import Pipeline
+
+
+@dataclass
+class Order:
+    customer: str
+    cents: int
+
+
+@dataclass
+class Checked:
+    customer: str
+    cents: int
+
+
+ORDERS = ps.Topic("orders", Order)
+COUNT = 60
+
+
+@pytest.fixture
+def shop(spark: SparkSession, log_url: str, connection: ps.Connection) -> Iterator[Pipeline]:
+    connection.create_topic("orders", 2)
+    for number in range(COUNT):
+        connection.send(ORDERS, Order(f"c{number % 7}", number))
+    connection.flush(timeout_s=30)
+    with Pipeline("shop", log_url, spark=spark) as pipeline:
+        yield pipeline
+
+
+def values(connection: ps.Connection, topic: str) -> list[Any]:
+    return [json.loads(record.value or b"null") for record in connection.read(topic)]
+
+
+def letters(connection: ps.Connection, group: str = "shop") -> list[ps.DeadLetter]:
+    with contextlib.closing(ps.open_dead_letters("orders.dlq", connection)) as opened:
+        return list(opened.browse(ps.DeadLetterFilter(group=group)))
+
+
+def cents_of(letter: ps.DeadLetter) -> int:
+    assert letter.record.value is not None
+    cents: int = json.loads(letter.record.value)["cents"]
+    return cents
+
+
+def failing_at(wrong: int, error: Callable[[str], Exception]) -> Callable[[int], int]:
+    def checked(cents: int) -> int:
+        if cents == wrong:
+            raise error(f"no {cents}")
+        return cents
+
+    return checked
+
+
+def test_rows_that_fail_in_functions_of_every_kind_are_letters_and_the_rest_goes_on(
+    shop: Pipeline, connection: ps.Connection
+) -> None:
+    def by_arrow(cents: pa.Array) -> pa.Array:
+        if 12 in cents.to_pylist():
+            raise KeyError("twelve")
+        return cents
+
+    def by_pandas(cents: pd.Series) -> pd.Series:
+        if (cents == 13).any():
+            raise ValueError("thirteen")
+        return cents
+
+    def mapped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if 14 in batch.column("cents").to_pylist():
+                raise RuntimeError("fourteen")
+            yield batch
+
+    def key_of(checked: Checked) -> str:
+        if checked.cents == 16:
+            raise LookupError("sixteen")
+        return checked.customer
+
+    arrow_udf: Any = functions.arrow_udf
+    pandas_udf: Any = functions.pandas_udf
+    plain = F.udf(failing_at(10, ValueError), "long")
+    filtering = F.udf(failing_at(11, OverflowError), "long", useArrow=False)
+    orders = shop.read(ORDERS)
+    checked = (
+        orders.withColumn("cents", plain(plain("cents")))
+        .where(filtering("cents") >= 0)
+        .select("*", arrow_udf(by_arrow, "long")("cents").alias("a"))
+        .withColumn("p", pandas_udf(by_pandas, "long")(F.col("a")))
+        .where("a = p")
+        .drop("a", "p", "headers", "timestamp", "timestamp_type", "key")
+    )
+    schema = "customer string, cents long, topic string, partition int, pointer long"
+    through = checked.select("customer", "cents", "topic", "partition", "pointer").mapInArrow(guarded(mapped), schema)
+    shop.write(through, ps.Topic("checked", Checked, key=key_of))
+    shop.run(once=True)
+    assert sorted(row["cents"] for row in values(connection, "checked")) == sorted(
+        {*range(COUNT)} - {*range(10, 15), 16}
+    )
+    found = letters(connection)
+    assert {cents_of(letter): letter.error for letter in found} == {
+        10: "ValueError: no 10",
+        11: "OverflowError: no 11",
+        12: "KeyError: 'twelve'",
+        13: "ValueError: thirteen",
+        14: "RuntimeError: fourteen",
+        16: "SerdeError: topic 'checked': the key function failed for this Checked: LookupError: sixteen",
+    }
+    assert all(letter.record.topic == "orders" and "Traceback" in letter.traceback for letter in found)
+    assert shop.progress()["checked"].bad_rows == {
+        "encoder of topic checked": 1,
+        "function by_arrow": 1,
+        "function by_pandas": 1,
+        "function checked": 2,
+        "function mapped": 1,
+    }
+
+
+def test_a_redriven_row_passes_through_the_pipeline_again(shop: Pipeline, connection: ps.Connection) -> None:
+    def program(wrong: int) -> Pipeline:
+        pipe = Pipeline("shop", shop.url, spark=shop.spark)
+        frame = pipe.read(ORDERS).withColumn("cents", F.udf(failing_at(wrong, ValueError), "long")("cents"))
+        pipe.write(frame.select("customer", "cents"), "out")
+        return pipe
+
+    with program(10) as failing:
+        failing.run(once=True)
+    assert len(values(connection, "out")) == COUNT - 1
+    with contextlib.closing(ps.open_dead_letters("orders.dlq", connection)) as opened:
+        assert redrive(opened, connection.backend, ps.DeadLetterFilter(group="shop")).redriven == 1
+    with program(10) as failing:
+        failing.run(once=True)
+    (letter,) = letters(connection)
+    assert (letter.redrives, letter.error) == (1, "ValueError: no 10"), "it failed again, under the same id"
+    with contextlib.closing(ps.open_dead_letters("orders.dlq", connection)) as opened:
+        assert redrive(opened, connection.backend, ps.DeadLetterFilter(group="shop")).redriven == 1
+    with program(-1) as mended:
+        mended.run(once=True)
+    assert sorted(row["cents"] for row in values(connection, "out")) == list(range(COUNT))
+    assert letters(connection) == []
+
+
+def test_expectations_drop_rows_make_letters_or_stop_the_query(
+    shop: Pipeline, connection: ps.Connection, tmp_path: Path
+) -> None:
+    orders = shop.read(ORDERS).transform(shop.expect("small", "cents < 50", otherwise="drop"))
+    orders = orders.transform(shop.expect("positive", "nullif(cents, 7) > 2"))
+    table = SqlTable(f"sqlite:{tmp_path / 'shop.db'}", "orders")
+    shop.write(orders.select("customer", "cents"), "good", table)
+    shop.run(once=True)
+    assert sorted(row["cents"] for row in values(connection, "good")) == sorted({*range(3, 50)} - {7})
+    assert {cents_of(letter): letter.error for letter in letters(connection)} == dict.fromkeys(
+        (0, 1, 2, 7), "ExpectationNotMet: expectation positive: nullif(cents, 7) > 2 is not true"
+    )
+    progress = shop.progress()["good"]
+    assert (progress.rows_read, progress.rows_bad, progress.rows_dropped) == (COUNT, 4, 10)
+    assert progress.bad_rows == {"expectation positive": 4, "expectation small": 10}
+    (query,) = find_pipelines(Path(shop.folder.path).parent)["shop"].queries
+    assert (query.rows_bad, query.rows_dropped, query.bad_rows) == (4, 10, progress.bad_rows)
+
+    with Pipeline("strict", shop.url, spark=shop.spark) as strict:
+        rows = strict.read("orders").transform(strict.expect("known", "topic = 'payments'", otherwise="fail"))
+        strict.write(rows, "payments")
+        with pytest.raises(ConfigError, match="expectation odd: 'cents' is"):
+            strict.read(ORDERS).transform(strict.expect("odd", "cents"))
+        with pytest.raises(
+            Exception, match=r"BadRowsError: expectation known: topic = 'payments' is not true for orders"
+        ):
+            strict.run(once=True)
+        assert values(connection, "payments") == []
+        assert letters(connection, "strict") == []
+
+
+def test_too_many_bad_rows_stop_the_query_and_nothing_of_the_batch_is_written(
+    shop: Pipeline, connection: ps.Connection
+) -> None:
+    def run(limit: float) -> int:
+        with Pipeline(f"limited-{limit}", shop.url, spark=shop.spark, max_bad_rows=limit) as pipe:
+            rows: DataFrame = pipe.read("orders").transform(pipe.expect("even", "pointer % 10 <> 0"))
+            pipe.write(rows.select("value"), f"out-{limit}")
+            try:
+                pipe.run(once=True)
+            finally:
+                written = len(values(connection, f"out-{limit}"))
+                assert (written == 0) == (letters(connection, pipe.name) == [])
+            return written
+
+    bad = sum(-(-connection.open_topic("orders").span(partition)[1] // 10) for partition in (0, 1))
+    assert run(bad) == COUNT - bad
+    with pytest.raises(BadRowsError, match=rf"{bad} rows of batch 0 are bad, more than max_bad_rows=0.05 of 60 rows"):
+        run(0.05)
+    with pytest.raises(Exception, match=r"most of them fail expectation even|more than 2 rows of one task are bad"):
+        run(2)
