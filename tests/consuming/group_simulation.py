@@ -89,8 +89,8 @@ class DisturbedStore:
     def release(self, lease: Lease) -> None:
         self._call(lambda: self._store.release(lease))
 
-    def leases(self, group: str) -> Sequence[Lease]:
-        return self._call(lambda: self._store.leases(group))
+    def leases(self, group: str, prefix: str = "") -> Sequence[Lease]:
+        return self._call(lambda: self._store.leases(group, prefix))
 
     def forget_lease(self, lease: Lease) -> None:
         self._call(lambda: self._store.forget_lease(lease))

@@ -230,9 +230,9 @@ class Unreachable(MemoryCheckpoints):
 
     away = False
 
-    def leases(self, group: str) -> Sequence[Lease]:
+    def leases(self, group: str, prefix: str = "") -> Sequence[Lease]:
         self._check()
-        return super().leases(group)
+        return super().leases(group, prefix)
 
     def renew(self, lease: Lease) -> Lease:
         self._check()
@@ -267,7 +267,7 @@ def test_a_store_that_is_away_costs_the_partitions_and_they_come_back_with_it(st
 
 def test_an_error_that_no_attempt_can_mend_is_raised_by_poll(stream: CountingStream) -> None:
     class Broken(MemoryCheckpoints):
-        def leases(self, group: str) -> Sequence[Lease]:
+        def leases(self, group: str, prefix: str = "") -> Sequence[Lease]:
             raise CorruptCheckpointError("damaged")
 
     member = Running(stream, Broken(), "a")

@@ -442,7 +442,7 @@ def test_stopping_lets_the_running_handler_finish_and_returns_the_rest_uncounted
     thread = app.start()
     assert entered.wait(20)
     app.stop()
-    wait_until(lambda: not app.health()[0].is_running)
+    wait_until(lambda: [each.in_flight for each in app.health()[0].partitions] == [1])  # the others are dropped
     free.set()
     thread.join(20)
     assert not thread.is_alive()
@@ -538,17 +538,58 @@ def test_earlier_deliveries_are_no_failed_attempts_where_the_queue_does_not_coun
     assert calls == [1, 2, 3]
 
 
-def test_a_settle_that_fails_means_that_the_record_comes_again() -> None:
-    class Forgetful(RecordingQueue):
-        failures = 1
+class Forgetful(RecordingQueue):
+    """Cannot settle, the first times."""
 
-        def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
-            if self.failures:
-                self.failures -= 1
-                raise BrokerUnavailableError("the connection broke")
-            super().settle(delivery, outcome, delay_s)
+    failures = 3
+    retriable = True
 
+    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise BrokerUnavailableError("the connection broke", retriable=self.retriable)
+        super().settle(delivery, outcome, delay_s)
+
+
+@pytest.mark.parametrize("outcome", ["done", "reject"])
+def test_a_settle_that_fails_is_tried_again_and_the_record_is_handled_once(outcome: str) -> None:
+    queue = Forgetful(visibility_timeout_s=0.3)  # shorter than the attempts take: what is not settled is extended
+    put(queue, b"1", b"2", b"3")
+    app = App(group="g")
+    handled: Counter[bytes] = Counter()
+
+    @app.handle(queue, in_flight=2)
+    def handle(value: bytes) -> None:
+        handled[value] += 1
+        if outcome == "reject":
+            raise Reject("not today")
+
+    with running(app):
+        wait_until(lambda: not len(queue))
+    assert handled == {b"1": 1, b"2": 1, b"3": 1}
+    assert {(value, str(each)) for value, each, _ in queue.settled} == {(v, outcome) for v in (b"1", b"2", b"3")}
+
+
+def test_while_nothing_can_be_settled_no_more_is_received_and_health_says_why() -> None:
+    queue = Forgetful()
+    queue.failures = 1_000_000
+    put(queue, *(b"%d" % number for number in range(50)))
+    app = App(group="g")
+    seen: list[bytes] = []
+    app.handle(queue, in_flight=4)(seen.append)
+    with running(app):
+        wait_until(lambda: "cannot be settled; trying again: the connection broke" in str(app.health()))
+        wait_until(lambda: queue.failures < 1_000_000 - 3)
+        assert len(seen) <= 8, "those that were being handled when settling failed, and no more"
+        queue.failures = 0
+        wait_until(lambda: not len(queue))
+    assert Counter(seen) == {b"%d" % number: 1 for number in range(50)}
+    assert all(not each.problems for each in app.health())
+
+
+def test_a_settle_that_cannot_succeed_leaves_the_record_to_the_queue() -> None:
     queue = Forgetful(visibility_timeout_s=0.3)
+    queue.failures, queue.retriable = 1, False
     put(queue, b"1")
     app = App(group="g")
     attempts: list[int] = []
@@ -560,6 +601,20 @@ def test_a_settle_that_fails_means_that_the_record_comes_again() -> None:
     with running(app):
         wait_until(lambda: not len(queue))
     assert attempts == [1, 2]
+
+
+def test_an_app_that_stops_while_nothing_can_be_settled_does_not_wait_for_it() -> None:
+    queue = Forgetful(visibility_timeout_s=0.3)
+    queue.failures = 1_000_000
+    put(queue, b"1")
+    app = App(group="g")
+    seen: list[bytes] = []
+    app.handle(queue)(seen.append)
+    with running(app):
+        wait_until(lambda: "trying again" in str(app.health()))
+    assert seen == [b"1"]
+    queue.failures = 0
+    assert [each.record.value for each in queue.receive(10, 5.0)] == [b"1"], "it is delivered again"
 
 
 def test_a_record_that_is_not_due_waits_in_the_queue_and_the_wait_is_not_counted(queue: RecordingQueue) -> None:

@@ -121,7 +121,7 @@ def test_a_pattern_without_topics_waits_and_a_run_with_an_end_returns(
     app.run(end="latest")
     assert seen == []
     with running(app):
-        wait_until(lambda: app._consumers and not app._unready())
+        wait_until(lambda: app._consumers and not app.unready())
         fill("orders.eu", [b"1"])
         wait_until(lambda: seen == [b"1"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +12,19 @@ import pytest
 
 from penstock.abc import Feature, Outcome
 from penstock.checkpoints.memory import MemoryCheckpoints
+from penstock.consuming.queue.claims import ClaimTable
 from penstock.consuming.queue.delivery import QueueDelivery
+from penstock.consuming.queue.shared_checkpoint import SharedCheckpoint
 from penstock.consuming.queue.stream_queue import StreamQueue
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
+    FencedError,
     OffsetOutOfRangeError,
     StaleDeliveryError,
     StoreUnavailableError,
 )
-from penstock.model import Checkpoint, CheckpointKey, NewRecord, Position, Status
+from penstock.model import Change, Checkpoint, CheckpointKey, Lease, NewRecord, Position, Status
 from penstock.model.clock import SystemClock
 from penstock.testing import FaultyStore, MemoryStream, VirtualClock
 from tests.consuming.eventually import wait_until
@@ -28,6 +32,7 @@ from tests.consuming.test_lease_groups import Private, Running
 from tests.seeds import seed_of
 
 VISIBILITY_S = 30.0
+SLOW_S = 0.05
 KEY = CheckpointKey("workers", "jobs", 0)
 
 Consumer = Callable[..., StreamQueue]
@@ -134,6 +139,46 @@ def test_more_consumers_than_partitions_work_at_the_same_time(store: MemoryCheck
     assert sorted(int(value) for values in handled for value in values) == list(range(80))
     assert all(len(values) == 10 for values in handled)
     assert checkpoint(store) == Checkpoint(80, 80, processed=80, delivered=80, saved_ms=checkpoint(store).saved_ms)
+
+
+class SlowStore(MemoryCheckpoints):
+    """Takes its time for claims and saves, as a store in Kafka does, and counts the turns that were in vain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ruined = 0
+
+    def claim(self, group: str, name: str, owner: str, seen: Lease | None) -> Lease | None:
+        threading.Event().wait(SLOW_S)
+        claimed = super().claim(group, name, owner, seen)
+        self.ruined += claimed is None
+        return claimed
+
+    def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
+        threading.Event().wait(SLOW_S)
+        try:
+            super().save(lease, key, change)
+        except FencedError:
+            self.ruined += 1
+            raise
+
+
+def test_in_a_slow_store_members_let_each_other_finish_their_turns() -> None:
+    store, turns = SlowStore(), 6
+    members = [
+        SharedCheckpoint(store, KEY, f"w{number}", SystemClock(), random.Random(number), lambda: 0)
+        for number in range(3)
+    ]
+    threads = [
+        threading.Thread(target=lambda member=member: [member.change(ClaimTable.begin) for _ in range(turns)])
+        for member in members
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    print(f"{store.ruined} of {turns * len(members) + store.ruined} turns were in vain")
+    assert store.ruined <= turns * len(members)
 
 
 def test_what_is_not_settled_in_time_goes_to_another_and_the_late_settle_is_refused(

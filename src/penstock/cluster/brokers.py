@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ import msgspec
 from penstock.cluster import networks
 from penstock.cluster.jars import SERVER_JAR, cluster_cache, kafka_jars
 from penstock.cluster.networks import CutOff, Network
+from penstock.cluster.proxies import OBEYED as PROXIES_OBEY
 from penstock.cluster.requests import describe_quorum
 from penstock.errors import BrokerUnavailableError, ClusterError
 from penstock.java.downloads import Tell, locked, run_program, silent
@@ -34,6 +36,10 @@ from penstock.java.installed import find_java
 DEFAULT_PORT: Final = 19_092
 CONTROLLER_PORTS: Final = 100
 """A broker's controller listens this many ports above its broker."""
+PROXIED_PORTS: Final = 200
+"""A broker behind proxies listens this many ports above them."""
+PEER_PORTS: Final = 400
+"""The listener for its peers has a proxy this many ports above its first one."""
 MOST_BROKERS: Final = 9
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
@@ -81,6 +87,12 @@ class Broker(msgspec.Struct):
     port: int
     controller_port: int
     rack: str
+    own_port: int = 0
+    """Where its process listens, behind the proxy at `port`; 0 without proxies."""
+    own_controller_port: int = 0
+    peer_port: int = 0
+    """Behind proxies, where other brokers connect, so that few connections need a look at where they come from."""
+    own_peer_port: int = 0
     pid: int = 0
     isolated_from: CutOff | None = None
 
@@ -97,6 +109,8 @@ class Plan(msgspec.Struct, frozen=True):
     min_insync_replicas: int = 2
     port: int = DEFAULT_PORT
     network: Network = "loopback"
+    host: str = networks.LOOPBACK
+    """Where brokers on `loopback` listen instead, for clients on a network of their own. They ask for no password."""
     heap_mb: int = 160
     racks: tuple[str, ...] = ("a", "b", "c")
     """The racks of the brokers, in turn."""
@@ -116,8 +130,16 @@ class Plan(msgspec.Struct, frozen=True):
                 f"min.insync.replicas {self.min_insync_replicas} cannot be met by {self.replication_factor} replicas: "
                 "every write with acks=all would be refused. Lower --min-insync-replicas, or raise --replication-factor"
             )
-        if not 1 <= self.port <= 65_535 - CONTROLLER_PORTS - self.brokers:
-            raise ClusterError(f"--port must be from 1 to {65_535 - CONTROLLER_PORTS - self.brokers}, not {self.port}")
+        last = 65_535 - CONTROLLER_PORTS - self.brokers - (PEER_PORTS if self.network == "proxies" else 0)
+        if not 1 <= self.port <= last:
+            raise ClusterError(f"--port must be from 1 to {last}, not {self.port}")
+
+    def ports(self) -> list[int]:
+        """All ports of loopback that it needs."""
+        above = [0, CONTROLLER_PORTS]
+        if self.network == "proxies":
+            above += [PROXIED_PORTS, PROXIED_PORTS + CONTROLLER_PORTS, PEER_PORTS, PEER_PORTS + PROXIED_PORTS // 2]
+        return [self.port + each + step for each in above for step in range(self.brokers)]
 
 
 class State(msgspec.Struct):
@@ -128,6 +150,9 @@ class State(msgspec.Struct):
     java: str
     jars: str
     brokers: list[Broker]
+    version: int = 0
+    """Grows with each change, so that the proxies can tell which one they obey."""
+    proxies_pid: int = 0
 
 
 class Cluster:
@@ -173,12 +198,13 @@ class Cluster:
             if plan.network == "namespaces":
                 subnet = networks.create_namespaces(numbers)
             else:
-                networks.check_ports([*_ports(plan, 0), *_ports(plan, CONTROLLER_PORTS)])
+                networks.check_ports(plan.ports(), plan.host)
             brokers = [_broker(plan, subnet, number) for number in numbers]
             cluster = cls(folder, State(plan, subnet, java, str(jars), brokers))
             try:
                 cluster._save()
                 cluster._format(tell)
+                cluster._provide_proxies()
                 cluster._launch(numbers)
                 cluster.wait_until_serving(numbers, tell)
             except BaseException:
@@ -238,6 +264,7 @@ class Cluster:
         """Start a broker that was killed or stopped; with `wait`, return when it serves."""
         if self.is_running(number):
             raise ClusterError(f"broker {number} runs already, as process {self.broker(number).pid}")
+        self._provide_proxies()
         self._launch([number])
         if wait:
             self.wait_until_serving([number], tell)
@@ -255,25 +282,28 @@ class Cluster:
     def isolate(self, number: int, cut_off: CutOff) -> None:
         """Cut a broker off from its peers, its clients, or both, until `heal`."""
         broker = self.broker(number)
-        if self.state.plan.network != "namespaces":
+        if self.state.plan.network == "loopback":
             raise ClusterError(
-                "brokers can be isolated only where each has a network namespace, which needs root: on loopback, "
-                "connections of peers and of clients cannot be told apart. As root, start the cluster with `penstock "
-                "cluster up --network namespaces`; without root, use `penstock cluster kill` or `stop`"
+                "brokers on --network loopback cannot be isolated: their connections go from process to process. Start "
+                "the cluster with `penstock cluster up --network proxies`, or, as root, with `--network namespaces`"
             )
-        if broker.isolated_from is not None:
-            networks.heal(self.state.subnet, number, self._peers(number))
-        networks.isolate(self.state.subnet, number, self._peers(number), cut_off)
+        if self.state.plan.network == "namespaces":
+            if broker.isolated_from is not None:
+                networks.heal(self.state.subnet, number, self._peers(number))
+            networks.isolate(self.state.subnet, number, self._peers(number), cut_off)
         broker.isolated_from = cut_off
         self._save()
+        self._wait_for_proxies()
 
     def heal(self, number: int) -> None:
         """Undo `isolate`. Does nothing to a broker that is not isolated."""
         broker = self.broker(number)
         if broker.isolated_from is not None:
-            networks.heal(self.state.subnet, number, self._peers(number))
+            if self.state.plan.network == "namespaces":
+                networks.heal(self.state.subnet, number, self._peers(number))
             broker.isolated_from = None
             self._save()
+            self._wait_for_proxies()
 
     def down(self, *, delete: bool = False) -> None:
         """Stop all brokers; with `delete`, remove their data, too."""
@@ -393,15 +423,25 @@ class Cluster:
         plan, broker = self.state.plan, self.broker(number)
         voters = ",".join(f"{each.number}@{each.host}:{each.controller_port}" for each in self.brokers)
         replicas, in_sync = str(plan.replication_factor), str(plan.min_insync_replicas)
+        listeners = {
+            "listeners": f"PLAINTEXT://{broker.address},CONTROLLER://{broker.host}:{broker.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{broker.address}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        }
+        if plan.network == "proxies":
+            listeners = {
+                "listeners": _listeners(broker.host, broker.own_port, broker.own_controller_port, broker.own_peer_port),
+                "advertised.listeners": _listeners(broker.host, broker.port, broker.controller_port, broker.peer_port),
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PEERS:PLAINTEXT",
+                "inter.broker.listener.name": "PEERS",
+            }
         return {
             "process.roles": "broker,controller",
             "node.id": str(number),
             "broker.rack": broker.rack,
-            "listeners": f"PLAINTEXT://{broker.address},CONTROLLER://{broker.host}:{broker.controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{broker.address}",
+            **listeners,
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": voters,
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": str(self._home(number) / "data"),
             "default.replication.factor": replicas,
             "min.insync.replicas": in_sync,
@@ -471,7 +511,43 @@ class Cluster:
         lines = self.output(number).read_text("utf-8", errors="replace").strip().splitlines()
         return " / ".join(lines[-OUTPUT_LINES:]) or f"it wrote nothing to {self.output(number)}"
 
+    def _provide_proxies(self) -> None:
+        """Start the proxies of the network, unless there are none or they run."""
+        if self.state.plan.network != "proxies" or str(self.folder) in _command_line(self.state.proxies_pid):
+            return
+        with (self.folder / "proxies.txt").open("wb") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cluster.proxies", str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+        _children[process.pid] = process
+        self.state.proxies_pid = process.pid
+        self._save()
+        self._wait_for_proxies()
+
+    def _wait_for_proxies(self) -> None:
+        """Return once the proxies, if there are any, obey the saved state."""
+        if self.state.plan.network != "proxies":
+            return
+        obeyed = self.folder / PROXIES_OBEY
+
+        def is_obeyed() -> bool:
+            return obeyed.exists() and obeyed.read_text() == str(self.state.version)
+
+        if (
+            wait_for(lambda: is_obeyed() or _has_ended(self.state.proxies_pid), STOP_TIMEOUT_S) is None
+            or not is_obeyed()
+        ):
+            raise ClusterError(
+                f"the proxies of the cluster do not follow commands: see {self.folder / 'proxies.txt'}. Restart them "
+                "with `penstock cluster down` and `up`"
+            )
+
     def _save(self) -> None:
+        self.state.version += 1
         path = self.folder / "cluster.json"
         fresh = path.with_suffix(".fresh")
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self.state)))
@@ -480,7 +556,9 @@ class Cluster:
     def _remove(self) -> None:
         if self.state.plan.network == "namespaces":
             networks.remove_namespaces(self.state.subnet, self.numbers)
-        (self.folder / "cluster.json").unlink(missing_ok=True)
+        (self.folder / "cluster.json").unlink(missing_ok=True)  # which ends the proxies, too
+        if self.state.proxies_pid:
+            wait_for(lambda: str(self.folder) not in _command_line(self.state.proxies_pid), STOP_TIMEOUT_S)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> float | None:
@@ -527,11 +605,16 @@ def _command_line(pid: int) -> str:
 def _broker(plan: Plan, subnet: int, number: int) -> Broker:
     port = plan.port + number - 1
     rack = plan.racks[(number - 1) % len(plan.racks)]
-    return Broker(number, networks.address(plan.network, subnet, number), port, port + CONTROLLER_PORTS, rack)
+    host = plan.host if plan.network == "loopback" else networks.address(plan.network, subnet, number)
+    broker = Broker(number, host, port, port + CONTROLLER_PORTS, rack)
+    if plan.network == "proxies":
+        broker.own_port, broker.own_controller_port = port + PROXIED_PORTS, port + PROXIED_PORTS + CONTROLLER_PORTS
+        broker.peer_port, broker.own_peer_port = port + PEER_PORTS, port + PEER_PORTS + PROXIED_PORTS // 2
+    return broker
 
 
-def _ports(plan: Plan, above: int) -> list[int]:
-    return [plan.port + above + step for step in range(plan.brokers)]
+def _listeners(host: str, port: int, controller_port: int, peer_port: int) -> str:
+    return f"PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port},PEERS://{host}:{peer_port}"
 
 
 def _check_data(folder: Path, plan: Plan) -> None:

@@ -22,7 +22,7 @@ from penstock.java.downloads import (
 
 KAFKA_VERSION: Final = "4.3.1"
 LOG4J_VERSION: Final = "2.25.4"
-"""That of log4j-core, which kafka_2.13 brings; the binding for slf4j is not among its dependencies."""
+"""The version of log4j-core, which kafka_2.13 brings; the binding for slf4j is not among its dependencies."""
 MAVEN_TIMEOUT_S: Final = 900.0
 SERVER_JAR: Final = "kafka_2.13-*.jar"
 ERROR_LINE: Final = r"^\[ERROR\] "

@@ -1,8 +1,8 @@
 """Where the brokers of a cluster listen, and how one of them is cut off.
 
-On `loopback`, brokers share 127.0.0.1 and have ports of their own. In `namespaces`, each broker is a host of its own: a
-network namespace with an address on a bridge, whose other end is this machine. Only there a broker can be cut off: on
-loopback nothing distinguishes a connection of a peer from one of a client. Creating a namespace requires root.
+On `loopback`, brokers share 127.0.0.1 and have ports of their own, and nobody can be cut off. With `proxies`, they do
+the same behind proxies (`penstock.cluster.proxies`) that cut connections. In `namespaces`, each broker is a host of its
+own: a network namespace with an address on a bridge, whose other end is this machine; creating one requires root.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, Literal
 
 from penstock.errors import ClusterError
 
-Network = Literal["loopback", "namespaces"]
+Network = Literal["loopback", "proxies", "namespaces"]
 CutOff = Literal["peers", "clients", "all"]
 CUT_OFFS: Final[tuple[CutOff, ...]] = ("peers", "clients", "all")
 
@@ -27,6 +28,8 @@ LAST_SUBNET: Final = 250
 HOST_NUMBER: Final = 254
 """This machine's address on the bridge; clients have 128 and more, brokers less."""
 COMMAND_TIMEOUT_S: Final = 20.0
+SOCKET_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""The IPv4 sockets of this machine, and its IPv6 sockets, which Java uses for IPv4, too."""
 
 
 def has_namespaces() -> bool:
@@ -40,9 +43,21 @@ def has_namespaces() -> bool:
     return True
 
 
+def best_network() -> Network:
+    """The most faithful network that this process may create and in which brokers can be cut off, else loopback."""
+    if has_namespaces():
+        return "namespaces"
+    return "proxies" if tells_processes() else "loopback"
+
+
+def tells_processes() -> bool:
+    """Whether this system tells which process has a socket, as proxies need to know peers from clients."""
+    return SOCKET_TABLES[0].exists()
+
+
 def address(network: Network, subnet: int, number: int) -> str:
     """The host on which broker `number` listens."""
-    return LOOPBACK if network == "loopback" else f"10.77.{subnet}.{number}"
+    return f"10.77.{subnet}.{number}" if network == "namespaces" else LOOPBACK
 
 
 def namespace(subnet: int, number: int) -> str:
@@ -52,19 +67,19 @@ def namespace(subnet: int, number: int) -> str:
 
 def enter(network: Network, subnet: int, number: int) -> list[str]:
     """What a command begins with to run where broker `number` runs."""
-    return [] if network == "loopback" else ["ip", "netns", "exec", namespace(subnet, number)]
+    return ["ip", "netns", "exec", namespace(subnet, number)] if network == "namespaces" else []
 
 
-def check_ports(ports: Sequence[int]) -> None:
-    """Raise ClusterError if one of the ports of loopback is taken."""
+def check_ports(ports: Sequence[int], host: str = LOOPBACK) -> None:
+    """Raise ClusterError if one of the ports is taken."""
     for port in ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((LOOPBACK, port))
+                probe.bind((host, port))
             except OSError as error:
                 raise ClusterError(
-                    f"port {port} of {LOOPBACK} is taken ({error.strerror}): stop what listens there, or choose other "
+                    f"port {port} of {host} is taken ({error.strerror}): stop what listens there, or choose other "
                     f"ports with --port (the cluster needs {', '.join(map(str, ports))})"
                 ) from error
 
@@ -117,6 +132,16 @@ def heal(subnet: int, number: int, peers: Sequence[int]) -> None:
         if route != "default":
             _ip("-n", name, "route", "delete", "blackhole", route, check=False)
     _ip("-n", name, "route", "replace", "default", "via", f"10.77.{subnet}.{HOST_NUMBER}")
+
+
+def unplug(subnet: int, number: int) -> None:
+    """Take the cable out: nothing arrives in either direction, and neither end is told."""
+    _ip("link", "set", _link(subnet, number), "down")
+
+
+def plug_in(subnet: int, number: int) -> None:
+    """Undo `unplug`."""
+    _ip("link", "set", _link(subnet, number), "up")
 
 
 def _routes(subnet: int, peers: Sequence[int], cut_off: CutOff) -> Iterator[str]:

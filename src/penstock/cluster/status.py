@@ -12,6 +12,7 @@ from penstock.cluster.requests import Partition, Quorum, describe_partitions, de
 from penstock.errors import BrokerUnavailableError
 
 TIMEOUT_S: Final = 2.0
+RUNNING: Final = "running"
 
 Answer = TypeVar("Answer")
 
@@ -28,10 +29,10 @@ class BrokerStatus:
     pid: int | None
     memory_bytes: int | None
     is_controller: bool
-    leader_of: int
-    """How many partitions it leads."""
-    out_of_sync: int
-    """How many of its replicas are not in sync."""
+    leader_of: int | None
+    """How many partitions it leads; None if no broker answers."""
+    out_of_sync: int | None
+    """How many of its replicas are not in sync; None if no broker answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +44,30 @@ class ClusterStatus:
     controller: int | None
     controller_epoch: int | None
     brokers: list[BrokerStatus]
-    without_leader: list[Partition]
-    with_replicas_out_of_sync: list[Partition]
+    without_leader: list[Partition] | None
+    """None if no broker answers: partitions may or may not have leaders."""
+    with_replicas_out_of_sync: list[Partition] | None
+    """None if no broker answers: replicas may or may not be in sync."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all brokers run, each partition has a leader, and all replicas are in sync. False if not known."""
+        are_running = all(each.state == RUNNING for each in self.brokers)
+        return are_running and self.without_leader == [] and self.with_replicas_out_of_sync == []
 
 
 def status_of(cluster: Cluster) -> ClusterStatus:
-    """The state of everything; what no broker answers is missing."""
+    """The state of everything; what no broker answers is None."""
     quorum = ask(cluster, lambda broker: describe_quorum(broker.host, broker.controller_port, TIMEOUT_S))
     found = ask(cluster, lambda broker: describe_partitions(broker.host, broker.port, timeout_s=TIMEOUT_S))
-    partitions = found or []
     return ClusterStatus(
         url=cluster.url,
         folder=str(cluster.folder),
         controller=quorum.controller if quorum else None,
         controller_epoch=quorum.epoch if quorum else None,
-        brokers=[_broker_status(cluster, number, quorum, partitions) for number in cluster.numbers],
-        without_leader=[each for each in partitions if each.leader is None],
-        with_replicas_out_of_sync=[each for each in partitions if each.out_of_sync],
+        brokers=[_broker_status(cluster, number, quorum, found) for number in cluster.numbers],
+        without_leader=None if found is None else [each for each in found if each.leader is None],
+        with_replicas_out_of_sync=None if found is None else [each for each in found if each.out_of_sync],
     )
 
 
@@ -76,7 +84,9 @@ def ask(
     return None
 
 
-def _broker_status(cluster: Cluster, number: int, quorum: Quorum | None, partitions: list[Partition]) -> BrokerStatus:
+def _broker_status(
+    cluster: Cluster, number: int, quorum: Quorum | None, partitions: list[Partition] | None
+) -> BrokerStatus:
     broker = cluster.broker(number)
     running = cluster.is_running(number)
     if not running:
@@ -84,7 +94,7 @@ def _broker_status(cluster: Cluster, number: int, quorum: Quorum | None, partiti
     elif broker.isolated_from is not None:
         state = f"isolated from {broker.isolated_from}"
     else:
-        state = "running" if cluster.serves(number) else "not answering"
+        state = RUNNING if cluster.serves(number) else "not answering"
     return BrokerStatus(
         broker=number,
         state=state,
@@ -93,6 +103,6 @@ def _broker_status(cluster: Cluster, number: int, quorum: Quorum | None, partiti
         pid=broker.pid if running else None,
         memory_bytes=cluster.memory_bytes(number),
         is_controller=quorum is not None and quorum.controller == number,
-        leader_of=sum(1 for each in partitions if each.leader == number),
-        out_of_sync=sum(1 for each in partitions if number in each.out_of_sync),
+        leader_of=None if partitions is None else sum(1 for each in partitions if each.leader == number),
+        out_of_sync=None if partitions is None else sum(1 for each in partitions if number in each.out_of_sync),
     )

@@ -245,7 +245,7 @@ class Consumer(AsyncClosing):
         return records
 
     async def poll_async(self, timeout_s: float | None = None, limit: int = 500) -> list[Record]:
-        """As `poll`, without blocking the event loop. A cancelled call has taken no record."""
+        """Poll without blocking the event loop. A cancelled call has taken no record."""
         self._check_open()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         records: list[Record] = []
@@ -280,7 +280,7 @@ class Consumer(AsyncClosing):
                     self.done(record)
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """As `__iter__`, without blocking the event loop. Cancelling the loop marks nothing."""
+        """Iterate asynchronously. Cancelling the loop marks nothing."""
         while not self._closed and not self._ended:
             for record in await self.poll_async(limit=1):
                 yield record
@@ -299,7 +299,7 @@ class Consumer(AsyncClosing):
             _wait_for(source.consumer.commit(), _COMMIT_S)
 
     async def done_async(self, record: Record) -> None:
-        """As `done`, without blocking the event loop. Cancelling it does not take the mark back."""
+        """Mark like `done`, without blocking the event loop. Cancelling it does not take the mark back."""
         source = self._finish(record)
         if source is not None and not self._settings.commit_interval_s:
             await _wait_for_async(source.consumer.commit(), _COMMIT_S)
@@ -338,7 +338,7 @@ class Consumer(AsyncClosing):
         return commit
 
     async def commit_async(self, timeout_s: float = _COMMIT_S) -> Mapping[Any, Pointer]:
-        """As `commit` with `wait`, without blocking the event loop. Returns the pointer of each assigned partition.
+        """Commit without blocking the event loop. Returns the pointer of each assigned partition.
 
         Saving continues when the wait is cancelled.
         """
@@ -512,7 +512,7 @@ def _wait_for(commit: concurrent.futures.Future[Any], timeout_s: float) -> None:
 
 
 async def _wait_for_async(commit: concurrent.futures.Future[Any], timeout_s: float) -> Any:
-    """As `_wait_for`, without blocking the event loop. Returns what the commit resolves to."""
+    """Wait like `_wait_for`, without blocking the event loop. Returns what the commit resolves to."""
     waited = asyncio.wrap_future(commit)
     await asyncio.wait({waited}, timeout=timeout_s)
     if not waited.done():

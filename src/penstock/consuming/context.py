@@ -181,20 +181,24 @@ class Context:
 class TransactionOfRecord:
     """One record's part of a transaction that many records share.
 
-    With a savepoint, an error in one part does not affect the others. Savepoints cost a round trip, so the first try
-    goes without them; `broken` then says that the transaction must be repeated with savepoints.
+    With savepoints, an error in one part does not affect the others: a block that fails is undone at once, and all
+    blocks of the record if its handler fails. Savepoints cost round trips, so the first try goes without them; `broken`
+    then says that the transaction must be repeated with savepoints.
     """
 
-    __slots__ = ("_savepoints", "_transaction", "_with_savepoints", "broken")
+    __slots__ = ("_depth", "_savepoints", "_transaction", "_with_savepoints", "broken")
 
     def __init__(self, transaction: StoreTransaction, with_savepoints: bool) -> None:
         self._transaction = transaction
         self._with_savepoints = with_savepoints
         self._savepoints: list[AbstractContextManager[None]] = []
+        """Of open blocks, and of blocks that ended well, until the record ends."""
+        self._depth = 0
         self.broken = False
 
     def __enter__(self) -> Any:
         """Return the database's own connection. Blocks may be nested."""
+        self._depth += 1
         if self._with_savepoints:
             savepoint = self._transaction.savepoint()
             savepoint.__enter__()
@@ -204,11 +208,19 @@ class TransactionOfRecord:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._depth -= 1
         if kind is not None:
             self.broken = True
-        if self._savepoints:
+        if self._savepoints and (kind is not None or self._depth):
             try:
                 self._savepoints.pop().__exit__(kind, error, trace)
             except BaseException:
                 self.broken = True
                 raise
+
+    def end_record(self, error: BaseException | None = None) -> None:
+        """Keep what the record's blocks did, or undo it after an error of its handler."""
+        savepoints, self._savepoints = self._savepoints, []
+        self._depth = 0
+        for savepoint in reversed(savepoints):
+            savepoint.__exit__(None if error is None else type(error), error, None)

@@ -59,7 +59,7 @@ class PatternConsumer(Background, Generic[Kind]):
         self._load = load
         self._on_left = on_left
         self._ids: dict[str, str | None] = {}
-        """Of the topics that are or were consumed, where the stream has such ids."""
+        """Ids of the topics that are or were consumed, if the stream has ids."""
         self._deleted: dict[str, tuple[float, Checkpoints]] = {}
         """Topics that are gone: until when their checkpoints may still change, and what they were last."""
         self._stopping = threading.Event()
@@ -72,7 +72,7 @@ class PatternConsumer(Background, Generic[Kind]):
 
     @property
     def consumers(self) -> list[Kind]:
-        """Those of the topics that match now, or, after the end, those that did."""
+        """The consumers of the topics that match now, or that matched when the run ended."""
         return list(self._consumers.values())
 
     def run(self) -> None:

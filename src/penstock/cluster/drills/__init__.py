@@ -6,4 +6,3 @@
 from penstock.cluster.drills.catalogue import DRILLS as DRILLS
 from penstock.cluster.drills.catalogue import Drill as Drill
 from penstock.cluster.drills.catalogue import run as run
-from penstock.cluster.drills.catalogue import temporary_cluster as temporary_cluster

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from confluent_kafka import KafkaException
 
-from penstock.cluster import networks
-from penstock.cluster.brokers import CONTROLLER_PORTS, DEFAULT_PORT, Cluster, Plan
+from penstock.cluster.brokers import Cluster
 from penstock.cluster.drills import elections, operations, replication
 from penstock.cluster.drills.stage import Outcome, Stage
 from penstock.errors import ClusterError
 from penstock.java.downloads import Tell, silent
 
 FEWEST_BROKERS: Final = 3
-LAST_PORT: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +23,8 @@ class Drill:
 
     name: str
     play: Callable[[Stage], Outcome]
+    disk_mb: int | None = None
+    """The size of the disk that each broker of a temporary cluster has, if the size matters."""
 
     @property
     def summary(self) -> str:
@@ -48,7 +45,7 @@ DRILLS: Final = {
         Drill("rolling-restart", operations.rolling_restart),
         Drill("rack-awareness", operations.rack_awareness),
         Drill("reassignment", operations.reassignment),
-        Drill("full-disk", operations.full_disk),
+        Drill("full-disk", operations.full_disk, operations.DISK_MB),
         Drill("compaction", operations.compaction),
     )
 }
@@ -79,29 +76,3 @@ def run(name: str, cluster: Cluster, seed: int, tell: Tell = silent) -> Outcome:
         raise ClusterError(f"drill {name} could not go on, as a broker answered: {error}") from error
     outcome.findings = stage.findings
     return outcome
-
-
-@contextmanager
-def temporary_cluster(jars: Path | None = None, tell: Tell = silent) -> Iterator[Cluster]:
-    """A cluster of three brokers in a folder of its own, which is taken down and removed in the end."""
-    with tempfile.TemporaryDirectory(prefix="penstock-cluster-") as folder:
-        network: networks.Network = "namespaces" if networks.has_namespaces() else "loopback"
-        cluster = Cluster.up(Path(folder), Plan(network=network, port=_free_port()), jars, tell)
-        try:
-            yield cluster
-        finally:
-            cluster.kill_all()
-            cluster.down()
-
-
-def _free_port() -> int:
-    """The first port of a range for brokers and controllers that nobody uses on loopback."""
-    for port in range(DEFAULT_PORT, LAST_PORT, 2 * CONTROLLER_PORTS):
-        try:
-            networks.check_ports(
-                [port + above + step for above in (0, CONTROLLER_PORTS) for step in range(FEWEST_BROKERS)]
-            )
-        except ClusterError:
-            continue
-        return port
-    raise ClusterError(f"no free ports from {DEFAULT_PORT} to {LAST_PORT}: start a cluster with --port, and drill that")

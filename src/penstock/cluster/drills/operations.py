@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import resource
 import sys
 import threading
@@ -10,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, Producer, TopicPartition
@@ -23,6 +26,7 @@ ENOUGH_BYTES: Final = 20_000
 KEYS: Final = 40
 ROUNDS: Final = 60
 PADDING_BYTES: Final = 1000
+DISK_MB: Final = 128
 ROOM_BYTES: Final = 300_000
 """How much the disk of the broker still takes when it becomes full."""
 
@@ -179,28 +183,29 @@ def _is_placed(stage: Stage, topic: str, target: Mapping[int, tuple[int, ...]]) 
 
 
 def full_disk(stage: Stage) -> Outcome:
-    """The leader cannot write any more, as on a full disk (a limit on file sizes), while a producer writes."""
+    """The leader cannot write any more, because its disk is full, while a producer writes."""
     if sys.platform != "linux":
         raise ClusterError("this drill limits the file size of a running process, which only Linux can")
     leader, *followers = stage.shuffled_brokers()[:3]
     topic = stage.topic("full", [[leader, *followers]], min_insync_replicas="2")
     with Load(stage, topic, padding_bytes=PADDING_BYTES) as load:
         load.wait_for_more(200)
-        log = stage.cluster.folder / f"broker-{leader}" / "data" / f"{topic}-0" / f"{0:020d}.log"
-        size_bytes = log.stat().st_size
-        limit = size_bytes + ROOM_BYTES
-        resource.prlimit(stage.cluster.broker(leader).pid, resource.RLIMIT_FSIZE, (limit, limit))
-        stage.tell(f"files of broker {leader} may not exceed {limit:,} bytes")
+        data = stage.cluster.folder / f"broker-{leader}" / "data"
+        filler = data / "filler"
+        if is_own_disk := os.path.ismount(data):
+            _fill_disk(filler)
+        else:
+            limit = (data / f"{topic}-0" / f"{0:020d}.log").stat().st_size + ROOM_BYTES
+            resource.prlimit(stage.cluster.broker(leader).pid, resource.RLIMIT_FSIZE, (limit, limit))
+        what = "a disk that is full (ENOSPC)" if is_own_disk else "a limit on the size of its files (EFBIG)"
+        stage.found(f"broker {leader} has", what)
         stage.timed("the broker gives up its leadership", lambda: stage.is_led_without(topic, leader))
         load.wait_for_more(200)
         stage.wait("the broker ends", lambda: not stage.cluster.is_running(leader))
-        reasons = [line for line in stage.cluster.output(leader).read_text(errors="replace").splitlines() if line]
-        failed = next((line for line in reasons if "all log dirs" in line), "")
-        stage.found(
-            "the broker ended, and wrote",
-            failed[max(0, failed.find("Shutdown")) :].replace(f"{stage.cluster.folder}/", "") or "nothing",
-        )
+        failed = _reason_of_end(stage.cluster.output(leader).read_text(errors="replace"))
+        stage.found("the broker ended, and wrote", failed.replace(f"{stage.cluster.folder}/", "") or "nothing")
         load.wait_for_more(200)
+        filler.unlink(missing_ok=True)
         stage.start(leader)  # with a disk that has room again
         stage.timed("all replicas in sync, with room again", lambda: not stage.partition(topic).out_of_sync)
     tally = stage.tally("acks=all, min.insync.replicas=2", load)
@@ -218,6 +223,19 @@ def full_disk(stage: Stage) -> Outcome:
             "repeated 0": tally.repeated == 0,
         },
     )
+
+
+def _fill_disk(filler: Path) -> None:
+    """Leave a little room on the disk of this file."""
+    found = os.statvfs(filler.parent)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, found.f_bavail * found.f_frsize - ROOM_BYTES))
+
+
+def _reason_of_end(output: str) -> str:
+    """What a broker wrote about its log directory before it ended; empty if nothing."""
+    found = re.search(r"Shutdown broker because all log dirs.*|.*No space left on device.*|.*File too large.*", output)
+    return "" if found is None else found.group()
 
 
 def compaction(stage: Stage) -> Outcome:

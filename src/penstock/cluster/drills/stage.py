@@ -24,6 +24,8 @@ from penstock.errors import ClusterError
 from penstock.java.downloads import Tell
 
 WAIT_S: Final = 90.0
+WHOLE_POLL_S: Final = 0.25
+"""Asking for all partitions takes a broker that is starting a while."""
 ASK_TIMEOUT_S: Final = 2.0
 READ_TIMEOUT_S: Final = 60.0
 RATE: Final = 400
@@ -93,13 +95,15 @@ class Stage:
             except KafkaException as error:
                 self.tell(f"{name} was not deleted: {error}")
 
-    def make_whole(self) -> None:
+    def make_whole(self, timeout_s: float = WAIT_S) -> None:
         """Resume, heal and start all brokers, and wait until every replica is in sync."""
         for number in list(self._paused):
             self.resume(number)
         for number in self.cluster.numbers:
-            self.cluster.heal(number)
-        self.wait("every broker serves and every replica is in sync", self._is_whole_again)
+            if self.cluster.broker(number).isolated_from is not None:
+                self.cluster.heal(number)
+                self._came_back_s[number] = time.monotonic()
+        self.wait("every broker serves and every replica is in sync", self._is_whole_again, timeout_s, WHOLE_POLL_S)
 
     def _is_whole_again(self) -> bool:
         """Start what does not run; one that was told to stop when the drill was interrupted ends only later."""
@@ -185,7 +189,9 @@ class Stage:
         numbers = [number for number in self.cluster.numbers if number not in self._paused]
         return sorted(numbers, key=lambda number: self._came_back_s.get(number, 0.0))
 
-    def wait(self, what: str, condition: Callable[[], bool], timeout_s: float = WAIT_S) -> float:
+    def wait(
+        self, what: str, condition: Callable[[], bool], timeout_s: float = WAIT_S, poll_s: float = POLL_S
+    ) -> float:
         """Wait until a condition holds, and return the seconds it took. Raises ClusterError if it does not."""
         began_s = time.monotonic()
         while not condition():
@@ -193,7 +199,7 @@ class Stage:
                 raise ClusterError(
                     f"the drill waited {timeout_s:.0f} s in vain until {what}: see `penstock cluster status`"
                 )
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
         return time.monotonic() - began_s
 
     def timed(self, what: str, condition: Callable[[], bool], timeout_s: float = WAIT_S) -> float:
@@ -230,10 +236,17 @@ class Stage:
         self._came_back_s[number] = time.monotonic()
         self._paused.discard(number)
 
-    def elect_preferred(self, topic: str) -> None:
-        """Ask the controller to make the first replica of each partition its leader."""
-        parts = [TopicPartition(topic, each.number) for each in self.partitions(topic)]
-        self._admin.elect_leaders(ElectionType.PREFERRED, parts).result(timeout=30)
+    def has_preferred_leaders(self, topic: str) -> bool:
+        """Whether the first replica of each partition leads it; ask the controller to elect it if not."""
+        found = self.partitions(topic)
+        if any(each.leader != each.replicas[0] for each in found):
+            parts = [TopicPartition(topic, each.number) for each in found]
+            try:
+                self._admin.elect_leaders(ElectionType.PREFERRED, parts).result(timeout=30)
+            except KafkaException as error:  # refused, or lost with the controller: the next call asks again
+                self.tell(f"the preferred leaders of {topic} were not elected: {error}")
+            found = self.partitions(topic)
+        return bool(found) and all(each.leader == each.replicas[0] for each in found)
 
     def move_leader(self, topic: str, number: int) -> None:
         """Make a replica of the only partition its preferred leader, and elect it."""
@@ -242,9 +255,7 @@ class Stage:
         others = [each for each in replicas if each != number]
         reassign(broker.host, broker.port, topic, {0: [number, *others]})
         self.wait(f"broker {number} is the preferred leader", lambda: self.partition(topic).replicas[0] == number)
-        if self.partition(topic).leader != number:
-            self.elect_preferred(topic)
-        self.wait(f"broker {number} leads {topic}", lambda: self.partition(topic).leader == number)
+        self.wait(f"broker {number} leads {topic}", lambda: self.has_preferred_leaders(topic))
 
     def consumer(self, **settings: Any) -> Consumer:
         return Consumer(

@@ -187,7 +187,7 @@ def _clean_up(analysers: list[Analyser], processes: list[ProcessFunction]) -> No
 
 
 def _processes_each(analysers: int) -> int:
-    """As many as keep all cores busy when all analysers in processes compute at once."""
+    """Enough to keep all cores busy when all analysers in processes compute at once."""
     return min(_THREADS_EACH, max(1, (os.cpu_count() or 1) // analysers))
 
 

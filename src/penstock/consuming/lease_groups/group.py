@@ -192,7 +192,10 @@ class LeaseGroupFeed:
     def _look_for_partitions(self) -> float | None:
         """One step of the thread that looks up partitions, as the stream may take long to answer."""
         try:
-            partitions = tuple(filter(self._may_begin, self._stream.partitions()))
+            partitions = tuple(self._stream.partitions())
+            if isinstance(self._stream, Resharding):
+                known = set(self._partitions)
+                partitions = tuple(each for each in partitions if each in known or self._may_begin(self._stream, each))
         except UnknownTopicError:
             partitions = ()
         except (*RETRIABLE, StoreUnavailableError) as error:
@@ -212,11 +215,9 @@ class LeaseGroupFeed:
             self._feed.wake()
         return self._membership.ttl_s if partitions else _PARTITIONS_SOON_S
 
-    def _may_begin(self, partition: int) -> bool:
+    def _may_begin(self, stream: Resharding, partition: int) -> bool:
         """Whether the group has finished every partition that this one has replaced."""
-        if partition in self._partitions or not isinstance(self._stream, Resharding):
-            return True
-        for parent in self._stream.parents(partition):
+        for parent in stream.parents(partition):
             checkpoint = self._membership.store.load(self._membership.key(parent))
             start = self._stream.locate(parent, self._start) if checkpoint is None else checkpoint.start
             if start < self._stream.span(parent)[1]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from penstock.abc import Feed, GroupListener
-from penstock.consuming.lease_groups.membership import Membership, View
+from penstock.consuming.lease_groups.membership import SOON, Membership, View
 from penstock.errors import StoreUnavailableError
 from penstock.model import Lease
 
@@ -58,6 +58,8 @@ class HeldPartitions:
         self._acted: tuple[View, tuple[int, ...]] | None = None
         """The view last acted on."""
         self._settled = False
+        self._is_balanced = False
+        """Whether every member has its share in the view last acted on."""
 
     @property
     def held(self) -> Sequence[int]:
@@ -98,6 +100,7 @@ class HeldPartitions:
         if not self._settled or (view, partitions) != self._acted:
             self._settled = self._act(view, state.owner, partitions)
         self._acted = (view, partitions)
+        self._membership.balanced = view if self._settled and self._is_balanced else None
         return self._settled
 
     def leave(self) -> None:
@@ -112,9 +115,12 @@ class HeldPartitions:
 
     def _act(self, view: View, me: str, partitions: tuple[int, ...]) -> bool:
         owners = {partition: lease.owner for partition, lease in view.leases.items() if lease.owner}
-        owners.update({p: me for p, owner in owners.items() if self._membership.is_same_member(owner)})
+        earlier_runs = set(filter(self._membership.is_same_member, set(owners.values())))
+        owners.update({p: me for p, owner in owners.items() if owner in earlier_runs})
         owners.update(dict.fromkeys(self._held, me))
-        due = assign(partitions, view.members, owners)[me]
+        shares = assign(partitions, view.members, owners)
+        due = shares[me]
+        self._is_balanced = all(owners.get(p) == member for member, share in shares.items() for p in share)
         not_ours = self._held.keys() - due
         self._give_up(sorted(not_ours))
         missing = sorted(due - self._held.keys())
@@ -126,8 +132,10 @@ class HeldPartitions:
 
     def _take(self, view: View, me: str, partitions: Sequence[int]) -> None:
         membership, claimed = self._membership, dict[int, Lease]()
+        until_s = membership.clock.monotonic_s() + membership.ttl_s * SOON
         for partition in partitions:
-            if not self.is_valid():
+            # A first member would claim thousands before it looks again, and give most of them to those that came.
+            if not self.is_valid() or membership.clock.monotonic_s() > until_s:
                 break
             try:
                 name = membership.key(partition).lease_name

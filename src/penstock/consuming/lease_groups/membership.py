@@ -6,7 +6,9 @@ its leases has changed for `ttl_s` by the observer's clock. It considers itself 
 since the start of its last successful renewal, so it has stopped before others take over, provided that clocks run at
 the same speed within that margin.
 
-Only the member's own lease is renewed, however many partitions it has: each look and each heartbeat is one request.
+Only the member's own lease is renewed, however many partitions it has. A look reads the leases of the members. Those of
+the partitions, of which there may be many more, are read only while they may move: after members came, died or left,
+until the group is balanced, and now and then.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import random
 import secrets
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import quote
@@ -38,7 +40,11 @@ FENCE: Final = 0.8
 """After this part of `ttl_s` without a renewal, a member no longer relies on its leases."""
 _BEAT: Final = 1 / 3
 """The part of `ttl_s` after which a member renews its lease."""
-_SOON: Final = 1 / 15
+_ALL: Final = 6
+"""After this many `ttl_s` a member reads the leases of the partitions even if nothing seems to have changed."""
+_CROWD: Final = 100
+"""In larger groups, members look again later while partitions move: as many looks for all of them together."""
+SOON: Final = 1 / 15
 """The part of `ttl_s` after which to retry when the store was unavailable, or look again when partitions move."""
 
 
@@ -77,6 +83,18 @@ class MemberState:
     """Another process has joined under the same name. This is final."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The leases of one kind, and when they were read."""
+
+    leases: Mapping[str, Lease]
+    """By name."""
+    changed: Sequence[Lease]
+    """Members that have changed or appeared since the last look."""
+    owners: Set[str]
+    began_s: float
+
+
 class Watch:
     """When each owner last sent a heartbeat, by the observer's clock.
 
@@ -86,20 +104,40 @@ class Watch:
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._seen: dict[str, Lease] = {}
+        self._looks: dict[str, _Look] = {}
         self._heard_s: dict[str, float] = {}
         self._began_s = float("-inf")
 
-    def saw(self, leases: Sequence[Lease], began_s: float, ended_s: float) -> frozenset[str]:
-        """Take all leases of the group as a look showed them. Returns the dead owners."""
+    def saw(self, leases: Sequence[Lease], began_s: float, ended_s: float, kind: str = "") -> frozenset[str]:
+        """Take all leases of a kind as a look showed them. Returns the dead owners of leases of all kinds."""
+        before = self._looks[kind].leases if kind in self._looks else {}
+        now, changed = dict[str, Lease](), list[Lease]()
         for lease in leases:
-            if lease.owner and self._seen.get(lease.name) != lease:
+            known = before.get(lease.name)
+            if known is lease or known == lease:
+                now[lease.name] = known  # the same object, with which later comparisons are quick
+                continue
+            now[lease.name] = lease
+            changed.append(lease)
+            if lease.owner:
                 self._heard_s[lease.owner] = ended_s
-        self._seen = {lease.name: lease for lease in leases}
+        self._looks[kind] = _Look(now, changed, {lease.owner for lease in leases}, began_s)
         self._began_s = began_s
-        owners = {lease.owner for lease in leases}
-        self._heard_s = {owner: heard_s for owner, heard_s in self._heard_s.items() if owner in owners}
-        return frozenset(owner for owner, heard_s in self._heard_s.items() if began_s - heard_s >= self._ttl_s)
+        return frozenset(self._dead())
+
+    def last(self, kind: str) -> _Look:
+        """The last look at this kind."""
+        return self._looks[kind]
+
+    def _dead(self) -> Iterator[str]:
+        """Forget owners without a lease, and give those without a sign of life until the last look that showed them."""
+        looks = sorted(self._looks.values(), key=lambda look: look.began_s, reverse=True)
+        for owner, heard_s in list(self._heard_s.items()):
+            began_s = next((look.began_s for look in looks if owner in look.owners), None)
+            if began_s is None:
+                del self._heard_s[owner]
+            elif began_s - heard_s >= self._ttl_s:
+                yield owner
 
     def next_death_s(self) -> float | None:
         """When the next living owner will count as dead if it sends no heartbeat."""
@@ -136,12 +174,15 @@ class Membership:
         self.state = MemberState()
         self.unsettled = False
         """Partitions are about to move, so look again soon. Set by the holder of the partitions."""
+        self.balanced: View | None = None
+        """The view in which every member has its share of the partitions. Set by the holder of the partitions."""
         self.changes = 0
         """Counts the changes made by the holder of the partitions: an earlier view is out of date."""
         self._random = chance or random.Random()
         self._watch = Watch(ttl_s)
         self._lease: Lease | None = None
         self._beat_due_s = float("-inf")
+        self._all_due_s = float("-inf")
         self._name = f"{self._prefix}:{quote(member, safe=' /@+,=()[]')}"
 
     @property
@@ -177,7 +218,7 @@ class Membership:
 
     def retry_s(self) -> float:
         """When to call `step` again after the store was unavailable."""
-        return self.ttl_s * _SOON * (1 + self._random.random())
+        return self.ttl_s * SOON * (1 + self._random.random())
 
     def leave(self) -> None:
         """Leave the group. Partitions must have been released before."""
@@ -185,7 +226,7 @@ class Membership:
         if lease is None:
             return
         self.store.release(lease)
-        for left in self.store.leases(self.group):
+        for left in self.store.leases(self.group, prefix=self._name):
             if left.name == self._name and not left.owner:
                 self.store.forget_lease(left)
 
@@ -210,7 +251,8 @@ class Membership:
 
     def _join(self) -> float:
         began_s = self.clock.monotonic_s()
-        seen = next((lease for lease in self.store.leases(self.group) if lease.name == self._name), None)
+        alike = self.store.leases(self.group, prefix=self._name)
+        seen = next((lease for lease in alike if lease.name == self._name), None)
         if self.state.generation and seen is not None and seen.owner and not self._is_self(seen.owner):
             self._superseded()
             return began_s
@@ -234,21 +276,43 @@ class Membership:
 
     def _look(self) -> None:
         changes, began_s = self.changes, self.clock.monotonic_s()
-        leases = self.store.leases(self.group)
-        dead = self._watch.saw(leases, began_s, self.clock.monotonic_s()) - {self.owner}
-        members = set[str]()
-        partitions = dict[int, Lease]()
+        leases = [lease for lease in self._of_topic("member") if lease.owner or lease.name != self._name]
+        dead = self._watch.saw(leases, began_s, self.clock.monotonic_s(), "member") - {self.owner}
         for lease in leases:
-            kind, _, last = lease.name.rpartition(":")
-            if kind == self._prefix and lease.owner:
-                members.add(lease.owner)
-                if lease.name == self._name and self._lease is not None and not self._is_self(lease.owner):
-                    self._superseded()
-            elif kind == f"partition:{self.topic}":
-                partitions[int(last)] = lease
-        view = View(tuple(sorted((members - dead) | {self.owner})), partitions, dead)
-        self.state = replace(self.state, view=view, changes=changes)
+            if lease.name == self._name and self._lease is not None and not self._is_self(lease.owner):
+                self._superseded()
+        members = self._living(leases, dead)
+        view = self.state.view
+        if not self._is_quiet(view, changes) or (members, dead) != (view.members, view.dead):
+            began_s = self.clock.monotonic_s()
+            claimed = self._of_topic("partition")
+            dead = self._watch.saw(claimed, began_s, self.clock.monotonic_s(), "partition") - {self.owner}
+            view = View(self._living(leases, dead), self._by_partition(self._watch.last("partition")), dead)
+            self._all_due_s = began_s + _ALL * self.ttl_s * (1 - 0.2 * self._random.random())
+            self.state = replace(self.state, view=view, changes=changes)
         self._forget_the_gone(leases, dead)
+
+    def _of_topic(self, kind: str) -> Sequence[Lease]:
+        """The leases of members or partitions. A topic may have a colon in its name, so others may begin alike."""
+        prefix = f"{kind}:{self.topic}:"
+        return [each for each in self.store.leases(self.group, prefix=prefix) if ":" not in each.name[len(prefix) :]]
+
+    def _by_partition(self, look: _Look) -> Mapping[int, Lease]:
+        """The leases of this look by partition. Few differ from those of the view before."""
+        found = {**self.state.view.leases, **_numbered(look.changed)}
+        return found if len(found) == len(look.leases) else _numbered(look.leases.values())
+
+    def _living(self, members: Sequence[Lease], dead: frozenset[str]) -> tuple[str, ...]:
+        return tuple(sorted(({lease.owner for lease in members if lease.owner} - dead) | {self.owner}))
+
+    def _is_quiet(self, view: View, changes: int) -> bool:
+        """Whether no partition may move while the members stay as they are in this view."""
+        return (
+            view is self.balanced
+            and not self.unsettled
+            and changes == self.state.changes
+            and self.clock.monotonic_s() < self._all_due_s
+        )
 
     def _superseded(self) -> None:
         self._lease = None
@@ -261,8 +325,7 @@ class Membership:
 
     def _forget_the_gone(self, leases: Sequence[Lease], dead: frozenset[str]) -> None:
         for lease in leases:
-            is_member = lease.name.rpartition(":")[0] == self._prefix
-            if is_member and lease.name != self._name and (not lease.owner or lease.owner in dead):
+            if lease.name != self._name and (not lease.owner or lease.owner in dead):
                 if lease.owner:
                     logger.info("%s of group %r is dead", lease.owner, self.group)
                 self.store.forget_lease(lease)
@@ -271,8 +334,13 @@ class Membership:
         now_s = self.clock.monotonic_s()
         times_s = [self._beat_due_s]
         if self.unsettled:
-            times_s.append(now_s + self.ttl_s * _SOON)
+            crowd = max(1.0, len(self.state.view.members) / _CROWD)
+            times_s.append(now_s + self.ttl_s * SOON * crowd)
         death_s = self._watch.next_death_s()
         if death_s is not None:
             times_s.append(death_s)
         return max(0.0, min(times_s) - now_s)
+
+
+def _numbered(leases: Iterable[Lease]) -> dict[int, Lease]:
+    return {int(lease.name.rpartition(":")[2]): lease for lease in leases}

@@ -42,7 +42,7 @@ class AssignedPartition:
     in_flight: int = 0
     """Records read and neither finished nor dropped."""
     delayed: int = 0
-    """Those in flight that are not due yet, and those that must not overtake them."""
+    """Records in flight that are not due yet, and records that must not overtake them."""
     record_bytes: float = 0.0
     """Estimated size of a record."""
     open_trees: int = 0

@@ -112,7 +112,8 @@ class CheckpointSaver:
 
         def claim() -> Lease:
             for _ in range(CLAIMS):
-                seen = next((each for each in self._store.leases(key.group) if each.name == key.lease_name), None)
+                alike = self._store.leases(key.group, prefix=key.lease_name)
+                seen = next((each for each in alike if each.name == key.lease_name), None)
                 lease = self._store.claim(key.group, key.lease_name, owner, seen)
                 if lease is not None:
                     return lease

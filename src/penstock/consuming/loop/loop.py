@@ -20,7 +20,7 @@ from penstock.consuming.loop.checkpointing import GroupProgress, ProgressSaver
 from penstock.consuming.loop.dedup import Deduplication
 from penstock.consuming.loop.delays import Delays
 from penstock.consuming.loop.failures import FailureHandler
-from penstock.consuming.loop.ownership import PartitionOwnership
+from penstock.consuming.loop.ownership import FencedPartitions, PartitionOwnership
 from penstock.consuming.loop.reading import FeedReader, InFlightLimit
 from penstock.consuming.loop.reports import Reports
 from penstock.consuming.options import ConsumerOptions
@@ -114,8 +114,9 @@ class Loop:
         self._reader = FeedReader(topic, clock, options.seed)
         self.partitions: dict[int, AssignedPartition] = {}
         self.released_totals: dict[int, tuple[int, int]] = {}
-        """Of released partitions: how often records were handled, and how often that succeeded."""
+        """By released partition: how often records were handled, and how often that succeeded."""
         self.commits: collections.deque[Commit] = collections.deque()
+        self._fenced = FencedPartitions(topic, clock)
         self._has_finished = False
         self.seeks: collections.deque[tuple[int, Pointer]] = collections.deque()
 
@@ -230,6 +231,8 @@ class Loop:
         self._failures.gate()
         self._reassign_overdue()
         self._dispatch_due()
+        assert self._feed is not None
+        self._fenced.claim_due(self._feed, self._claim_again)
         while self.seeks:
             self._seek(*self.seeks.popleft())
         if asked := len(self.commits):  # a commit that is asked for from now on may have reports of its own
@@ -427,7 +430,7 @@ class Loop:
             if isinstance(error, OutcomeUnknownError):
                 self._reclaim(assigned, error)
             else:
-                self._lose(assigned, str(error))
+                self._fence(assigned, error)
         if self._reports.awaiting_save:
             self._save_awaiting()
         for assigned in list(self.partitions.values()):
@@ -468,15 +471,30 @@ class Loop:
         self._close_partition(assigned)
         self._add_partition(self._ownership.restart_at(assigned, pointer))
         self._save(self.partitions[partition])
-        self._feed.seek(partition, pointer)
+        self._move_feed(partition, pointer)
 
     def _reclaim(self, assigned: AssignedPartition, error: OutcomeUnknownError) -> None:
         """Claim the partition again after a commit of unknown outcome: the claim ends the transaction for good."""
         logger.warning("%s is claimed and loaded again: %s", assigned.key, error)
-        assert self._feed is not None
         self._close_partition(assigned)
-        taken = self._add_partition(self._ownership.take(assigned.partition, None))
-        self._feed.seek(assigned.partition, taken.tracker.position)
+        self._claim_again(assigned.partition)
+
+    def _claim_again(self, partition: int) -> None:
+        taken = self._add_partition(self._ownership.take(partition, None))
+        self._move_feed(partition, taken.tracker.position)
+
+    def _move_feed(self, partition: int, pointer: Pointer) -> None:
+        """Read from here on, also if the partition was paused."""
+        assert self._feed is not None
+        self._feed.seek(partition, pointer)
+        self._feed.resume(partition)
+
+    def _fence(self, assigned: AssignedPartition, error: FencedError) -> None:
+        """Drop a partition that another owner has claimed, until this member may claim it again."""
+        self._lose(assigned, str(error))
+        self._progress.forget(assigned.partition)
+        if self._ownership.is_claimed(assigned):
+            self._fenced.add(assigned.partition, assigned.tracker.start)
 
     def _add_partition(self, assigned: AssignedPartition) -> AssignedPartition:
         """Start working on an assigned partition."""
@@ -510,7 +528,7 @@ class Loop:
         try:
             self._saver.save(assigned, last=last)
         except FencedError as error:
-            self._lose(assigned, str(error))
+            self._fence(assigned, error)
         except OutcomeUnknownError as error:
             if last:  # the next owner's claim decides the outcome
                 self._lose(assigned, str(error))
@@ -540,6 +558,7 @@ class Loop:
 
     def assigned(self, partitions: Mapping[int, Lease | None]) -> Mapping[int, Pointer]:
         starts = {}
+        self._fenced.forget(partitions)
         for partition, lease in partitions.items():
             starts[partition] = self._add_partition(self._ownership.take(partition, lease)).tracker.position
             self._counts.assigned += 1
@@ -551,10 +570,12 @@ class Loop:
     def revoked(self, partitions: Sequence[int]) -> None:
         ours = [self.partitions[partition] for partition in partitions if partition in self.partitions]
         self._release(ours, self._options.drain_s if self._stopping.is_set() else self._options.revoke_s)
+        self._fenced.forget(partitions)
         if self._options.on_revoked is not None:
             self._options.on_revoked(sorted(partitions))
 
     def lost(self, partitions: Sequence[int]) -> None:
+        self._fenced.forget(partitions)
         for assigned in [self.partitions[partition] for partition in partitions if partition in self.partitions]:
             self._lose(assigned, "the group has given it to another member")
         if self._options.on_lost is not None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
-from penstock.abc import CheckpointStore, Clock, Feature, Resharding, TopicStream
+from penstock.abc import CheckpointStore, Clock, Feature, GroupFeed, Resharding, TopicStream
 from penstock.consuming.handlers import Handler
 from penstock.consuming.loop.assigned_partition import AssignedPartition
 from penstock.consuming.loop.checkpointing import CheckpointSaver
 from penstock.consuming.loop.tracker import DIED, Tracker
 from penstock.consuming.options import ConsumerOptions
+from penstock.errors import BrokerUnavailableError, FencedError, StreamError
 from penstock.model import Checkpoint, CheckpointKey, Lease, Pointer, Position
 
 logger = logging.getLogger(__name__)
 
 SUSPICIOUS_RESTARTS: Final = 3
 """After this many owners died without progress, process one record at a time."""
+RECLAIM_EVERY_S: Final = 1.0
+"""How often this member tries to claim a fenced partition again."""
 
 
 class PartitionOwnership(Protocol):
@@ -27,6 +30,9 @@ class PartitionOwnership(Protocol):
     def take(self, partition: int, lease: Lease | None) -> AssignedPartition: ...
 
     def restart_at(self, assigned: AssignedPartition, pointer: Pointer) -> AssignedPartition: ...
+
+    def is_claimed(self, assigned: AssignedPartition) -> bool:
+        """Whether this member has claimed the checkpoint, in a group of the stream; not with a lease of its group."""
 
     def release(self, assigned: AssignedPartition) -> None: ...
 
@@ -94,9 +100,12 @@ class Ownership:
         checkpoint = Checkpoint(pointer, pointer, processed=tracker.processed, delivered=tracker.delivered)
         return self._assigned_partition(assigned.key, assigned.lease, checkpoint)
 
+    def is_claimed(self, assigned: AssignedPartition) -> bool:
+        return assigned.lease.name in self._claimed
+
     def release(self, assigned: AssignedPartition) -> None:
         """Release the claim, unless it is the group's own lease."""
-        if assigned.lease.name in self._claimed:
+        if self.is_claimed(assigned):
             self._claimed.discard(assigned.lease.name)
             self._saver.release(assigned.lease)
 
@@ -139,3 +148,44 @@ class Ownership:
         checkpoint = self._store.load(CheckpointKey(self._group, self._stream.topic, partition))
         start = self._stream.locate(partition, self._options.start) if checkpoint is None else checkpoint.start
         return start >= self.ends()[partition]
+
+
+class FencedPartitions:
+    """Partitions of this member that another owner has claimed, until this member claims them again.
+
+    In a group of the stream, the other owner may be a member that was given the partition before this one and came late
+    to claim it. It drops the partition too, and the group does not assign it again. So this member claims it, if a
+    commit shows that the group still assigns it here.
+    """
+
+    def __init__(self, topic: str, clock: Clock) -> None:
+        self._topic = topic
+        self._clock = clock
+        self._fenced: dict[int, tuple[float, Pointer]] = {}
+        """By partition: when to try the next time, and what to commit."""
+
+    def add(self, partition: int, pointer: Pointer) -> None:
+        self._fenced[partition] = (self._clock.monotonic_s() + RECLAIM_EVERY_S, pointer)
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        for partition in partitions:
+            self._fenced.pop(partition, None)
+
+    def claim_due(self, feed: GroupFeed, claim: Callable[[int], None]) -> None:
+        """Call `claim` for those that are due, if the group confirms them."""
+        for partition, (due_s, pointer) in list(self._fenced.items()):
+            if self._clock.monotonic_s() < due_s:
+                continue
+            try:
+                feed.commit({partition: pointer}, wait=True)  # refused if the group has gone on without this member
+                claim(partition)
+            except (FencedError, StreamError, BrokerUnavailableError) as error:
+                logger.info("partition %d of topic %r is not claimed again yet: %s", partition, self._topic, error)
+                self.add(partition, pointer)
+            else:
+                logger.warning(
+                    "partition %d of topic %r is claimed again: the group assigns it to this member",
+                    partition,
+                    self._topic,
+                )
+                del self._fenced[partition]

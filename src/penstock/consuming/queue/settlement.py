@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,17 @@ from penstock.consuming.loop.assigned_partition import AssignedPartition
 from penstock.consuming.loop.tracker import Tracker
 from penstock.errors import BrokerUnavailableError, ConfigError, StaleDeliveryError, StoreUnavailableError, StreamError
 from penstock.model import Batch, Checkpoint, CheckpointKey, Failing, Lease, Pointer, Record, due_ms
+from penstock.model.retry import Retry
 
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE: Final = (StreamError, BrokerUnavailableError, StoreUnavailableError)
 _STOP_S: Final = 5.0
 """How long to wait for the last extension when a consumer stops."""
+_AGAIN: Final = Retry(attempts=None, first_delay_s=0.1, max_delay_s=5.0)
+"""The pauses between attempts to settle."""
+_SETTLED_WITHIN_S: Final = 60.0
+"""How long settling is tried again before it is left to the queue to deliver the records again."""
 
 
 class DeliveryBatch(Batch):
@@ -126,6 +132,12 @@ class DeliverySettler:
         """The deliveries, as the one partition of the loop."""
         self.problem = ""
         """Why nothing can be settled at the moment."""
+        self._unsettled: list[Settlement] = []
+        """Could not be settled, and will be tried again."""
+        self._failures = 0
+        """Attempts to settle that failed in a row."""
+        self._failing_since_s = self._again_s = 0.0
+        self._random = random.Random()
         self.stale = 0
         """Deliveries that were handled too late: their records are delivered again."""
 
@@ -138,6 +150,9 @@ class DeliverySettler:
             self._extender = threading.Thread(target=self._extend, args=(self._queue,), name=name, daemon=True)
             self._extender.start()
         return self.assigned
+
+    def is_claimed(self, assigned: AssignedPartition) -> bool:
+        return False
 
     def restart_at(self, assigned: AssignedPartition, pointer: Pointer) -> AssignedPartition:
         raise ConfigError(f"queue {self._queue.name!r} has no pointers: seek works on streams")
@@ -154,51 +169,94 @@ class DeliverySettler:
         if self._extender is not None:
             self._extender.join(_STOP_S)
         held, self.tracker.held = list(self.tracker.held.values()), {}
-        self._settle(held, Outcome.RELEASE, 0.0, "")
+        self._unsettled = []
+        self._settle(held, Outcome.RELEASE, 0.0, "", last=True)
 
     def save(self, assigned: AssignedPartition, *, last: bool = False) -> None:
-        """Settle what is finished. If the queue is unavailable, it delivers those records again."""
+        """Settle what is finished. While the queue is unavailable, it is tried again; in the end, and when `last`, the
+        queue delivers those records again."""
         tracker = self.tracker
+        if self._unsettled and not last and self._clock.monotonic_s() < self._again_s:
+            return
         with tracker.lock:
             done, tracker.done = tracker.done, []
             settlements, tracker.settlements = tracker.settlements, []
             tracker.saved()
+        settlements += self._unsettled
+        self._unsettled = []
         assigned.saved_s = began_s = self._clock.monotonic_s()
-        self._settle(done, Outcome.DONE, 0.0, "")
+        self._settle(done, Outcome.DONE, 0.0, "", last=last)
         settlements.sort(key=lambda each: each.kind)
         for kind, each in itertools.groupby(settlements, key=lambda each: each.kind):
-            self._settle([settlement.delivery for settlement in each], *kind)
+            self._settle([settlement.delivery for settlement in each], *kind, last=last)
+        if not self._unsettled:
+            self._failures = 0
         if done or settlements:
             self._counts.saving.add(self._clock.monotonic_s() - began_s)
+
+    @property
+    def unsettled(self) -> int:
+        """How many deliveries wait for a queue that could not settle them."""
+        return len(self._unsettled) + len(self.tracker.done) if self._unsettled else 0
 
     def postpone(self, delivery: Delivery, delay_s: float) -> None:
         """Return a record that is not due."""
         self._settle([delivery], Outcome.RELEASE, delay_s, "")
 
-    def _settle(self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float, reason: str) -> None:
+    def _settle(
+        self, deliveries: list[Delivery], outcome: Outcome, delay_s: float, reason: str, *, last: bool = False
+    ) -> None:
+        """What cannot be settled is kept for the next attempt, unless it is the last one."""
         if not deliveries:
+            return
+        if self._unsettled:  # the queue is unavailable: do not wait for each part of them
+            self._unsettled += [Settlement(delivery, outcome, delay_s, reason) for delivery in deliveries]
             return
         try:
             with self._lock:
                 late = self._settle_all(deliveries, outcome, delay_s, reason)
         except UNAVAILABLE as error:
-            self.problem = f"queue {self._queue.name!r}: records cannot be settled and are delivered again: {error}"
-            logger.warning("%s", self.problem)
+            if last or not self._is_tried_again(error):
+                self.problem = f"queue {self._queue.name!r}: records cannot be settled and are delivered again: {error}"
+                logger.warning("%s", self.problem)
+                return
+            self._unsettled = [Settlement(delivery, outcome, delay_s, reason) for delivery in deliveries]
+            self.tracker.dirty = True
+            self.problem = f"queue {self._queue.name!r}: records cannot be settled; trying again: {error}"
+            if self._failures == 1:
+                logger.warning("%s", self.problem)
             return
         self.problem = ""
         if late:
             self.stale += late
             logger.warning("queue %r: %d records were settled too late and are delivered again", self._queue.name, late)
 
-    def _settle_all(self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float, reason: str) -> int:
+    def _is_tried_again(self, error: Exception) -> bool:
+        """Count a failure, and say when the next attempt is due, if there is one."""
+        now_s = self._clock.monotonic_s()
+        self._failures += 1
+        if self._failures == 1:
+            self._failing_since_s = now_s
+        if now_s - self._failing_since_s >= _SETTLED_WITHIN_S or not getattr(error, "retriable", True):
+            self._failures = 0
+            return False
+        self._again_s = now_s + _AGAIN.backoff_s(self._failures, self._random)
+        return True
+
+    def _settle_all(self, deliveries: list[Delivery], outcome: Outcome, delay_s: float, reason: str) -> int:
+        """How many were too late. Those that an error leaves unsettled stay in the list."""
         if isinstance(self._queue, SettlingMany):
             return len(self._queue.settle_all(deliveries, outcome, delay_s, reason))
-        late = 0
-        for delivery in deliveries:
-            try:
-                self._queue.settle(delivery, outcome, delay_s)
-            except StaleDeliveryError:
-                late += 1
+        late = settled = 0
+        try:
+            for delivery in deliveries:
+                try:
+                    self._queue.settle(delivery, outcome, delay_s)
+                except StaleDeliveryError:
+                    late += 1
+                settled += 1
+        finally:
+            del deliveries[:settled]
         return late
 
     def _extend(self, queue: Extending) -> None:
@@ -206,7 +264,8 @@ class DeliverySettler:
         tracker = self.tracker
         while not self._stopping.wait(queue.visibility_timeout_s / 3):
             with self._lock:
-                held = [*tracker.held.values(), *tracker.done, *(each.delivery for each in tracker.settlements)]
+                settlements = [each.delivery for each in (*tracker.settlements, *self._unsettled)]
+                held = [*tracker.held.values(), *tracker.done, *settlements]
                 try:
                     late = queue.extend(held) if held else ()
                 except Exception as error:  # whatever it is, what is held must be extended next time
@@ -250,7 +309,7 @@ class QueueFeed:
             self._begun = True
             self._listener.assigned({0: None})
         assigned = self._settler.assigned
-        room = min(limit, self._most - (assigned.in_flight - assigned.delayed))
+        room = min(limit, self._most - (assigned.in_flight - assigned.delayed) - self._settler.unsettled)
         now_s = self._clock.monotonic_s()
         if room <= 0 or self._paused or (wait_s <= 0 and now_s < self._empty_until_s):
             self._woken.wait(wait_s)

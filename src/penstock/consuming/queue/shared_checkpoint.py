@@ -26,6 +26,9 @@ _TURNS: Final = 60
 """How often a turn is tried before the store counts as too busy. The pauses add up to several seconds."""
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.1
+_LONGEST_TURN_S: Final = 4.0
+_SLOW_TURN_S: Final = 0.05
+"""Where a turn takes longer, as in Kafka, members wait for the turns of others instead of ruining them."""
 _OWNER_TTL_S: Final = 60.0
 """How long an owner of the whole partition must be silent before its lease is taken."""
 _HISTORY_EVERY_S: Final = 1.0
@@ -82,6 +85,9 @@ class SharedCheckpoint:
         self._lease: Lease | None = None
         self._checkpoint: Checkpoint | None = None
         self._owners = Watch(_OWNER_TTL_S)
+        self._turn_s = 0.0
+        """How long the last turn took that began with a claim."""
+        self._waited_for: Lease | None = None
         self._plain = RunSet()
         self._plain_begun_ms = 0
         self._history: list[HistoryEntry] = []
@@ -152,12 +158,16 @@ class SharedCheckpoint:
     def _take(self, turns: list[_Turn[object]]) -> None:
         """Make the waiting changes with one save."""
         try:
+            took_s = 0.0
             for tries in range(_TURNS):
                 if tries > 1:  # another member is writing at the same time
                     pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(tries, 10))
-                    self._clock.sleep(pause_s * self._random.random())
+                    # In a slow store, a turn that begins during another one's ruins it: leave time for a whole one.
+                    self._clock.sleep(max(pause_s, min(2 * took_s, _LONGEST_TURN_S)) * self._random.random())
+                began_s = self._clock.monotonic_s()
                 if self._try(turns):
                     return
+                took_s = self._clock.monotonic_s() - began_s
             raise StoreUnavailableError(
                 f"{self.key} is written by so many members at once that {self.owner} had no turn: take more records at "
                 "a time, or use more partitions"
@@ -174,6 +184,7 @@ class SharedCheckpoint:
     def _try(self, turns: list[_Turn[object]]) -> bool:
         began_s = self._clock.monotonic_s()
         lease = self._lease
+        is_claimed = lease is None
         if lease is None:
             lease = self._claim()
             if lease is None:
@@ -200,7 +211,10 @@ class SharedCheckpoint:
             self._plain, self._plain_begun_ms, self._history = told
             raise
         self._checkpoint = checkpoint
-        self.watch.saw(checkpoint.claims, began_s, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        self.watch.saw(checkpoint.claims, began_s, now_s)
+        if is_claimed:
+            self._turn_s = now_s - began_s
         return True
 
     def _claim(self) -> Lease | None:
@@ -213,7 +227,18 @@ class SharedCheckpoint:
                 f"{self.key} is owned as a whole by {seen.owner}: a group either shares its partitions record by "
                 "record or assigns them; use another group for the other mode"
             )
+        if seen is not None and self._is_worth_waiting_for(seen):
+            self._clock.sleep(min(self._turn_s, _LONGEST_TURN_S))
+            return None
         return self._store.claim(self.key.group, self.key.lease_name, self.owner, seen)
+
+    def _is_worth_waiting_for(self, seen: Lease) -> bool:
+        """Whether another member may be in the middle of a turn. Each of its claims is waited for once."""
+        is_others = seen.owner.startswith(SHARING) and seen.owner != self.owner
+        if not is_others or self._turn_s < _SLOW_TURN_S or seen == self._waited_for:
+            return False
+        self._waited_for = seen
+        return True
 
     def _table(self, began_s: float) -> ClaimTable:
         """The loaded checkpoint as claims. It was loaded after `began_s`."""

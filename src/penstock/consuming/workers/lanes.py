@@ -46,7 +46,7 @@ class Lane:
         self.busy = False
         """A worker is in it, it is held after a failure, or it is queued as ready."""
         self.is_ending = False
-        """Of a partition's own lane: no further record of the partition is started."""
+        """For a partition's own lane: no further record of the partition is started."""
 
 
 class Task:
