@@ -22,7 +22,7 @@ DEMO ?=
 TYPED := $(foreach root,src tests tools benchmarks examples,$(if $(wildcard $(root)/*.py $(root)/*/*.py),$(root)))
 # All of them run even when one fails, so that one run shows everything there is to fix.
 CHECKS := "ruff check" "ruff format --check" "mypy $(TYPED)" "python -m pytest --quiet tests/test_tidy.py" \
-	"mkdocs build --strict --quiet"
+	"mkdocs build --strict"
 
 # Where the environment says that no compiled Python is to be kept, each of the hundreds of processes that the tests and
 # the demo start would compile all of Penstock again: a third of its start. Empty is as good as unset.
@@ -41,7 +41,8 @@ demo: .venv/demo ## all of it at work for two minutes, with parts killed, and co
 		$(BIN)/python -m penstock.cli demo --since $(SINCE) $(DEMO)
 
 test: .venv/dev parts ## every room, with samples of what takes long (TEST=log for all of one room, or TEST=path)
-	PENSTOCK_EVERY_ROOM=$(if $(TEST),,1) $(BIN)/python -m tools.run_tests $(PYTEST_OPTIONS) $(TESTED)
+	PENSTOCK_EVERY_ROOM=$(if $(TEST),,1) $(BIN)/python -m tools.run_tests $(PYTEST_OPTIONS) \
+		$(or $(TESTED),--ignore tests/test_tidy.py)
 
 soak: .venv/dev parts ## every test with every case: whole kill matrices, many more kills and examples; a night's work
 	PENSTOCK_SOAK=1 PENSTOCK_FUZZ_FRAMES=$(SOAK_FRAMES) \

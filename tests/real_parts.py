@@ -77,6 +77,16 @@ def elasticmq_class_path() -> str:
     return f"{_or_skip(parts.elasticmq_jars)}/*"
 
 
+def hadoop_aws_class_path() -> str:
+    """What Spark's class path needs more for s3a: URLs."""
+    return f"{_or_skip(parts.hadoop_aws_jars)}/*"
+
+
+def hdfs_class_path() -> str:
+    """What to pass to `java -cp` to have HDFS."""
+    return f"{_or_skip(parts.hdfs_jars)}/*"
+
+
 def pulsar_folder() -> Path:
     """The folder of Apache Pulsar, with its jars in `lib`."""
     return _or_skip(parts.pulsar_folder)

@@ -190,16 +190,18 @@ class ApacheKafka:
 class Penstock:
     """Our broker as its users start it, `penstock serve`, in a process of its own."""
 
-    def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
+    def __init__(self, folder: Path, *arguments: str, port: int = 0, host: str = "127.0.0.1") -> None:
+        """Another host than loopback is for machines of a test's own network: see `penstock.cluster.networks`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.arguments = arguments
+        self.arguments = arguments if host == "127.0.0.1" else (*arguments, "--insecure")
         self.port = port
+        self.host = host
         self._process: ServerProcess | None = None
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def data(self) -> Path:
@@ -216,7 +218,7 @@ class Penstock:
 
     def start(self) -> None:
         """Start on the folder, and on the port of the first start; returns when it listens."""
-        listen = ("--listen", f"127.0.0.1:{self.port}", "--data", str(self.data))
+        listen = ("--listen", f"{self.host}:{self.port}", "--data", str(self.data))
         self._process = ServerProcess(
             [sys.executable, "-m", "penstock.cli", "serve", *listen, *self.arguments],
             self.folder / "output.txt",

@@ -36,6 +36,14 @@ class Systems:
     outcomes: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     reasons: dict[str, str] = field(default_factory=dict)
     servers: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    collected: Counter[str] = field(default_factory=Counter)
+    """By system: how many cases it has, those outside the sample of this run included."""
+    begun: Counter[str] = field(default_factory=Counter)
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        marker = item.get_closest_marker(MARKER)
+        if marker is not None:
+            self.collected[marker.args[0]] += 1
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -45,7 +53,10 @@ class Systems:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         system = dict(report.user_properties).get(PROPERTY)
-        if not isinstance(system, str) or (report.when != "call" and report.passed):
+        if not isinstance(system, str):
+            return
+        self.begun[system] += report.when == "setup"
+        if report.when != "call" and report.passed:
             return
         if report.skipped:
             reason = reason_of(report.longrepr)
@@ -55,10 +66,13 @@ class Systems:
         self.outcomes[system][report.outcome] += 1
 
     def for_the_controller(self) -> dict[str, object]:
-        return {KEY: json.dumps(_met)}
+        return {KEY: json.dumps({"met": _met, "collected": self.collected})}
 
     def merge(self, worker_output: dict[str, object]) -> None:
-        self.servers.update(json.loads(str(worker_output.get(KEY, "{}"))))
+        """Take over what another process met. All of them collect the same cases."""
+        told = json.loads(str(worker_output.get(KEY, "{}")))
+        self.servers.update(told.get("met", {}))
+        self.collected |= Counter(told.get("collected", {}))
 
     def write(self, reporter: pytest.TerminalReporter) -> None:
         if not self.outcomes:
@@ -69,6 +83,8 @@ class Systems:
             server, features = servers.get(system, ("not started", []))
             counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
             ended = counts if outcomes.keys() - {"skipped"} else f"not run: {self.reasons[system]}"
-            reporter.write_line(f"  {system}: {server}; {ended}")
+            begun, of = self.begun[system], self.collected[system]
+            sampled = f" ({begun} of {of} cases were tried)" if begun < of else ""
+            reporter.write_line(f"  {system}: {server}; {ended}{sampled}")
             if features:
                 reporter.write_line(f"    {', '.join(features)}")

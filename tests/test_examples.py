@@ -10,18 +10,25 @@ from typing import Final
 
 import pytest
 
+from tests import real_parts
 from tests.streams.embedded import stop_broker
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 SAYS: Final = {
     "send_and_read.py": "of this run: [b'",
     "survive_a_crash.py": "stored 20000 of which 20000 are different",
+    "bank.py": "every balance equals the replay of its events",
     "fraud.py": "300 transactions judged",
     "plain_kafka_client.py": "any client will do",
     "orders.py": "billed 299 orders of 300",
     "usage.py": "every use was counted once",
     "any_system.py": "500 of 500 views of this run were counted",
+    "enrich_clicks.py": "enriched 400 clicks of 400",
 }
+
+
+NEEDS: Final = {"enrich_clicks.py": real_parts.postgres_programs}
+"""What an example needs beside Python. The test is skipped where it is missing."""
 
 
 def test_every_example_is_run() -> None:
@@ -30,6 +37,8 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", sorted(SAYS))
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    if name in NEEDS:
+        NEEDS[name]()
     try:
         for _ in range(2):
             done = subprocess.run(

@@ -17,6 +17,7 @@ import penstock.errors
 import penstock.typing
 
 PUBLIC = [
+    "Aggregate",
     "App",
     "AvroSerde",
     "CircuitBreaker",
@@ -27,6 +28,7 @@ PUBLIC = [
     "DeadLetter",
     "DeadLetterFilter",
     "DeliveryError",
+    "EventStore",
     "Guarantee",
     "JsonSerde",
     "MsgpackSerde",
@@ -35,6 +37,7 @@ PUBLIC = [
     "PenstockError",
     "Position",
     "Producer",
+    "Projection",
     "ProtobufSerde",
     "Reader",
     "Receipt",
@@ -44,11 +47,15 @@ PUBLIC = [
     "Retry",
     "SchemaRegistry",
     "StreamError",
+    "Table",
     "Topic",
     "TopicPattern",
+    "applies",
     "connect",
     "open_dead_letters",
     "redrive",
+    "sql",
+    "upcasts",
     "within",
 ]
 

@@ -29,6 +29,8 @@ FAMILIES: Final[Mapping[str, Mapping[str, str]]] = {
         "ConnectorMissingError": "Run `penstock spark jars` once.",
         "ClusterError": "Do what the message says; `penstock cluster status` shows the brokers.",
         "FilterError": "Correct the filter at the position that the message shows.",
+        "QueryError": "Correct the query as the message says. Queries only read topics.",
+        "QueryStoppedError": "Let the query read less, by a condition on timestamp or partition, or raise its timeout.",
     },
     "Connecting to the stream": {
         "BrokerUnavailableError": "Check that the broker is running and that the address is right; for `log:` URLs the "
@@ -40,6 +42,8 @@ FAMILIES: Final[Mapping[str, Mapping[str, str]]] = {
         "StreamError": "The message contains the broker's reason.",
         "NotAllowedError": "Use another login, or have this one given the permission.",
         "UnknownTopicError": "Create the topic, or correct its name: `penstock topics` lists the topics.",
+        "HistoryLostError": "Choose a later moment, or raise the topic's `min.compaction.lag.ms` for what comes from "
+        "now on.",
         "TopicExistsError": "Use the existing topic, or another name.",
         "InvalidTopicError": "Use letters, digits, `.`, `_` and `-`, at most 249 of them.",
         "AliasChangedError": "Check the alias with `penstock pipelines`, then switch again.",
@@ -82,6 +86,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, str]]] = {
         "RecordsExpiredError": "Set `on_expired` to say where to continue, and raise `retention.ms` or "
         "`retention.bytes`.",
         "RecordsLostError": "Set `on_expired` to continue without the records of the deleted topic or partition.",
+        "BadRowsError": "Look at the rows with `penstock dlq`, fix the program or the input, or raise `max_bad_rows`.",
         "FencedError": "Nothing, if a rebalance took the partition: the new owner continues. Otherwise find the other "
         "process that uses the same name.",
         "RedriveRunningError": "Wait until the other redrive has ended, or stop it where it was started.",
@@ -98,6 +103,19 @@ FAMILIES: Final[Mapping[str, Mapping[str, str]]] = {
         "[Processing again](../spark/reprocessing.md).",
         "PipelineRunningError": "Stop the other run, or give this one a name or a checkpoint folder of its own.",
         "TopicReplacedError": "Give the pipeline a new name, so that it starts again with the new topic.",
+    },
+    "Change data capture": {
+        "SourceUnavailableError": "Check that the database runs and accepts connections; the capture tries again by "
+        "itself.",
+        "ChangesLostError": "Take a new snapshot with `--snapshot again`, and raise `max_slot_wal_keep_size`: changes "
+        "were lost.",
+        "UnsupportedTypeError": "Leave the column out of the publication, or change its type, as the message says.",
+    },
+    "Event sourcing": {
+        "VersionConflictError": "Load the aggregate again, decide again, and append with its version; "
+        "`EventStore.change` does so.",
+        "EventsLostError": "Set `retention.ms` and `retention.bytes` of the topic to -1, and restore the events from a "
+        "copy.",
     },
     "Storage": {
         "StorageError": "Free some space, or replace the disk. After a failed fsync, restart the broker on a healthy "

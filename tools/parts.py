@@ -22,6 +22,8 @@ KAFKA_POM: Final = ROOT / "tools" / "kafka" / "pom.xml"
 KAFKAJS_PACKAGE: Final = ROOT / "tools" / "kafkajs" / "package.json"
 KINESIS_PACKAGE: Final = ROOT / "tools" / "kinesis" / "package.json"
 ELASTICMQ_POM: Final = ROOT / "tools" / "elasticmq" / "pom.xml"
+HADOOP_AWS_POM: Final = ROOT / "tools" / "hadoop-aws" / "pom.xml"
+HDFS_POM: Final = ROOT / "tools" / "hdfs" / "pom.xml"
 PUBSUB_MODULE: Final = ROOT / "tools" / "pubsub"
 QUIXSTREAMS_REQUIREMENTS: Final = ROOT / "tools" / "quixstreams" / "requirements.txt"
 PULSAR_ARCHIVE: Final = "org.apache.pulsar:pulsar-server-distribution:4.0.8:tar.gz:bin"
@@ -138,6 +140,16 @@ def kinesis_local() -> Path:
 def elasticmq_jars() -> Path:
     """The folder with the jars of ElasticMQ. Its class path is `FOLDER/*`."""
     return _from_cache("elasticmq", "elasticmq/jars")
+
+
+def hadoop_aws_jars() -> Path:
+    """The folder with the jars that Spark needs for s3a: URLs. Its class path is `FOLDER/*`."""
+    return _from_cache("hadoop-aws", "hadoop-aws/jars")
+
+
+def hdfs_jars() -> Path:
+    """The folder with the jars of HDFS, servers included. Its class path is `FOLDER/*`."""
+    return _from_cache("hdfs", "hdfs/jars")
 
 
 def pulsar_folder() -> Path:

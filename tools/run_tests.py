@@ -1,5 +1,8 @@
 """Runs the tests: `python -m tools.run_tests [options of pytest]`.
 
+In a fresh clone, the tests are compiled first: pytest rewrites the assertions of each module, and every worker would do
+that for all modules at the same time.
+
 A test that waits for a server may fail because the machine was busy with the tests beside it. So a few failures are run
 again, one at a time. A test that then passes does not fail the run, but is named in its last lines: it is either too
 impatient or has found a race, and both deserve a look. A test that fails again fails the run.
@@ -19,10 +22,15 @@ from typing import Final
 FAILED_TESTS: Final = "PENSTOCK_FAILED_TESTS"
 """The environment variable with the file that tests/failed_tests.py writes: one test a line."""
 SEED: Final = "PENSTOCK_SEED"
+EVERY_ROOM: Final = "PENSTOCK_EVERY_ROOM"
+"""The environment variable that says that all rooms are tested."""
 MOST_RUN_AGAIN: Final = 10
 """With more failures than this, the machine is not the reason."""
 TESTS_FAILED: Final = 1
 """The exit code of pytest when tests ran and some failed."""
+TESTS: Final = Path("tests")
+COMPILED: Final = TESTS / "log" / "__pycache__"
+"""What a run of all rooms leaves, and `make check` does not."""
 
 Run = Callable[[Sequence[str], Path], int]
 """Runs pytest with these arguments, and writes the tests that failed to the file; returns its exit code."""
@@ -53,6 +61,18 @@ def _run_pytest(arguments: Sequence[str], failed_tests: Path) -> int:
     return subprocess.run([sys.executable, "-m", "pytest", *arguments], env=environment, check=False).returncode
 
 
+def _compile_tests() -> None:
+    """Collect each half of the rooms in a process of its own. Errors are left to the run itself."""
+    rooms = sorted(str(path) for path in TESTS.iterdir() if path.is_dir() and path.name != COMPILED.name)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet"]
+    halves = [
+        subprocess.Popen([*command, *half], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for half in (rooms[::2], rooms[1::2])
+    ]
+    for half in halves:
+        half.wait()
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
@@ -65,4 +85,6 @@ def _say(line: str) -> None:
 if __name__ == "__main__":
     # Both runs sample the same cases.
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(1 << 32)))
+    if os.environ.get(EVERY_ROOM) and not COMPILED.exists():
+        _compile_tests()
     sys.exit(main(sys.argv[1:], _run_pytest))

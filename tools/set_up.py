@@ -1,11 +1,11 @@
 """Gets the real parts: `python -m tools.set_up`.
 
 Programs come from the system's packages (only as root, only where there is apt-get), kafkajs and kinesis-local from
-npm, Apache Kafka, ElasticMQ, Pulsar, ActiveMQ, Artemis and Qpid from Maven, Spark's Kafka connector and the archive of
-its classes by `penstock spark`, Quix Streams, NATS and proton from pip, a fake of Pub/Sub from Go, each with the
-settings the machine already has for that tool. A part that is already there costs nothing. A part that cannot be had is
-told in one line and noted in the cache folder; the exit code is 0 all the same, because the tests that need it skip
-themselves with that note as their reason.
+npm, Apache Kafka, ElasticMQ, HDFS, Hadoop's S3 client, Pulsar, ActiveMQ, Artemis and Qpid from Maven, Spark's Kafka
+connector and the archive of its classes by `penstock spark`, Quix Streams, NATS and proton from pip, a fake of Pub/Sub
+from Go, each with the settings the machine already has for that tool. A part that is already there costs nothing. A
+part that cannot be had is told in one line and noted in the cache folder; the exit code is 0 all the same, because the
+tests that need it skip themselves with that note as their reason.
 """
 
 from __future__ import annotations
@@ -163,6 +163,14 @@ def fetch_kafka() -> str:
 
 def fetch_elasticmq() -> str:
     return fetch_jars("elasticmq", parts.ELASTICMQ_POM, "ElasticMQ")
+
+
+def fetch_hadoop_aws() -> str:
+    return fetch_jars("hadoop-aws", parts.HADOOP_AWS_POM, "the S3 client of Hadoop")
+
+
+def fetch_hdfs() -> str:
+    return fetch_jars("hdfs", parts.HDFS_POM, "HDFS")
 
 
 def fetch_jars(part: str, pom: Path, what: str) -> str:
@@ -468,6 +476,8 @@ FETCHED: Final[Sequence[Mapping[str, Callable[[], str]]]] = (
     {"kafkajs": fetch_kafkajs},
     {"kinesis-local": fetch_kinesis_local},
     {"elasticmq": fetch_elasticmq},
+    {"hadoop-aws": fetch_hadoop_aws},
+    {"hdfs": fetch_hdfs},
     {"pulsar": fetch_pulsar},
     {"quixstreams": fetch_quixstreams},
     {"nats": fetch_nats, "proton": install_proton},  # two pips at once might trip over each other

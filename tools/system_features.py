@@ -53,6 +53,6 @@ CHANNELS: Final[dict[str, Features]] = {
     "udp:": UDP,
     "udp:?raw=true": RAW_UDP,
     "statsd:": STATSD,
-    "memory-channel:": MemoryChannel.FEATURES,
-    "memory-channel:?answers=true": AnsweringMemoryChannel.FEATURES,
+    "memory-channel:": MemoryChannel.features,
+    "memory-channel:?answers=true": AnsweringMemoryChannel.features,
 }

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.model import RecordMetadata as RecordMetadata
     from penstock.producing.connecting import connect as connect
     from penstock.producing.producer import Producer as Producer
+    from penstock.querying.database import sql as sql
     from penstock.serde import AvroSerde as AvroSerde
     from penstock.serde import JsonSerde as JsonSerde
     from penstock.serde import MsgpackSerde as MsgpackSerde
@@ -45,6 +46,12 @@ if TYPE_CHECKING:
     from penstock.streams import Connection as Connection
     from penstock.streams import Reader as Reader
     from penstock.streams import TopicPattern as TopicPattern
+    from penstock.tables.events import Aggregate as Aggregate
+    from penstock.tables.events import EventStore as EventStore
+    from penstock.tables.events import Projection as Projection
+    from penstock.tables.events import applies as applies
+    from penstock.tables.events import upcasts as upcasts
+    from penstock.tables.table import Table as Table
 
 _NAMES = {
     "penstock.app": ["App"],
@@ -64,9 +71,12 @@ _NAMES = {
     ],
     "penstock.producing.connecting": ["connect"],
     "penstock.producing.producer": ["Producer"],
+    "penstock.querying.database": ["sql"],
     "penstock.serde": ["AvroSerde", "JsonSerde", "MsgpackSerde", "ProtobufSerde", "Topic"],
     "penstock.serde.registry.client": ["SchemaRegistry"],
     "penstock.streams": ["Connection", "Reader", "TopicPattern"],
+    "penstock.tables.table": ["Table"],
+    "penstock.tables.events": ["Aggregate", "EventStore", "Projection", "applies", "upcasts"],
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

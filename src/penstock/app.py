@@ -12,9 +12,9 @@ import random
 import re
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Queue, Stream
@@ -41,6 +41,7 @@ from penstock.errors import BrokerUnavailableError, ConfigError, GroupError, Gua
 from penstock.model import Guarantee, Ordering, Position
 from penstock.model.clock import SystemClock
 from penstock.model.retry import Retry
+from penstock.model.stop_signals import on_stop_signals
 from penstock.observe.asyncapi import document
 from penstock.queues.opening import as_queue, queue_name
 from penstock.serde import Topic
@@ -59,6 +60,12 @@ Made = TypeVar("Made")
 _LOOK_S: Final = 0.1
 _STAGES_STOP_S: Final = 10.0
 _AGAIN: Final = Retry(first_delay_s=0.2, max_delay_s=5.0)
+_defined: list[weakref.ref[App]] = []
+
+
+def defined_apps() -> list[App]:
+    """The apps of this process that still exist, in order of creation."""
+    return [app for each in _defined if (app := each()) is not None]
 
 
 class App:
@@ -125,6 +132,8 @@ class App:
         self._consumers: list[AnyConsumer] = []
         self._stopping = threading.Event()
         self._running = False
+        self._has_begun = False
+        _defined.append(weakref.ref(self))
 
     def handle(
         self,
@@ -292,7 +301,7 @@ class App:
             self._run(until)
 
     def _run(self, end: Position | None = None) -> None:
-        with self._signals(), self._open_stream() as stream:
+        with on_stop_signals(self._on_stop_signal), self._open_stream() as stream:
             if stream is None and self._url is not None:
                 return  # stopped before the broker was reached
             topics = [each.pattern or each.handler.topic for each in self._declared if each.queue is None]
@@ -387,11 +396,16 @@ class App:
         """Whether each handler makes progress, not merely whether it runs."""
         return [consumer.health() for consumer in self.consumers]
 
-    def _stuck(self) -> list[str]:
+    @property
+    def started(self) -> bool:
+        """Whether it was ever run."""
+        return self._has_begun
+
+    def stuck(self) -> list[str]:
         """For `/healthz`: what only a restart would fix. Calls no stream and no store: they may be unavailable."""
         return [f"{each.handler.name}: {why}" for each in self.consumers if (why := each.stuck())]
 
-    def _unready(self) -> list[str]:
+    def unready(self) -> list[str]:
         """For `/readyz`: what keeps handlers from making progress."""
         if self._stopping.is_set() or not self._running:
             return ["the app is stopping"]
@@ -475,10 +489,10 @@ class App:
             if addresses:
                 from penstock.observe.metrics.serving import serve
 
-                probes = {"/healthz": self._stuck, "/readyz": self._unready}
+                probes = {"/healthz": self.stuck, "/readyz": self.unready}
                 for address in addresses:
                     stack.enter_context(serve(address, probes=probes, insecure=self._insecure_endpoints))
-            self._running = True
+            self._running = self._has_begun = True
             self._stopping.clear()
             self._consumers = []
             return stack.pop_all()
@@ -504,28 +518,15 @@ class App:
             if self._given is None and stream is not None:
                 stream.close()
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop the app on SIGTERM and Ctrl-C; a second Ctrl-C does not wait."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            if self._stopping.is_set() and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            if number == signal.SIGINT:
-                logger.warning("Ctrl-C: waiting for running handlers; press Ctrl-C again to quit at once")
-            else:
-                logger.info("%s: waiting for running handlers", signal.Signals(number).name)
-            self._stopping.set()
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        """Stop; a second Ctrl-C does not wait."""
+        if number is not signal.SIGINT:
+            logger.info("%s: waiting for running handlers", number.name)
+        elif self._stopping.is_set():
+            raise KeyboardInterrupt
+        else:
+            logger.warning("Ctrl-C: waiting for running handlers; press Ctrl-C again to quit at once")
+        self._stopping.set()
 
 
 def _settle(made: concurrent.futures.Future[Made], action: Callable[[], Made]) -> None:

@@ -259,6 +259,11 @@ class CheckpointMismatchError(PipelineError):
     """A checkpoint belongs to another pipeline, or to an incompatible version of this one."""
 
 
+class BadRowsError(PipelineError):
+    """Rows of a batch failed and may not be left out: too many, or an expectation that stops the query. Fix the program
+    or the input, or raise `max_bad_rows`; the batch is repeated at the next start."""
+
+
 class PipelineRunningError(PipelineError):
     """Another process is running this pipeline with this checkpoint."""
 
@@ -330,6 +335,14 @@ class FilterError(ConfigError):
         """The index of the wrong character, counted from 0."""
 
 
+class QueryError(PenstockError):
+    """A query cannot be run. The message says what is wrong with it, and what is allowed."""
+
+
+class QueryStoppedError(QueryError):
+    """A query was cancelled, or ran for longer than its timeout. Read less, or raise the timeout."""
+
+
 class RedriveRunningError(PenstockError):
     """These dead letters are being redriven already. The message says by whom, and the progress."""
 
@@ -349,3 +362,36 @@ class SignInError(PenstockError):
 
 class ClusterError(PenstockError):
     """`penstock cluster` cannot do what was asked of its brokers. The message says why, and what to do."""
+
+
+class SourceUnavailableError(PenstockError):
+    """The database that is captured is unavailable for now. Another attempt may succeed; nothing is lost."""
+
+
+class ChangesLostError(PenstockError):
+    """The database no longer has changes that were not captured yet. Take a new snapshot: `--snapshot again`."""
+
+
+class UnsupportedTypeError(ConfigError):
+    """A column has a type whose values cannot be captured. The message names it, and what to do."""
+
+
+class HistoryLostError(PenstockError):
+    """The topic no longer has the records that tell what a table was at that moment."""
+
+
+class VersionConflictError(PenstockError):
+    """An aggregate has another version than expected: somebody else has appended. Load it again, and decide again."""
+
+    def __init__(self, id: str, expected: int, actual: int) -> None:
+        super().__init__(
+            f"{id!r} was expected to have version {expected}, and has {actual}; nothing was stored: load it again, "
+            "decide again, and append with that version"
+        )
+        self.id = id
+        self.expected = expected
+        self.actual = actual
+
+
+class EventsLostError(StreamError):
+    """Events of an aggregate are missing from their topic. The message says which."""

@@ -21,13 +21,12 @@ import msgspec
 from penstock.abc import Acknowledging, CheckpointStore, Clock, DeadLetters, Feature
 from penstock.app import App
 from penstock.channels import open_channel
-from penstock.channels.http.messages import own_id
 from penstock.channels.inbox import Inbox
 from penstock.consuming.destinations import Destination, destination_name, open_destination
 from penstock.consuming.options import GuaranteeChoice, OrderChoice, PositionChoice
 from penstock.errors import ConfigError, HandlerError, PenstockError, UrlError
 from penstock.model import Guarantee, NewRecord, Record, check_topic_name
-from penstock.model.record import RECORD_ID
+from penstock.model.record import RECORD_ID, own_id
 from penstock.model.retry import Retry
 from penstock.queues.opening import queue_name
 from penstock.streams import connect

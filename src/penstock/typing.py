@@ -5,6 +5,8 @@ Nothing here is needed to call the library; `penstock.abc` has the types of the 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.consuming.consumer import Commit, OnCommit
 from penstock.consuming.deadlines.analyser import OnLate
 from penstock.consuming.deadlines.parallel import Deadline
@@ -25,6 +27,13 @@ from penstock.serde.typed import Decode
 from penstock.streams.options import ConnectOptions
 from penstock.streams.reading import Start
 from penstock.streams.topic_patterns import TopicChoice
+from penstock.tables.events.store import Loaded, StoredEvent
+from penstock.tables.table import TableChange, TableFreshness, TableServer, TableSnapshot
+from penstock.tables.table.history import When
+from penstock.tables.table.table import OnChange
+
+if TYPE_CHECKING:
+    from penstock.querying.database import TopicDatabase
 
 __all__ = [
     "Commit",
@@ -36,8 +45,10 @@ __all__ = [
     "Health",
     "Hold",
     "LetterState",
+    "Loaded",
     "Middleware",
     "NewHeaders",
+    "OnChange",
     "OnCommit",
     "OnLate",
     "OrderChoice",
@@ -53,8 +64,24 @@ __all__ = [
     "SendOptions",
     "SpoolFlush",
     "Start",
+    "StoredEvent",
     "SubjectName",
+    "TableChange",
+    "TableFreshness",
+    "TableServer",
+    "TableSnapshot",
     "Timestamps",
     "TopicChoice",
+    "TopicDatabase",
+    "When",
     "WhenFull",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What needs an extra is imported when it is used."""
+    if name == "TopicDatabase":
+        from penstock.querying.database import TopicDatabase
+
+        return TopicDatabase
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,10 +17,10 @@ import pytest
 
 from penstock.demo.live import Live
 from penstock.demo.process_group import parts_for
-from penstock.demo.processes import end_session
+from penstock.demo.run import LiveShow, Show, show_for
 from penstock.demo.settings import DemoSettings
-from penstock.demo.show import LiveShow, Show, show_for
 from penstock.errors import JavaMissingError
+from penstock.model.processes import end_session
 from tests.cli.running import COMMAND
 
 TIMEOUT_S = 240.0

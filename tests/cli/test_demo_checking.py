@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.demo.checking import Check, Latencies, checks_of, typical_second, wrong_with
+from penstock.demo.checking import Check, Latencies, Results, checks_of, typical_second, wrong_with
 from penstock.demo.events import LARGE_CENTS, Event, EventSource, MalformedRow, PageEvent, Transaction, Verdict
 from penstock.demo.generator import FAULTS, Account, window_name
-from penstock.demo.results import Results
 from penstock.model import DeadLetter, Record
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.abc import DeadLetters
+from penstock.abc import DeadLetters, Outcome
 from penstock.dead_letters import open_dead_letters, redrive_of
 from penstock.model import DeadLetter, DeadLetterFilter, LetterState, Record
+from penstock.queues import open_queue
+from tests import moto_server
 from tests.cli.forked import ForkedCommand
 from tests.cli.running import Command
 from tests.clients.names import fresh
@@ -160,6 +164,40 @@ def test_letters_are_redriven(
     assert (again.code, f"letter {ids[7]} is redriven: only waiting letters" in again.err) == (1, True)
     assert "Redrove 2 letters." in run.well("dlq", "redrive", place, "--limit", "2").err
     assert opened.count(DeadLetterFilter()) == 2
+
+
+@everywhere
+def test_letters_are_redriven_to_a_queue(
+    run: Command, place: str, ids: list[str], opened: DeadLetters, topic: str
+) -> None:
+    url = f"sqs://{moto_server.REGION}/{topic}?endpoint_url={moto_server.shared_endpoint()}"
+    with closing(open_queue(f"{url}&create=true")) as queue:
+        run.environment = {**os.environ, **run.environment, **moto_server.CREDENTIALS}
+        dry = run.well("dlq", "redrive", place, "--to", url, "--dry-run")
+        assert f"10 letters of 10 would be redriven to {url}. Nothing was sent." in dry.err
+        assert "Redrove 4 letters." in run.well("dlq", "redrive", place, "--to", url, "--limit", "4").err
+        received: dict[bytes | None, str] = {}
+        until_s = time.monotonic() + 60
+        while len(received) < 4 and time.monotonic() < until_s:
+            for delivery in queue.receive(10, 1.0):
+                redrive = redrive_of(delivery.record)
+                received[delivery.record.value] = redrive.id if redrive else ""
+                queue.settle(delivery, Outcome.DONE)
+    assert received == {b"%d" % number: f"{ids[number]}.1" for number in range(4)}
+    assert opened.count(DeadLetterFilter()) == 6
+
+
+def test_what_is_not_a_queue_or_is_away_is_named_and_the_letters_wait(
+    run: Command, place: str, ids: list[str], opened: DeadLetters
+) -> None:
+    for url, message in (
+        ("kafka://127.0.0.1:9092", "is not a URL of a queue"),
+        ("memory:jobs", "a queue in memory ends with this command"),
+        ("stomp://127.0.0.1:9/jobs", "cannot be reached"),
+    ):
+        refused = run("dlq", "redrive", place, "--to", url)
+        assert (refused.code, message in refused.err) == (1, True), refused.err
+    assert opened.count(DeadLetterFilter(states=frozenset({LetterState.WAITING}))) == len(ids)
 
 
 def test_letters_are_redriven_to_another_topic(

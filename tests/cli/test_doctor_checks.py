@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.checks import data_folder, extras, java, machine, network
+from penstock.cli.checks import extras, machine, network
 from penstock.cli.checks.extras import Extra
 from penstock.cli.checks.finding import Finding, Level, ok
 from penstock.cli.commands import doctor as examining
@@ -104,7 +104,7 @@ def mounts(folder: Path, kind: str) -> Path:
 def test_a_data_folder_that_is_well_is_left_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    found = data_folder.check_data_folder(folder, lambda _: (10**12, 0, 10**12), mounts(tmp_path, "ext4"))
+    found = machine.check_data_folder(folder, lambda _: (10**12, 0, 10**12), mounts(tmp_path, "ext4"))
     assert named(found, "data folder").level is Level.OK
     assert named(found, "disk space").level is Level.OK
     assert "ms a sync (ext4)" in named(found, "disk sync").text
@@ -112,45 +112,45 @@ def test_a_data_folder_that_is_well_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_data_folder_that_is_not_there_is_judged_by_where_it_will_be_and_not_made(tmp_path: Path) -> None:
-    found = data_folder.check_data_folder(tmp_path / "a" / "b")
+    found = machine.check_data_folder(tmp_path / "a" / "b")
     assert f"to be created in {tmp_path}" in named(found, "data folder").text
     assert not (tmp_path / "a").exists()
 
 
 def test_a_file_in_the_place_of_the_data_folder_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
-    assert only(data_folder.check_data_folder(tmp_path / "data")).level is Level.FAIL
-    assert only(data_folder.check_data_folder(tmp_path / "data" / "deeper")).level is Level.FAIL
+    assert only(machine.check_data_folder(tmp_path / "data")).level is Level.FAIL
+    assert only(machine.check_data_folder(tmp_path / "data" / "deeper")).level is Level.FAIL
 
 
 def test_a_data_folder_of_somebody_else_is_wrong(tmp_path: Path) -> None:
     def refused(_: Path) -> float:
         raise PermissionError(13, "Permission denied")  # which root, who may run this, never meets
 
-    found = only(data_folder.check_data_folder(tmp_path, measure=refused))
+    found = only(machine.check_data_folder(tmp_path, measure=refused))
     assert found.level is Level.FAIL
     assert "chown" in (found.fix or "")
 
 
 def test_a_data_folder_for_everybody_is_doubtful(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert "chmod o-w" in (named(data_folder.check_data_folder(tmp_path), "data folder").fix or "")
+    assert "chmod o-w" in (named(machine.check_data_folder(tmp_path), "data folder").fix or "")
 
 
 @pytest.mark.parametrize(("free", "level"), [(10**7, Level.FAIL), (10**9, Level.WARN), (10**10, Level.OK)])
 def test_disk_space_is_judged_by_what_is_left(tmp_path: Path, free: int, level: Level) -> None:
-    assert named(data_folder.check_data_folder(tmp_path, lambda _: (10**12, 0, free)), "disk space").level is level
+    assert named(machine.check_data_folder(tmp_path, lambda _: (10**12, 0, free)), "disk space").level is level
 
 
 @pytest.mark.parametrize(("kind", "said"), [("tmpfs", "in memory"), ("nfs4", "over a network")])
 def test_a_log_in_memory_or_over_a_network_is_doubtful(tmp_path: Path, kind: str, said: str) -> None:
-    found = named(data_folder.check_data_folder(tmp_path, mounts=mounts(tmp_path, kind)), "disk sync")
+    found = named(machine.check_data_folder(tmp_path, mounts=mounts(tmp_path, kind)), "disk sync")
     assert found.level is Level.WARN
     assert said in found.text
 
 
 def test_a_slow_sync_is_doubtful(tmp_path: Path) -> None:
-    found = data_folder.check_data_folder(tmp_path, mounts=mounts(tmp_path, "ext4"), measure=lambda _: 0.4)
+    found = machine.check_data_folder(tmp_path, mounts=mounts(tmp_path, "ext4"), measure=lambda _: 0.4)
     slow = named(found, "disk sync")
     assert slow.level is Level.WARN
     assert "400.00 ms a sync" in slow.text
@@ -163,7 +163,7 @@ def test_measuring_a_slow_disk_ends_soon(tmp_path: Path) -> None:
     def slowly(_: int) -> None:
         now[0] += 0.4
 
-    assert data_folder.measure_sync_s(tmp_path, lambda: now[0], slowly) == pytest.approx(0.4)
+    assert machine.measure_sync_s(tmp_path, lambda: now[0], slowly) == pytest.approx(0.4)
     assert now[0] < 1
 
 
@@ -269,10 +269,10 @@ def test_java_is_found_or_what_to_install_is_told(tmp_path: Path, monkeypatch: p
     program.chmod(0o755)
     (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="21.0.1"\n')
     monkeypatch.setattr("penstock.java.installed._installed", lambda: iter(()))
-    found = only(java.check_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": ""}))
+    found = only(machine.check_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": ""}))
     assert (found.level, found.text) == (Level.OK, f"21 (JAVA_HOME={tmp_path}/jdk)")
     (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="11.0.1"\n')
-    found = only(java.check_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": ""}))
+    found = only(machine.check_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": ""}))
     assert found.level is Level.WARN
     assert "Java 17 or newer" in found.text
     assert "JAVA_HOME" in (found.fix or "")
@@ -283,7 +283,7 @@ def test_a_java_home_that_does_not_fit_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "java").write_text("")
     (tmp_path / "java").chmod(0o755)
     (tmp_path.parent / "release").write_text('JAVA_VERSION="17.0.1"\n')
-    found = only(java.check_java({"JAVA_HOME": str(tmp_path / "none"), "PATH": str(tmp_path)}))
+    found = only(machine.check_java({"JAVA_HOME": str(tmp_path / "none"), "PATH": str(tmp_path)}))
     (tmp_path.parent / "release").unlink()
     assert found.level is Level.WARN
     assert "JAVA_HOME" in found.text
@@ -292,11 +292,11 @@ def test_a_java_home_that_does_not_fit_is_told_of(tmp_path: Path) -> None:
 def test_the_connector_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyspark = pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'penstock[spark]'")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
-    assert "penstock spark jars" in (only(java.check_connector()).fix or "")
+    assert "penstock spark jars" in (only(machine.check_connector()).fix or "")
     folder = tmp_path / "spark" / pyspark.__version__ / "connector"
     folder.mkdir(parents=True)
     (folder / "spark-sql-kafka.jar").write_text("")
-    assert only(java.check_connector()).level is Level.OK
+    assert only(machine.check_connector()).level is Level.OK
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,62 @@ def test_the_figures_stand_where_they_say() -> None:
     readme = (root / "README.md").read_text()
     (rows,) = re.findall(r"10 s windows to log, exactly-once with fsync \| ([\d,]+) rows/s", readme)
     assert int(rows.replace(",", "")) == 2 * figures.SPARK_ROWS_PER_CORE_S.value
+
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/capacity.md"
+GROWING = Demand(rate_per_s=1_000, size_bytes=500, retention_s=3 * DAY_S, readers=2, handler_ms=1.0)
+"""The load that the page follows from a thousand records a second to a million."""
+
+
+def growing_table() -> str:
+    """The table of the page. One log keeps one copy; Kafka keeps three."""
+    plans = []
+    for rate in (1e3, 1e4, 1e5, 1e6):
+        alone = plan(dataclasses.replace(GROWING, rate_per_s=rate))
+        replication = 1 if alone.is_one_log_enough else 3
+        plans.append((alone, plan(dataclasses.replace(GROWING, rate_per_s=rate, replication=replication))))
+    rows = [["records", *(alone["an hour's outage is caught up in"].how.split(" ")[0] for alone, _ in plans)]]
+    rows.append(["the stream", *("one log" if a.is_one_log_enough else p["Kafka brokers"].text for a, p in plans)])
+    rows.append(["one log would be busy for", *(alone["embedded log busy"].text for alone, _ in plans)])
+    flows = ("comes in", "goes out", "disk", "partitions", "handler workers", "handler processes", "Spark cores")
+    rows += [[what, *(made[what].text for _, made in plans)] for what in flows]
+    rows.append(
+        [
+            "Spark runs",
+            *(
+                "local" if p["Spark executors"].value == 1 else f"{p['Spark executors'].text} executors"
+                for _, p in plans
+            ),
+        ]
+    )
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def test_the_page_from_a_thousand_to_a_million_says_what_the_plan_says() -> None:
+    assert growing_table() in PAGE.read_text("utf-8"), f"write this into {PAGE.name}:\n{growing_table()}"
+
+
+def test_the_page_says_where_the_next_part_takes_over() -> None:
+    """Each point is the last rate, in thousands, at which the plan still has the smaller answer."""
+    page = PAGE.read_text("utf-8")
+
+    def last(enough: Callable[[figures.Plan], bool], **fields: Any) -> int:
+        fits = (
+            rate
+            for rate in range(1_000, 1_000_000, 1_000)
+            if not enough(plan(dataclasses.replace(GROWING, rate_per_s=rate + 1_000, **fields)))
+        )
+        return next(fits)
+
+    for point, rate in (
+        ("one process handles it", last(lambda made: made["handler processes"].value == 1, handler_ms=None)),
+        ("one process of 32 workers handles it", last(lambda made: made["handler processes"].value == 1)),
+        ("a disk of 8 TB holds it", last(lambda made: made.is_one_log_enough, disk_bytes=8 * 10**12)),
+        ("one log carries it", last(lambda made: made.is_one_log_enough)),
+        ("one machine of 4 cores computes it", last(lambda made: made["Spark executors"].value == 1)),
+    ):
+        assert re.search(rf"^\| {re.escape(point)} \| {rate:,}/s \|", page, re.MULTILINE), f"| {point} | {rate:,}/s |"
 
 
 def test_quantities_read_well() -> None:

@@ -13,12 +13,12 @@ import penstock
 from penstock.console import letters as letters_module
 from penstock.console.service import Service
 from penstock.console.views import Person
+from penstock.databases.sqlite import SqliteDatabase
 from penstock.dead_letters import open_dead_letters
 from penstock.dead_letters.rows import TABLE
 from penstock.dead_letters.stream import StreamDeadLetters
 from penstock.errors import ConfigError, RedriveRunningError, StoreUnavailableError, UnknownTopicError
 from penstock.model import DeadLetter, DeadLetterFilter, LetterState
-from penstock.sql.sqlite import SqliteDatabase
 from tests.clients.names import fresh
 from tests.console.conftest import SELDOM_S
 from tests.console.letters_of_tests import letter, put_letters

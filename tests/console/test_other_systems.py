@@ -15,7 +15,7 @@ from penstock.model import DeadLetterFilter
 from tests.clients.worked_stream import GROUP, LETTERS, READ, TOPIC, WAITING, send, work
 from tests.console.conftest import SELDOM_S
 from tests.sampling import is_every_room
-from tests.systems import test_one_program as systems
+from tests.systems import every_system as systems
 
 SYSTEMS = {
     systems.redis: re.compile(r"\d{13}-\d+"),

@@ -74,11 +74,13 @@ def test_killed_at_random_moments_it_goes_on_as_promised(
 def test_effects_in_postgresql_happen_exactly_once_whenever_it_is_killed(
     order: str, workers: int, tmp_path: Path
 ) -> None:
-    """Each process dies at another step of a transaction, or at a random moment."""
+    """Each process dies at another step of a transaction, in a handler among others whose statements were sent ahead or
+    are repeated after a failure, or at a random moment."""
     chance = random.Random(seed_of())
     server = shared_postgres()
     kills = times(POSTGRES_KILLS, SOAK_KILLS)
     deaths = [Death(step, nth, after) for step in STEPS_OF_TRANSACTIONS for nth in (1, 3) for after in (False, True)]
+    deaths += [Death("handler", nth, after) for nth in (3, 6, 9) for after in (False, True)]
     chance.shuffle(deaths)
     del deaths[kills:]
     left: deque[Kill] = deque(deaths)

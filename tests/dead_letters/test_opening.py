@@ -73,7 +73,7 @@ def test_a_topic_needs_a_stream() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    for module in ("penstock.sql.postgres", "penstock.dead_letters.postgres"):
+    for module in ("penstock.databases.postgres", "penstock.dead_letters.postgres"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'penstock\[postgres\]'"):
         open_dead_letters("postgresql://127.0.0.1/x")

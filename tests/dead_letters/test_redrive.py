@@ -18,9 +18,10 @@ from penstock.dead_letters import (
     redrive_of,
 )
 from penstock.dead_letters.sqlite import SqliteDeadLetters
-from penstock.errors import ConfigError, DeliveryError, UnknownTopicError
+from penstock.errors import BrokerUnavailableError, ConfigError, DeliveryError, RecordTooLargeError, UnknownTopicError
 from penstock.model import DeadLetter, DeadLetterFilter, LetterState, NewRecord, Receipt, Record
 from penstock.model.letter import letter_id, query_row
+from penstock.queues import MemoryQueue
 from penstock.streams.memory import MemoryStream
 from penstock.streams.memory.stream import MemoryTopicStream
 from tests.dead_letters.hasty_clock import HastyClock
@@ -119,6 +120,36 @@ def test_rows_of_a_query_wait_for_who_names_a_topic_and_hold_up_no_others(
     assert [record.value for record in records(streams)] == [b"value 300"]
     assert redrive(letters, streams, DeadLetterFilter(), to="mended", clock=clock) == RedriveReport(redriven=300)
     assert [record.value for record in records(streams, "mended")] == [b"{}"] * 300
+
+
+def test_a_record_that_a_queue_refuses_waits_and_the_others_go_on(
+    letters: SqliteDeadLetters, clock: HastyClock
+) -> None:
+    class Small(MemoryQueue):
+        def send(self, records: Sequence[NewRecord]) -> None:
+            if any(len(record.value or b"") > 100 for record in records):
+                raise RecordTooLargeError("at most 100 bytes")
+            super().send(records)
+
+    queue = Small()
+    letters.put([letter(0), letter(1, value=bytes(101)), letter(2)])
+    report = redrive(letters, queue, DeadLetterFilter(), clock=clock)
+    assert (report.redriven, report.failures) == (2, ((letter(1).id, "at most 100 bytes"),))
+    assert [each.record.value for each in queue.receive(10, 0.0)] == [b"value 0", b"value 2"]
+    assert states(letters) == [REDRIVEN, WAITING, REDRIVEN]
+
+
+def test_a_queue_that_is_away_ends_the_redrive_and_the_letters_wait(
+    letters: SqliteDeadLetters, clock: HastyClock
+) -> None:
+    class Away(MemoryQueue):
+        def send(self, records: Sequence[NewRecord]) -> None:
+            raise BrokerUnavailableError("nobody answers")
+
+    letters.put([letter(0), letter(1)])
+    with pytest.raises(BrokerUnavailableError, match="nobody answers"):
+        redrive(letters, Away(), DeadLetterFilter(), clock=clock)
+    assert states(letters) == [WAITING, WAITING]
 
 
 def test_the_filter_chooses(letters: SqliteDeadLetters, streams: MemoryStream, clock: HastyClock) -> None:

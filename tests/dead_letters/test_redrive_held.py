@@ -10,7 +10,8 @@ import pytest
 
 import penstock
 from penstock.abc import DeadLetters
-from penstock.dead_letters import open_dead_letters, redrive, stream_holds
+from penstock.dead_letters import open_dead_letters, redrive
+from penstock.dead_letters import stream as stream_letters
 from penstock.dead_letters.holding import DEAD_AFTER_S, Hold, NoHold, hold_of
 from penstock.dead_letters.stream import StreamDeadLetters
 from penstock.errors import RedriveRunningError, StoreUnavailableError
@@ -31,7 +32,7 @@ Spec = Callable[[Path], str]
 @pytest.fixture(autouse=True)
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signs of life are given by the tests, not by the time."""
-    monkeypatch.setattr(stream_holds, "SIGN_EVERY_S", 3_600.0)
+    monkeypatch.setattr(stream_letters, "SIGN_EVERY_S", 3_600.0)
 
 
 @pytest.fixture(scope="module")
@@ -205,15 +206,15 @@ def test_who_watches_a_topic_is_refused_as_soon_as_the_other_gives_a_sign(stream
 def test_who_holds_a_topic_gives_signs_by_itself_and_a_last_one(
     streams: MemoryStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_holds, "SIGN_EVERY_S", 0.001)
+    monkeypatch.setattr(stream_letters, "SIGN_EVERY_S", 0.001)
     letters = in_topic(streams)
     put_letters(letters)
     hold = hold_of(letters, "ann", 0.0, CLOCK)
     until_s = CLOCK.monotonic_s() + 30
-    while (sign := stream_holds.sign_of(_last_record(streams))) is None or sign.number < 3:
+    while (sign := stream_letters.sign_of(_last_record(streams))) is None or sign.number < 3:
         assert CLOCK.monotonic_s() < until_s
     hold.release()
-    last = stream_holds.sign_of(_last_record(streams))
+    last = stream_letters.sign_of(_last_record(streams))
     assert last is not None
     assert last.is_last
     assert letters.count(DeadLetterFilter()) == 3

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.abc import Feature, Features
-from penstock.dead_letters import stream_reading
+from penstock.dead_letters import stream as stream_letters
 from penstock.dead_letters.stream import StreamDeadLetters
 from penstock.dead_letters.stream_encoding import DecodedRecord, read_record
 from penstock.errors import ConfigError, StoreUnavailableError
@@ -236,7 +236,7 @@ def test_an_interrupted_look_counts_nothing_twice(
             raise KeyboardInterrupt
         return read_record(found)
 
-    monkeypatch.setattr(stream_reading, "read_record", interrupted)
+    monkeypatch.setattr(stream_letters, "read_record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fresh.count(EVERYTHING)
     assert [each.redrives for each in fresh.browse(EVERYTHING)] == [1, 0]

@@ -23,9 +23,7 @@ from penstock.observe.facts import (
     Snapshot,
     TopicFacts,
 )
-from penstock.observe.history.history import METRICS, History
-from penstock.observe.history.measures import measured
-from penstock.observe.history.rolling import COARSE_KEPT_S, FINE_KEPT_S, used_bytes
+from penstock.observe.history.history import COARSE_KEPT_S, FINE_KEPT_S, METRICS, History, measured, used_bytes
 
 BEGAN_S = 1_800_000_000
 QUERY = QueryFacts("spend", "running", 3, 10, 9, 0, 0, 5, 0.5, 20.0, 7, None, None, BEGAN_S * 1000)

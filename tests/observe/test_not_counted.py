@@ -13,7 +13,7 @@ from penstock.observe.alerts import Rule, RuleKind, checking
 from penstock.observe.alerts.evaluator import EvaluatorState
 from penstock.observe.alerts.readings import unusable
 from penstock.observe.facts import GroupFacts, PartitionFacts, ReaderFacts, Snapshot
-from penstock.observe.history.measures import measured
+from penstock.observe.history.history import measured
 from penstock.observe.lag_rows import lag_rows
 from penstock.observe.library_groups import LibraryGroup
 from penstock.observe.metrics.stream import families

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.observe.history.rolling import Step, coarser, means, merged
+from penstock.observe.history.history import Step, coarser, means, merged
 
 steps_of = st.lists(
     st.tuples(st.integers(0, 400), st.one_of(st.none(), st.integers(0, 100).map(float))), max_size=20

@@ -4,9 +4,9 @@ One line of JSON on standard input is one producer:
 
     {"url": "kafka://...", "spool": "folder", "topics": ["a", "b"], "run": 3, "count": 200, "step": "...", "nth": 2}
 
-It sends `count` records, each numbered by its run and its place in it, writes a line for each that `send` has taken,
-and flushes. With a `step` it kills itself at the nth time that step is reached; see STEPS. The order is answered by
-{"pid": ...}, the lines of what was taken, and {"exit": ...}.
+It sends `count` records, each numbered by its run and its place in it and `pause_s` after the one before, writes a line
+for each that `send` has taken, and flushes. With a `step` it kills itself at the nth time that step is reached; see
+STEPS. The order is answered by {"pid": ...}, the lines of what was taken, and {"exit": ...}.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, Final
 PR_SET_PDEATHSIG: Final = 1
 KEYS: Final = 5
 SEGMENT_BYTES: Final = 6_000
+FLUSH_S: Final = 30.0
 
 STEPS: Final = (
     "segment begun",
@@ -143,13 +145,15 @@ def produce(order: dict[str, Any], taken: int) -> None:
     if order.get("step"):
         arm(order["step"], order["nth"])
     topics = order["topics"]
+    pause = threading.Event()
     spool = Spool(Path(order["spool"]), segment_bytes=SEGMENT_BYTES)
     with Producer(order["url"], buffer=spool, linger_ms=order.get("linger_ms", 1), batch_records=40) as producer:
         for number in range(order["count"]):
             key = f"key-{number % KEYS}"
             producer.send(topics[number % len(topics)], f"{order['run']} {number}", key)
             os.write(taken, f"{number}\n".encode())
-        producer.flush(30)
+            pause.wait(order.get("pause_s", 0))
+        producer.flush(order.get("flush_s", FLUSH_S))
     spool.close()
 
 

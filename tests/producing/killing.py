@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ class Factory:
         self._folder = folder
         self._topics = topics
         self._runs = 0
+        self._pid: int | None = None
         self.taken: set[tuple[int, int]] = set()
         """(run, number) of every record that a `send` has returned for."""
         self.sizes: dict[int, int] = {}
@@ -60,18 +62,29 @@ class Factory:
             if isinstance(line, int):
                 self.taken.add((self._runs, line))
             elif "pid" in line:
+                self._pid = line["pid"]
                 if kill_after_s is not None:
                     killer = threading.Timer(kill_after_s, os.kill, (line["pid"], signal.SIGKILL))
                     killer.start()
             else:
+                self._pid = None
                 code = line["exit"]
         if killer is not None:
             killer.cancel()
         return code
 
-    def drain(self) -> None:
+    def kill(self) -> bool:
+        """SIGKILL to the producer that another thread runs; gives whether there was one."""
+        pid = self._pid
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
+        return True
+
+    def drain(self, **more: Any) -> None:
         """A producer that only delivers what the others have left behind."""
-        assert self.run(0) == 0, self.output.read_text(errors="replace")[-4000:]
+        assert self.run(0, **more) == 0, self.output.read_text(errors="replace")[-4000:]
 
 
 @contextmanager

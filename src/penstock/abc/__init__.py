@@ -173,7 +173,7 @@ class Sender(Protocol):
         """Accept the record, waiting while there is no room. Raises DeliveryError if it cannot be accepted."""
 
     async def send_async(self, record: NewRecord) -> Receipt:
-        """As `send`, without blocking the event loop while there is no room."""
+        """Await `send` while there is no room."""
 
     def flush(self, timeout_s: float | None) -> None:
         """Return once every record is acknowledged. Raises DeliveryError for failures not seen on a receipt, and
@@ -194,7 +194,7 @@ class HasSender(Protocol):
         """The same one each time. It is closed with the stream."""
 
     def close(self, timeout_s: float | None = None) -> None:
-        """As `Stream.close`. Gives up what is not acknowledged after `timeout_s`. Raises as `Sender.flush` does."""
+        """Close like `Stream.close`, giving up unacknowledged records after `timeout_s`. Raises like `Sender.flush`."""
 
 
 @runtime_checkable
@@ -407,8 +407,11 @@ class CheckpointStore(Protocol):
     def release(self, lease: Lease) -> None:
         """Give up a lease, which keeps its epoch. No effect if it has another owner."""
 
-    def leases(self, group: str) -> Sequence[Lease]:
-        """All leases of a group, including released ones, by name."""
+    def leases(self, group: str, prefix: str = "") -> Sequence[Lease]:
+        """All leases of a group whose names start with `prefix`, including released ones, by name.
+
+        Members of large groups ask often: the others should not leave the store, where it can filter.
+        """
 
     def forget_lease(self, lease: Lease) -> None:
         """Remove a lease if it is unchanged. For dead members of a group, never for partitions."""
@@ -453,10 +456,24 @@ class StoreTransaction(Protocol):
         """The database's own connection, inside the transaction. The user must not commit or roll back."""
 
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
-        """As `CheckpointStore.save`, but effective when the transaction commits."""
+        """Save like `CheckpointStore.save`, effective when the transaction commits."""
 
     def savepoint(self) -> AbstractContextManager[None]:
         """Roll back only what is done inside, if the block ends with an error."""
+
+
+@runtime_checkable
+class PipelinedTransaction(Protocol):
+    """A `StoreTransaction` whose statements need not wait for each other's results."""
+
+    def send_ahead(self) -> bool:
+        """Do not wait for the results of statements from now on, unless the user asks for them.
+
+        False if it cannot, and waits as before. `save` and the end of the transaction wait for all of them.
+        """
+
+    def catch_up(self) -> None:
+        """Wait for everything that was sent ahead. Raises its first error, even if a user has caught it."""
 
 
 @runtime_checkable

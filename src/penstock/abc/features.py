@@ -29,13 +29,13 @@ class Feature(StrEnum):
     REDELIVERY = "redelivery"
     DELAYED_REDELIVERY = "delayed redelivery"
     DELIVERY_COUNT = "count of deliveries"
-    """Of a queue: `Delivery.attempt` counts every delivery that was not released."""
+    """For a queue: `Delivery.attempt` counts every delivery that was not released."""
     DEAD_LETTERS = "dead letters of its own"
-    """Of a queue: it keeps records that are settled with REJECT."""
+    """For a queue: it keeps records that are settled with REJECT."""
     ANSWERS = "answers to its senders"
-    """Of a channel: it has `Acknowledging`, and `send` returns when the receiver has taken the records."""
+    """For a channel: it has `Acknowledging`, and `send` returns when the receiver has taken the records."""
     LOSS_COUNT = "count of lost records"
-    """Of a channel: it has `CountingLosses`. A channel without it and without ANSWERS is best effort."""
+    """For a channel: it has `CountingLosses`. A channel without it and without ANSWERS is best effort."""
 
 
 Features = frozenset[Feature]

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "serve": "Serve the log in a folder to every Kafka client, until stopped.",
     "console": "Show the stream in the browser.",
     "topics": "List, create, describe, alter and delete topics.",
+    "sql": "Query topics with SQL.",
     "produce": "Send each line of the input as a record.",
     "consume": "Read the records of topics, once or continuously.",
     "groups": "List, describe, reset and delete groups.",
@@ -38,8 +39,12 @@ COMMANDS: Final = {
     "dlq": "List, show, count, redrive and discard dead letters.",
     "alerts": "List, add, remove and mute rules; check, or watch and notify.",
     "metrics": "Serve lag, dead letters and pipelines of a stream to Prometheus.",
-    "run": "Run the pipelines of a program.",
+    "run": "Run the apps or pipelines of a program.",
+    "up": "Run apps and pipelines together, and restart those that die.",
     "gateway": "Carry records from one system to another.",
+    "webhooks": "Register, list and remove the receivers of a webhooks: file.",
+    "outbox": "Deliver the events of an outbox, in their database, to a stream.",
+    "cdc": "Capture the rows and changes of a database into topics.",
     "pipelines": "Show the state of pipelines; compare, switch, retire versions.",
     "spark": "Fetch what Spark pipelines need, and make them start faster.",
     "asyncapi": "Print the AsyncAPI 3.0 document of an app.",
@@ -49,6 +54,8 @@ COMMANDS: Final = {
 }
 """The commands in the order in which a newcomer needs them, with the line that `penstock --help` shows. Each is the
 `app` of the module of its name in `penstock.cli.commands`, which is imported when the command is used."""
+FOLDERS: Final = {"gateway": "gateways.", "outbox": "gateways.", "webhooks": "gateways."}
+"""The folder, within `commands`, of the module of a command that shares code with others."""
 
 
 class Commands(Mapping[str, Any]):
@@ -69,7 +76,7 @@ class Commands(Mapping[str, Any]):
 @functools.cache
 def _command(name: str) -> Any:
     alone = typer.Typer(rich_markup_mode=None)
-    alone.add_typer(importlib.import_module(f"penstock.cli.commands.{name}").app)
+    alone.add_typer(importlib.import_module(f"penstock.cli.commands.{FOLDERS.get(name, '')}{name}").app)
     return typer.main.get_group(alone).commands[name]
 
 

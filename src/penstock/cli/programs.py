@@ -1,20 +1,17 @@
-"""Run a user's program as Python itself would, as `__main__` with its own arguments, and then its pipelines."""
+"""Run a user's program that uses Spark, and then its pipelines, or its apps."""
 
 from __future__ import annotations
 
 import ast
-import sys
-import types
-from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
-from penstock.cli.output import print_traceback, say
-from penstock.errors import ConfigError, PenstockError
+from penstock.app import defined_apps
+from penstock.cli.app_programs import NOTHING_DEFINED, run_apps, run_program, unstarted_apps
+from penstock.cli.output import say
+from penstock.errors import ConfigError
 from penstock.spark import run_together
 from penstock.spark.pipeline import Pipeline, defined_pipelines, started_pipelines
-from penstock.spark.run.settings import RunSettings, running_with
+from penstock.spark.run.settings import RunSettings, current_run, running_with
 from penstock.spark.sessions.opening import active_session, session
 
 
@@ -43,39 +40,24 @@ def stop_session() -> None:
 def _run_rest(file: Path, pipelines: list[Pipeline], *, has_run: bool) -> None:
     """Run what the program has defined and not run; nothing when it `has_run` some, even if it has dropped them
     since."""
-    if not pipelines and not has_run:
-        raise ConfigError(
-            f"{file.name} defines no pipeline: create one with penstock.spark.Pipeline, and keep it in a variable"
-        )
     waiting = [pipeline for pipeline in pipelines if not pipeline.started]
+    apps = unstarted_apps()
+    if apps and waiting:
+        raise ConfigError(
+            f"{file.name} defines apps and pipelines: put them into files of their own, or have the program run them"
+        )
+    if apps and not has_run:
+        if current_run() != RunSettings(program=current_run().program, quiet=current_run().quiet):
+            raise ConfigError(f"{file.name} defines an app: options about Spark have no effect on it; omit them")
+        run_apps(apps)
+        return
+    if not pipelines and not has_run and not defined_apps():
+        raise ConfigError(NOTHING_DEFINED.format(file.name))
     if waiting and has_run:
         names = ", ".join(pipeline.name for pipeline in waiting)
         say(f"{file.name} has run some of its pipelines itself; these do not run: {names}")
     elif waiting:
         run_together(waiting)
-
-
-def run_program(file: Path, arguments: Sequence[str]) -> None:
-    """Run it to its end. It stays `__main__` afterwards, where its types and functions are looked up.
-
-    Penstock's errors are raised; any other is shown with the program's own lines, and ends the command.
-    """
-    try:
-        source = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    module = types.ModuleType("__main__")
-    module.__file__ = str(file)
-    sys.argv = [str(file), *arguments]
-    sys.path.insert(0, str(file.parent))
-    sys.modules["__main__"] = module
-    try:
-        exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
-    except PenstockError:
-        raise
-    except Exception as error:
-        print_traceback(error, file)
-        raise typer.Exit(1) from error
 
 
 def needs_session(file: Path) -> bool:

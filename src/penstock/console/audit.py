@@ -7,7 +7,6 @@ has ended. If the second line is missing, the console did not survive the action
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -20,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.abc import Clock
-from penstock.checkpoints.frames import sync_folder
+from penstock.checkpoints.durable_files import locked, sync_folder
 from penstock.console.views import AuditLine, Outcome, Person
 from penstock.errors import AuditError
 
@@ -126,7 +125,7 @@ class AuditLog:
     def _write(self, line: _Entry) -> None:
         """Write a line; it is on disk when this returns."""
         content = msgspec.json.encode(line) + b"\n"
-        with self._lock, self._locked():
+        with self._lock, locked(self.path):
             self._rotate(len(content))
             is_new = not self.path.exists()
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -173,14 +172,3 @@ class AuditLog:
 
     def _older(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Exclude all other writers, in any process."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)

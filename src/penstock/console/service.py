@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from penstock.abc import Clock, Isolation
+from penstock.abc import Clock
 from penstock.console.administration import Groups, Topics
 from penstock.console.audit import AuditLog
 from penstock.console.consumers import Consumers
@@ -31,6 +31,7 @@ from penstock.console.messages.sending import new_record, replayed, send
 from penstock.console.messages.showing import Schemas
 from penstock.console.messages.tailing import Tail
 from penstock.console.messages.view_settings import ViewSettings
+from penstock.console.queries import Queries, Query
 from penstock.console.views import (
     AuditLine,
     ConsumerDetail,
@@ -127,6 +128,7 @@ class Service:
         self._groups = Groups(self._link, self.snapshot, self.look_now, self._now, self._consumers.stores)
         self._letters = Letters(self._link, dead_letters, self.snapshot, self.look_now, self._clock)
         self._jobs = Jobs(self._clock)
+        self._queries = Queries(self._link, url)
         self._tails: list[Tail] = []
         self._tails_lock = threading.Lock()
 
@@ -155,6 +157,7 @@ class Service:
                 stack.callback(tail.close)
             stack.callback(self._watch.close)
             stack.callback(self._jobs.close)
+            stack.callback(self._queries.close)
 
     def __enter__(self) -> Self:
         self.start()
@@ -198,24 +201,17 @@ class Service:
         """A page of messages. Limited in records, bytes and time: it says where it stopped, and how to continue."""
         return self._messages.page(query)
 
-    def message(
-        self,
-        topic: str,
-        partition: int,
-        pointer: Pointer,
-        decode: Decode = "auto",
-        isolation: Isolation = "committed",
-    ) -> MessageDetail:
+    def message(self, topic: str, partition: int, pointer: Pointer, decode: Decode = "auto") -> MessageDetail:
         """One message, whole, as far as a page can show it."""
-        return self._messages.detail(topic, partition, pointer, decode, isolation)
+        return self._messages.detail(topic, partition, pointer, decode)
 
     def next_to(self, topic: str, partition: int, pointer: Pointer, way: Literal["newer", "older"]) -> Pointer | None:
         """The pointer of the message after this one, or before it; None when there is none."""
         return self._messages.next_to(topic, partition, pointer, way)
 
-    def record(self, topic: str, partition: int, pointer: Pointer, isolation: Isolation = "committed") -> Record:
+    def record(self, topic: str, partition: int, pointer: Pointer) -> Record:
         """One message as it is, for saving it to a file, or producing a similar one."""
-        return self._messages.record(topic, partition, pointer, isolation)
+        return self._messages.record(topic, partition, pointer)
 
     def tail(self, query: MessageQuery) -> Tail:
         """New messages of a topic. The caller closes it; one that is not polled is closed eventually."""
@@ -230,6 +226,11 @@ class Service:
                 raise ConfigError(f"{MOST_TAILS} tails are open already: close some first")
             self._tails.append(tail)
         return tail
+
+    def open_query(self) -> Query:
+        """Runs SQL queries for one page, one at a time, which closes it. Queries only read; they are limited in rows,
+        memory, time and number."""
+        return self._queries.open()
 
     def check_expression(self, expression: str) -> None:
         """Raise FilterError, with the position of the mistake, for a bad expression."""
@@ -333,7 +334,7 @@ class Service:
         self, by: Person, topic: str, partition: int, pointer: Pointer, to: str | None = None
     ) -> tuple[int, Pointer]:
         """Replay a message to its own topic or another. Returns the partition and offset of the new one."""
-        return send(self._link, replayed(self._messages.record(topic, partition, pointer, "committed"), to))
+        return send(self._link, replayed(self._messages.record(topic, partition, pointer), to))
 
     @changing
     def create_topic(

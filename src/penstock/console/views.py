@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock.abc import Isolation
 from penstock.model import Checkpoint, HistoryEntry, Lease, LetterState, Pointer
 from penstock.model.administration import ConfigValue, Member
 from penstock.observe.facts import GroupFacts, PipelineFacts, TopicFacts
@@ -30,6 +29,21 @@ class Person:
     name: str
     """"local" without a login, else the login's name, or "token"."""
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """The rows of an SQL query, as text."""
+
+    columns: tuple[str, ...]
+    numbers: frozenset[int]
+    """The indexes of the columns that are numbers."""
+    rows: list[tuple[str | None, ...]]
+    is_cut: bool
+    """Whether there are more rows."""
+    records_read: int
+    took_s: float
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,6 @@ class MessageQuery:
     decode: Decode = "auto"
     cursor: str | None = None
     """Where another page ended: `MessagePage.cursor` or `.before`. It overrides `position`."""
-    isolation: Isolation = "committed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,7 @@ class TopicDetail:
     facts: TopicFacts
     config: tuple[ConfigValue, ...]
     groups: tuple[GroupFacts, ...]
-    """Those that read it."""
+    """The groups that read it."""
     problem: str | None = None
     """Why the broker could not be asked: the facts are then the last known ones."""
     has_settings: bool = True
@@ -138,7 +151,7 @@ class ConsumerFacts:
     in_flight: int | None
     """Records that were read and are not finished. None: unknown, as pointers do not count records."""
     failing: int
-    """Of these, records that have failed and will be retried."""
+    """How many of them have failed and will be retried."""
     processed: int
     delivered: int
     restarts: int

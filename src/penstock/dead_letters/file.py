@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from penstock.abc import Clock, Feature, Features
-from penstock.checkpoints.frames import sync_folder
+from penstock.checkpoints.durable_files import sync_folder
 from penstock.dead_letters.holding import FileHold, is_file_at
 from penstock.dead_letters.letter_index import HELD_BYTES, Event, EventKind, LetterIndex
 from penstock.dead_letters.merging import FAILURE, admitted, failure_of

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from penstock.abc import Clock
+from penstock.databases.postgres import PostgresConnection, PostgresPool, make_tables, psycopg
 from penstock.dead_letters.holding import running_error
 from penstock.dead_letters.rows import TABLE, SqlDeadLetters, schema
 from penstock.errors import StoreUnavailableError
-from penstock.sql.postgres import PostgresConnection, PostgresPool, make_tables, psycopg
 
 # A lock for one table, not the database: several schemas may have a table of this name.
 _KEY: Final = f"hashtext('penstock_redrive'), '{TABLE}'::regclass::oid::integer"

@@ -18,7 +18,7 @@ from penstock import abc
 from penstock.abc import Clock, Feature
 from penstock.dead_letters.headers import redrive_headers
 from penstock.dead_letters.holding import DEAD_AFTER_S, Hold, hold_of
-from penstock.errors import ConfigError, DeliveryError
+from penstock.errors import ConfigError, DeliveryError, RecordTooLargeError, StreamError
 from penstock.model import DeadLetter, DeadLetterFilter, LetterState, NewRecord, Receipt
 from penstock.model.clock import SystemClock
 from penstock.model.letter import is_of_query
@@ -183,7 +183,10 @@ class _QueueTarget:
         return (0,)
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
-        self._queue.send(records)
+        try:
+            self._queue.send(records)
+        except (StreamError, RecordTooLargeError) as error:  # of this record; that the queue is away ends the redrive
+            raise DeliveryError(str(error)) from error
         receipts = [Receipt(record.topic) for record in records]
         for receipt in receipts:
             receipt.settle(0, -1, None)

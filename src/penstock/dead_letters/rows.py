@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from penstock.abc import Feature, Features
+from penstock.databases import Schema
 from penstock.dead_letters.merging import FAILURE, admitted, failure_of, merged, no_such_letter, plain_filter
 from penstock.model import DeadLetter, DeadLetterFilter, Headers, LetterState, Record
-from penstock.sql import Schema
 
 TABLE: Final = "penstock_dead_letters"
 

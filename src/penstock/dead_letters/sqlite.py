@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.abc import Clock
+from penstock.databases.sqlite import BUSY_TIMEOUT_S, SqliteDatabase
 from penstock.dead_letters.holding import FileHold
 from penstock.dead_letters.rows import SqlDeadLetters, schema
-from penstock.sql.sqlite import BUSY_TIMEOUT_S, SqliteDatabase
 
 SCHEMA: Final = schema("INTEGER PRIMARY KEY AUTOINCREMENT", "INTEGER", "BLOB")
 

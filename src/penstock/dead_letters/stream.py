@@ -3,24 +3,348 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
+
+import msgspec
 
 from penstock import abc
 from penstock.abc import Clock, Feature, Features
 from penstock.dead_letters.holding import DEAD_AFTER_S, Hold, NoHold, running_error
 from penstock.dead_letters.letter_index import HELD_BYTES, Event, EventKind, LetterIndex
 from penstock.dead_letters.merging import admitted
-from penstock.dead_letters.stream_encoding import event_record, letter_records
-from penstock.dead_letters.stream_holds import Sign, StreamHold, sign_record
-from penstock.dead_letters.stream_reading import LetterTopicReader
-from penstock.errors import ConfigError, DeliveryError, StoreUnavailableError, TopicExistsError, UnknownTopicError
-from penstock.model import DeadLetter, DeadLetterFilter, NewRecord, Pointer
+from penstock.dead_letters.stream_encoding import (
+    HEADERS,
+    KIND,
+    DecodedRecord,
+    NotALetter,
+    event_record,
+    join,
+    letter_records,
+    read_record,
+)
+from penstock.errors import (
+    ConfigError,
+    DeliveryError,
+    OffsetOutOfRangeError,
+    PenstockError,
+    StoreUnavailableError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from penstock.model import Batch, DeadLetter, DeadLetterFilter, NewRecord, Pointer, Record
 from penstock.model.clock import SystemClock
 from penstock.streams.capability import capability
+
+logger = logging.getLogger(__name__)
+
+KEY: Final = b"penstock-redrive"
+"""The key of all signs; no letter has it as its id."""
+HOLD: Final = "hold"
+SIGN_EVERY_S: Final = DEAD_AFTER_S / 4
+
+
+class Sign(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The value of a record that says which process redrives."""
+
+    token: str
+    """Identifies one redrive."""
+    holder: str
+    since_ms: int
+    number: int = 0
+    """Grows from sign to sign."""
+    is_last: bool = False
+    """The hold was released."""
+    instead_of: tuple[str, int] | None = None
+    """The token and the number of the sign that it takes over from."""
+
+    @property
+    def name(self) -> tuple[str, int]:
+        return self.token, self.number
+
+
+def sign_record(sign: Sign, topic: str, partition: int | None) -> NewRecord:
+    headers = ((KIND, HOLD.encode()), (HEADERS, b"0"))
+    return NewRecord(topic, msgspec.json.encode(sign), KEY, headers, partition=partition)
+
+
+def sign_of(record: Record) -> Sign | None:
+    """The sign in a record; None for all other records."""
+    if record.key != KEY or record.value is None or (KIND, HOLD.encode()) not in record.headers:
+        return None
+    try:
+        return msgspec.json.decode(record.value, type=Sign)
+    except msgspec.MsgspecError as error:
+        logger.warning("%s is not a sign of a redrive: %s", record.place, error)
+        return None
+
+
+class Holds:
+    """The holder of a topic, as far as it has been read."""
+
+    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+        self._monotonic_s = monotonic_s
+        self._read_s = 0.0
+        self.last: Sign | None = None
+        """The last sign of the holder; None when the topic is not held."""
+
+    def apply(self, sign: Sign) -> None:
+        last = self.last
+        if last is not None and sign.token != last.token and sign.instead_of != last.name:
+            return  # its writer was too late
+        self.last = None if sign.is_last else sign
+        self._read_s = self._monotonic_s()
+
+    @property
+    def silent_s(self) -> float:
+        """How long its last sign has been known here."""
+        return self._monotonic_s() - self._read_s
+
+
+class StreamHold:
+    """A held topic, with a thread that puts signs of life into it. `put` appends one, and `last` returns the last that
+    counts.
+
+    A stream knows nothing of processes, and clocks differ, so a death is detected by watching: when no sign has come
+    for long enough, by the watcher's own clock, another process may put a sign that names the one it takes over from.
+    It counts if that is still the last one. Every reader of the topic reaches the same answer.
+    """
+
+    def __init__(self, topic: str, sign: Sign, put: Callable[[Sign], object], last: Callable[[], Sign | None]) -> None:
+        self._topic = topic
+        self._sign = sign
+        self._put = put
+        self._last = last
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"redrive-hold-{topic}", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        last = self._last()
+        if last is not None and last.token != self._sign.token:
+            raise running_error(f"topic {self._topic!r}", last.holder, last.since_ms)
+
+    def release(self) -> None:
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        self._thread.join()
+        self._try_to_put(msgspec.structs.replace(self._sign, number=self._sign.number + 1, is_last=True))
+
+    def _run(self) -> None:
+        while not self._is_over.wait(SIGN_EVERY_S):
+            self._sign = msgspec.structs.replace(self._sign, number=self._sign.number + 1, instead_of=None)
+            self._try_to_put(self._sign)
+
+    def _try_to_put(self, sign: Sign) -> None:
+        """A redrive that cannot put signs cannot send either, and fails with that error; others consider it dead."""
+        try:
+            self._put(sign)
+        except PenstockError as error:
+            logger.warning("could not write to topic %r that it is being redriven: %s", self._topic, error)
+
+
+_READ_RECORDS: Final = 5_000
+_NEAR_RECORDS: Final = 500
+"""Letters that are at most this far apart are read again with one read."""
+_WAIT_S: Final = 1.0
+_EMPTY_READS: Final = 30
+"""After this many empty reads where records must exist, the stream counts as unavailable."""
+_BEGINNINGS: Final = 3
+"""How often to start again because records expire while they are read."""
+
+
+@dataclass(slots=True)
+class _PartitionProgress:
+    """How far a partition has been read."""
+
+    start: Pointer
+    next: Pointer
+    order: int = 0
+    """The highest order of a letter so far. It merges partitions into one order, the same for every reader."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """A letter whose parts have not all been read."""
+
+    event: Event
+    pointers: list[Pointer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the records of one letter are."""
+
+    partition: int
+    pointers: tuple[Pointer, ...]
+
+
+class LetterTopicReader:
+    """The letter index of a topic, updated from where the last reading ended. Not thread-safe."""
+
+    def __init__(
+        self, stream: abc.TopicStream, held_bytes: int, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._budget_bytes = held_bytes
+        self._monotonic_s = monotonic_s
+        self._effects: dict[str, int] = {}
+        self._begin()
+
+    def catch_up(self, through: Mapping[int, Pointer]) -> LetterIndex:
+        """The index after reading everything in the topic, at least `through` these pointers.
+
+        A topic that does not exist yet has no letters.
+        """
+        for _ in range(_BEGINNINGS):
+            try:
+                partitions = self._stream.partitions()
+            except UnknownTopicError:
+                self._begin()
+                return self._index
+            try:
+                spans = {partition: self._stream.span(partition) for partition in partitions}
+                if any(self._has_lost(partition, *span) for partition, span in spans.items()):
+                    self._begin()
+                for partition, (start, end) in spans.items():
+                    progress = self._progress.setdefault(partition, _PartitionProgress(start, start))
+                    self._read_on(partition, progress, max(end, through.get(partition, -1) + 1))
+                return self._index
+            except OffsetOutOfRangeError as error:
+                logger.info("reading the dead letters in %r again from their start: %s", self._stream.topic, error)
+                self._begin()
+            except BaseException:
+                self._begin()  # it is unknown whether the last record was applied
+                raise
+        raise StoreUnavailableError(
+            f"the dead letters in topic {self._stream.topic!r} expire faster than they can be read: give the topic a "
+            "longer retention"
+        )
+
+    def letters(self, ids: Sequence[str]) -> list[DeadLetter]:
+        """These letters with their contents."""
+        try:
+            return self._index.letters(ids, self._fetch)
+        except OffsetOutOfRangeError as error:
+            raise StoreUnavailableError(f"dead letters expired while they were read; try again: {error}") from error
+
+    def expect(self, operation: str) -> None:
+        """Start counting what this operation changes."""
+        self._effects[operation] = 0
+
+    def effect(self, operation: str) -> int:
+        return self._effects.pop(operation)
+
+    def _begin(self) -> None:
+        self._index = LetterIndex(self._budget_bytes)
+        self._progress: dict[int, _PartitionProgress] = {}
+        self._open: dict[tuple[str, str], _Parts] = {}
+        self.holds = Holds(self._monotonic_s)
+        self._effects = dict.fromkeys(self._effects, 0)
+
+    def _has_lost(self, partition: int, start: Pointer, end: Pointer) -> bool:
+        """Whether records that were read no longer exist: then neither do their letters."""
+        progress = self._progress.get(partition)
+        return progress is not None and (start > progress.start or end < progress.next)
+
+    def _read_on(self, partition: int, progress: _PartitionProgress, end: Pointer) -> None:
+        empty_reads = 0
+        while progress.next < end:
+            batch = self._stream.read(partition, progress.next, _READ_RECORDS, _WAIT_S)
+            for record in batch:
+                self._note(record, progress)
+            empty_reads = empty_reads + 1 if batch.next <= progress.next else 0
+            if empty_reads >= _EMPTY_READS:
+                raise self._silent(partition, progress.next)
+            progress.next = max(progress.next, batch.next)
+
+    def _note(self, record: Record, progress: _PartitionProgress) -> None:
+        sign = sign_of(record)
+        if sign is not None:
+            self.holds.apply(sign)
+            return
+        try:
+            decoded = read_record(record)
+        except NotALetter as error:
+            logger.warning("%s is not a dead letter: %s", record.place, error)
+            return
+        progress.order = max(progress.order, decoded.order)
+        rank = (progress.order, record.partition, record.offset)
+        if decoded.parts > 1:
+            self._add_part(decoded, record, rank)
+            return
+        event = decoded.event
+        if event is None:
+            return
+        is_effective = self._index.apply(event, rank, _Source(record.partition, (record.offset,)))
+        if is_effective and decoded.operation in self._effects:
+            self._effects[decoded.operation] += 1
+
+    def _add_part(self, decoded: DecodedRecord, record: Record, rank: tuple[int, ...]) -> None:
+        """Add a part. A letter exists once its last part does; without it, its writer died before finishing."""
+        name = (decoded.id, decoded.operation)
+        if decoded.event is not None:
+            self._open[name] = _Parts(decoded.event)
+        parts = self._open.get(name)
+        if parts is None or decoded.part != len(parts.pointers) + 1:  # stored twice, or after a gap
+            return
+        parts.pointers.append(record.offset)
+        if decoded.part == decoded.parts:
+            del self._open[name]
+            source = _Source(record.partition, tuple(parts.pointers))
+            self._index.apply(parts.event, rank, source, is_whole=False)
+
+    def _fetch(self, sources: Sequence[_Source]) -> list[DeadLetter]:
+        found: dict[tuple[int, Pointer], Record] = {}
+        for partition in {source.partition for source in sources}:
+            pointers = sorted({p for source in sources if source.partition == partition for p in source.pointers})
+            for record in self._read_at(partition, pointers):
+                found[partition, record.offset] = record
+        letters = []
+        for source in sources:
+            decoded = [read_record(found[source.partition, pointer]) for pointer in source.pointers]
+            event = decoded[0].event
+            assert event is not None
+            assert event.letter is not None
+            letter = event.letter
+            letters.append(letter if len(decoded) == 1 else join(letter, [part.payload for part in decoded]))
+        return letters
+
+    def _read_at(self, partition: int, pointers: Sequence[Pointer]) -> Iterator[Record]:
+        """The records at these pointers; those that are close to each other with one read."""
+        left = list(reversed(pointers))
+        empty_reads = 0
+        while left:
+            first = left[-1]
+            near = next(pointer for pointer in left if pointer < first + _NEAR_RECORDS)
+            batch = self._stream.read(partition, first, near - first + 1, _WAIT_S)
+            if batch.next > first and not _holds(batch, first):
+                raise OffsetOutOfRangeError(f"{self._stream.topic}-{partition}", first, batch.next, batch.next)
+            empty_reads = 0 if len(batch) else empty_reads + 1
+            if empty_reads >= _EMPTY_READS:
+                raise self._silent(partition, first)
+            for record in batch:
+                if left and record.offset == left[-1]:
+                    left.pop()
+                    yield record
+
+    def _silent(self, partition: int, pointer: Pointer) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"the dead letters in {self._stream.topic}-{partition} could not be read from {pointer} on: the stream "
+            f"returned nothing for {_EMPTY_READS * _WAIT_S:g} s; check that it runs"
+        )
+
+
+def _holds(batch: Batch, pointer: Pointer) -> bool:
+    return len(batch) > 0 and batch[0].offset == pointer
+
 
 LARGEST_RECORD_BYTES: Final = 900_000
 """Kafka's brokers and clients accept about a megabyte by default."""
@@ -105,7 +429,7 @@ class StreamDeadLetters:
             return self._reading.effect(operation)
 
     def hold(self, holder: str, wait_s: float, clock: Clock) -> Hold:
-        """See `holding.Holdable`; `stream_holds` says how. A topic that does not exist has nothing to redrive."""
+        """See `holding.Holdable`; `StreamHold` says how. A topic that does not exist has nothing to redrive."""
         last = self._silent_sign(wait_s, clock)
         sign = Sign(secrets.token_hex(8), holder, clock.wall_ms(), instead_of=None if last is None else last.name)
         try:

@@ -8,21 +8,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from penstock.errors import PenstockError
+from penstock.model.processes import end_session
 from penstock.prove.broker_process import interruptions_deferred
 
 Hear = Callable[[dict[str, Any]], None]
 """Takes the reports of a process, in a thread. A line that is not a JSON object has the kind `line`."""
 
 _END_TIMEOUT_S: Final = 10.0
-_LOOK_AGAIN_S: Final = 0.02
 _LAST_WORDS_BYTES: Final = 1_500
 
 
@@ -105,49 +104,6 @@ def _said(line: bytes) -> dict[str, Any]:
         if isinstance(said, dict) and "kind" in said:
             return said
     return {"kind": "line", "text": line.decode(errors="replace").rstrip()}
-
-
-def end_session(leader: int) -> None:
-    """Kill every process of this session, also those in other process groups."""
-    until_s = time.monotonic() + _END_TIMEOUT_S
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
-    while members := list(_members(leader)):
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > until_s:
-            raise PenstockError(f"processes {', '.join(map(str, members))} do not end, though they were killed")
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _members(leader: int) -> Iterator[int]:
-    """The living processes of a session. The leader itself is waited for by its parent."""
-    for pid in _all_processes():
-        try:
-            if pid != leader and os.getsid(pid) == leader and not _has_ended(pid):
-                yield pid
-        except (ProcessLookupError, PermissionError):
-            continue
-
-
-def _all_processes() -> list[int]:
-    if Path("/proc/self").exists():
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    listed = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=True).stdout
-    return [int(word) for word in listed.split()]
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether it is a zombie."""
-    status = Path(f"/proc/{pid}/stat")
-    if not Path("/proc/self").exists():
-        told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-        return told.stdout.strip().startswith("Z")
-    try:
-        return status.read_text("utf-8", errors="replace").rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 FINISH: Final = b"finish\n"

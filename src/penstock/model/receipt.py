@@ -65,7 +65,7 @@ class Receipt:
         return RecordMetadata(self.topic, self._partition, self._offset)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """As `result`, in an event loop. Cancelling the wait does not take the record back."""
+        """Await `result`. Cancelling the wait does not take the record back."""
         return self._result_async().__await__()
 
     async def _result_async(self) -> RecordMetadata:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal, overload
 
 from penstock.errors import InvalidTopicError
@@ -21,6 +22,25 @@ DELIVER_AT: Final = "penstock-deliver-at"
 
 RECORD_ID: Final = "penstock-id"
 """The header with an id that is the same whenever a record is sent, so that its receiver can drop repeats."""
+
+ID_HEADERS: Final = ("webhook-id", "idempotency-key", "x-github-delivery")
+"""Headers in which senders of webhooks say which message it is."""
+
+_LONGEST_ID: Final = 200
+_PLAIN_ID: Final = re.compile(rb"[!-~]([ -~]*[!-~])?")
+
+
+def own_id(headers: Headers) -> str:
+    """The id that the headers of a record give it, which is the same whenever it is sent; "" if they give none."""
+    given = {name.lower(): value or b"" for name, value in headers}
+    for name in (RECORD_ID, *ID_HEADERS):
+        if value := given.get(name):
+            is_plain = len(value) <= _LONGEST_ID and _PLAIN_ID.fullmatch(value)
+            return value.decode() if is_plain else hashlib.sha256(value).hexdigest()
+    if given.get("ce-id") and given.get("ce-source"):  # of CloudEvents: unique together
+        return hashlib.sha256(given["ce-source"] + b"\0" + given["ce-id"]).hexdigest()
+    return ""
+
 
 _DIGITS_OF_A_TIME: Final = 15
 """`send` never writes a longer time."""
@@ -147,6 +167,28 @@ class NewRecord:
     """None: the time of appending."""
     partition: int | None = None
     """None: the partition of its key, or any."""
+
+    def __init__(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> None:
+        # Half the time of the __init__ that dataclass writes for frozen classes: there is one for each record sent.
+        _set_topic(self, topic)
+        _set_value(self, value)
+        _set_key(self, key)
+        _set_headers(self, headers)
+        _set_timestamp_ms(self, timestamp_ms)
+        _set_partition(self, partition)
+
+
+_set_topic, _set_value, _set_key, _set_headers, _set_timestamp_ms, _set_partition = (
+    NewRecord.__dict__[each.name].__set__ for each in fields(NewRecord)
+)
 
 
 TimestampType = Literal["create", "append"]

@@ -146,7 +146,7 @@ class Demand:
     """How many different keys there are, if order by key matters."""
     replication: int = 1
     disk_bytes: int | None = None
-    """Of one machine."""
+    """The disk of one machine."""
 
     def __post_init__(self) -> None:
         for name, value, least in (

@@ -28,7 +28,7 @@ class PartitionFacts:
     start: Pointer
     end: Pointer
     size_bytes: int | None = None
-    """None where the stream does not report it."""
+    """None if the stream does not report it."""
     is_counted: bool = True
     """Whether two pointers tell how many records lie between them, as `Feature.OFFSETS` says."""
     stored: int | None = None
@@ -36,7 +36,7 @@ class PartitionFacts:
 
     @property
     def records(self) -> int | None:
-        """None where it is unknown: the pointers of the stream do not count records."""
+        """None if it is unknown: the pointers of the stream do not count records."""
         return max(0, self.end - self.start) if self.is_counted or self.end <= self.start else self.stored
 
 
@@ -86,9 +86,9 @@ class ReaderFacts:
     """Records that expired before it read them: `start` is that far beyond `committed`. Where records are not counted,
     1 stands for at least one."""
     is_counted: bool = True
-    """As `PartitionFacts.is_counted`."""
+    """See `PartitionFacts.is_counted`."""
     stored: int | None = None
-    """As `PartitionFacts.stored`."""
+    """See `PartitionFacts.stored`."""
     is_drained: bool = False
     """A read found no record between `committed` and `end`, in a stream whose pointers do not count records."""
 
@@ -147,7 +147,7 @@ class GroupFacts:
 
     @property
     def lag(self) -> int | None:
-        """None where it is unknown: see `ReaderFacts.lag`."""
+        """None if it is unknown: see `ReaderFacts.lag`."""
         return total(each.lag for each in self.readers if each.committed is not None)
 
     @property
@@ -200,6 +200,12 @@ class QueryFacts:
     error_file: str | None = None
     rows_refused: int = 0
     """Rows of this run that a target cannot take: they are with the dead letters."""
+    rows_bad: int = 0
+    """Rows of this run that failed in a function or did not meet an expectation: they are with the dead letters."""
+    rows_dropped: int = 0
+    """Rows of this run that did not meet an expectation whose rows are dropped."""
+    bad_rows: Mapping[str, int] = field(default_factory=dict)
+    """The rows of both kinds by what they failed, such as `expectation positive`."""
 
 
 DEAD: Final = "dead"

@@ -397,7 +397,7 @@ def _move_checkpoints(kept: _Kept, progress: GroupProgress, moves: Sequence[Move
 def _claimed(store: CheckpointStore, group: str, name: str, seen: Lease | None) -> Lease:
     lease = store.claim(group, name, OWNER, seen)
     if lease is None:
-        now = next((each for each in store.leases(group) if each.name == name), None)
+        now = next((each for each in store.leases(group, name) if each.name == name), None)
         who = f" by {now.owner}" if now is not None and now.owner else ""
         raise GroupError(f"{name} of group {group!r} was taken{who} just now: stop the group's members first")
     return lease

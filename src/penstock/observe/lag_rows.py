@@ -22,7 +22,7 @@ class LagRow:
     state: str
     members: int
     lag: int | None
-    """None where it is unknown: it is behind, and the stream does not count records."""
+    """None if it is unknown: the reader is behind, and the stream does not count records."""
     lag_s: float | None
     rate_per_s: float | None
     """Records read a second; None without two looks, and where it is unknown."""

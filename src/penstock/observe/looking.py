@@ -151,7 +151,7 @@ class Looker:
             return {}
 
     def _sizes(self) -> dict[PartitionId, int] | None:
-        """None where they are unknown: not every user may ask for them."""
+        """None if they are unknown: not every user may ask for them."""
         assert self._connection is not None
         try:
             return dict(self._connection.admin().sizes())

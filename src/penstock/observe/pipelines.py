@@ -54,7 +54,7 @@ def pipelines_folder(url: str | None) -> Path:
 def find_pipelines(folder: Path) -> dict[str, PipelineFacts]:
     """All pipelines with a checkpoint in this folder, each version by its name (usage, usage@v2)."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        names = sorted(each.name for each in os.scandir(folder) if each.is_dir() and not each.name.startswith("."))
     except OSError:
         return {}
     found = {}
@@ -181,12 +181,20 @@ def _query(known: Mapping[str, Any]) -> QueryFacts:
         batch_at_ms=round(_fraction(known, "batch_at") * 1000) or None,
         error_file=_words(known, "error_file"),
         rows_refused=_number(known, "rows_refused"),
+        rows_bad=_number(known, "rows_bad"),
+        rows_dropped=_number(known, "rows_dropped"),
+        bad_rows=_counts(known, "bad_rows"),
     )
 
 
 def _number(known: Mapping[str, Any], name: str, otherwise: int = 0) -> int:
     value = known.get(name)
     return int(value) if isinstance(value, int | float) else otherwise
+
+
+def _counts(known: Mapping[str, Any], name: str) -> Mapping[str, int]:
+    value = known.get(name)
+    return {str(rule): _number(value, rule) for rule in value} if isinstance(value, Mapping) else {}
 
 
 def _fraction(known: Mapping[str, Any], name: str) -> float:

@@ -51,7 +51,7 @@ class TopicObserver:
         self._starts: dict[PartitionId, int] = {}
         self._sizes: dict[PartitionId, int] | None = None
         self._record_bytes: dict[PartitionId, float] = {}
-        """As it was when sizes were asked for: sizes are older than what is known of records."""
+        """The average size of a record when sizes were last asked for."""
         self._starts_due_s = self._sizes_due_s = float("-inf")
         self._retention: dict[str, tuple[TopicRetention, float]] = {}
         self._appended: dict[str, Samples] = {}

@@ -324,7 +324,7 @@ class Producer(AsyncClosing):
         engine.ledger.raise_failures()
 
     def wait_until_settled(self, timeout_s: float | None = None) -> bool:
-        """As `flush`, but return whether it finished in time, and leave failures to the receipts."""
+        """Flush like `flush`, but return whether it finished in time, and leave failures to the receipts."""
         self._check_usable()
         try:
             self._engine.wait(timeout_s)

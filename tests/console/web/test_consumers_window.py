@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from penstock.console.web.pages.consumer import COLUMNS, NARROWEST_FAILING, strips
+from penstock.console.web.pages.consumers import COLUMNS, NARROWEST_FAILING, strips
 from penstock.model import Checkpoint
 from penstock.model.checkpoint import Claim, Failing
 from tests.seeds import seed_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.console.web.pages.group import position_text
 from penstock.console.web.pages.group_words import forecast, incoming_per_s, loss_tone, spark
+from penstock.console.web.pages.groups import position_text
 from penstock.observe.facts import GroupFacts, PartitionFacts, ReaderFacts, Snapshot, TopicFacts
 
 READER = ReaderFacts("g", "orders", 0, committed=100, start=0, end=1_100, lag_s=40.0)

@@ -16,8 +16,7 @@ from penstock.errors import ConfigError, NotifyError
 from penstock.observe.alerts import EmailSettings, Evaluator, LogSettings, Phase, Rule, RuleKind, WebhookSettings
 from penstock.observe.alerts.messages import Message, trial_message
 from penstock.observe.alerts.notification_log import NotificationLog
-from penstock.observe.alerts.notifying import EmailNotifier, make_notifier
-from penstock.observe.alerts.webhook import WebhookNotifier
+from penstock.observe.alerts.notifying import EmailNotifier, WebhookNotifier, make_notifier
 from tests.observe.alerts.certificates import Certificate, make_certificate
 from tests.observe.alerts.seeing import at, group
 from tests.observe.alerts.sinks import Hook, hook, mail_server

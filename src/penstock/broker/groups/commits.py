@@ -158,7 +158,7 @@ class Commits:
             raise ProtocolError(answer_for(error), str(error)) from error
 
     async def expire(self, now_ms: int) -> int:
-        """As `GroupCoordinator.expire`. What cannot be written now is left for the next time."""
+        """Expire offsets for `GroupCoordinator.expire`. What cannot be written now is left for the next time."""
         dropped = 0
         for group in list(self.groups.values()):
             try:

@@ -19,6 +19,7 @@ MODULES: Final = {
     "aiohttp": "aiohttp",
     "boto3": "boto3",
     "deltalake": "deltalake",
+    "duckdb": "duckdb",
     "fastavro": "fastavro",
     "google-cloud-pubsub": "google.cloud.pubsub_v1",
     "mmh3": "mmh3",

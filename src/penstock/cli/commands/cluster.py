@@ -16,10 +16,11 @@ from penstock.cli.output import print_json, report, say, size_text
 from penstock.cli.stream import silence_log
 from penstock.cli.tables import at_work, print_table
 from penstock.cluster.brokers import DEFAULT_PORT, Cluster, Plan
-from penstock.cluster.drills import DRILLS, run, temporary_cluster
+from penstock.cluster.drills import DRILLS, run
 from penstock.cluster.drills.stage import Outcome
-from penstock.cluster.networks import CUT_OFFS, Network, has_namespaces
+from penstock.cluster.networks import CUT_OFFS, Network, best_network, has_namespaces, tells_processes
 from penstock.cluster.status import ClusterStatus, status_of
+from penstock.cluster.temporary import temporary_cluster
 from penstock.errors import ClusterError, ConfigError
 from penstock.model.text import count_text
 
@@ -30,7 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NETWORKS: Final = ("auto", "loopback", "namespaces")
+NETWORKS: Final = ("auto", "loopback", "proxies", "namespaces")
 LONGEST_LIST: Final = 10
 WATCH_S: Final = 0.5
 
@@ -63,8 +64,8 @@ def up(
         str,
         typer.Option(
             metavar="|".join(NETWORKS),
-            help="Where brokers listen: on 127.0.0.1, or each in a network namespace, where it can be isolated (as "
-            "root). auto: namespaces if they can be created.",
+            help="Where brokers listen: on 127.0.0.1; there behind proxies, which can isolate them; or each in a "
+            "network namespace (as root). auto: namespaces if they can be created, else proxies.",
         ),
     ] = "auto",
     heap_mb: Annotated[int, typer.Option(min=64, help="The heap of each broker, in MB.")] = 160,
@@ -106,9 +107,16 @@ def up(
 
 def _network(name: str) -> Network:
     if name == "auto":
-        return "namespaces" if has_namespaces() else "loopback"
+        return best_network()
     if name == "loopback":
         return "loopback"
+    if name == "proxies":
+        if not tells_processes():
+            raise ConfigError(
+                "--network proxies needs /proc/net/tcp, as on Linux, to tell which process a connection comes from; "
+                "--network loopback does not, but its brokers cannot be isolated"
+            )
+        return "proxies"
     if name == "namespaces":
         if not has_namespaces():
             raise ConfigError("--network namespaces needs root and the `ip` program; --network loopback does not")
@@ -171,6 +179,11 @@ def _show(found: ClusterStatus) -> None:
     else:
         say(f"controller {found.controller}, epoch {found.controller_epoch}; {found.url}")
     without, behind = found.without_leader, found.with_replicas_out_of_sync
+    if without is None or behind is None:
+        say(
+            "no broker answered: it is not known whether partitions have leaders and replicas are in sync; see "
+            f"output.txt in the broker-* folders of {found.folder}"
+        )
     if without:
         say(f"without a leader: {_names([f'{each.topic}-{each.number}' for each in without])}")
     if behind:
@@ -211,7 +224,7 @@ def isolate(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Cut a broker off from its peers, from its clients, or from all, while it keeps running (needs namespaces)."""
+    """Cut a broker off from its peers, from its clients, or from all, while it keeps running."""
     chosen = next((each for each in CUT_OFFS if each == cut_off), None)
     if chosen is None:
         raise typer.BadParameter(f"{cut_off!r} is not one of {', '.join(CUT_OFFS)}", param_hint="--from")
@@ -255,7 +268,7 @@ def drill(
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(DRILLS)}", param_hint="NAME")
     silence_log()
     began_s = time.monotonic()
-    with at_work(f"drill {name}") as tell, _cluster_for(folder, jars, tell) as cluster:
+    with at_work(f"drill {name}") as tell, _cluster_for(name, folder, jars, tell) as cluster:
         outcome = run(name, cluster, seed, tell)
     if as_json:
         print_json({"drill": name, "seed": seed, "holds": outcome.holds, **msgspec.to_builtins(outcome)})
@@ -267,11 +280,11 @@ def drill(
 
 
 @contextmanager
-def _cluster_for(folder: Path, jars: Path | None, tell: Callable[[str], None]) -> Iterator[Cluster]:
+def _cluster_for(name: str, folder: Path, jars: Path | None, tell: Callable[[str], None]) -> Iterator[Cluster]:
     if (folder / "cluster.json").exists():
         yield Cluster.at(folder)
         return
-    with temporary_cluster(jars, tell) as cluster:
+    with temporary_cluster(jars, tell, disk_mb=DRILLS[name].disk_mb) as cluster:
         yield cluster
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Final
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from penstock.abc import DeadLetters
+from penstock.abc import DeadLetters, Queue
 from penstock.cli.dead_letters import (
     COLUMNS,
     NUMBERS,
@@ -38,14 +38,19 @@ from penstock.cli.dead_letters import (
 )
 from penstock.cli.options import DEFAULT_URL, AsJson, ListByDefault, Url, examples
 from penstock.cli.output import confirm, print_json, report, say
-from penstock.cli.stream import open_connection
+from penstock.cli.stream import open_connection, silence_log
 from penstock.cli.tables import print_table
 from penstock.dead_letters import RedriveReport, redriving
+from penstock.dead_letters.opening import names_a_topic
 from penstock.errors import ConfigError
 from penstock.model import DeadLetter, DeadLetterFilter
 from penstock.model.clock import SystemClock
 from penstock.model.text import count_text
+from penstock.queues import open_queue
+from penstock.queues.opening import as_queue
 from penstock.streams import Connection
+from penstock.streams.schemes import scheme_of
+from penstock.streams.url import without_password
 
 
 def dry_report(opened: DeadLetters, which: DeadLetterFilter, to: str | None, limit: int | None, as_json: bool) -> None:
@@ -58,7 +63,7 @@ def dry_report(opened: DeadLetters, which: DeadLetterFilter, to: str | None, lim
 
 def run_redrive(
     opened: DeadLetters,
-    stream: Connection,
+    target: Connection | Queue,
     which: DeadLetterFilter,
     to: str | None,
     rate: float | None,
@@ -69,7 +74,7 @@ def run_redrive(
     with _progress(opened, which, limit) as show:
         report = redriving.redrive(
             opened,
-            stream,
+            target,
             which,
             clock=SystemClock(),
             to=to,
@@ -97,7 +102,7 @@ def _tell(report: RedriveReport) -> None:
     if report.gone:
         say(f"{count_text(report.gone, 'letter')} were settled by others meanwhile.")
     if report.gave_up:
-        say("Every send failed, so it stopped: check that the stream accepts records, and run it again.")
+        say("Every send failed, so it stopped: check that the stream or queue accepts records, and run it again.")
     if report.interrupted:
         say("It was interrupted: run it again to continue.")
 
@@ -270,6 +275,7 @@ def count(
         "penstock dlq redrive orders.dlq --group billing --error-kind TimeoutError --rate 50",
         "penstock dlq redrive orders.dlq 25c163e5b9cff21281f42dc3",
         "penstock dlq redrive sqlite:./dead-letters.db --to orders.retry --limit 100",
+        "penstock dlq redrive sqlite:./dead-letters.db --to amqp://localhost/orders",
     ),
 )
 def redrive(
@@ -284,7 +290,8 @@ def redrive(
     since: Since = None,
     until: Until = None,
     to: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Send them to this topic instead of their own.")
+        str | None,
+        typer.Option(metavar="TOPIC|URL", help="Send them to this topic, or to the queue at this URL."),
     ] = None,
     rate: Annotated[float | None, typer.Option(min=0.001, help="At most this many letters a second.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many letters.")] = None,
@@ -306,16 +313,27 @@ def redrive(
 
     choice = Choice(group, topic, partition, error_kind, contains, since, until, ids=tuple(ids or ()))
     which = choice.filter()
-    with open_connection(url) as stream, letters_of(letters, stream) as opened:
-        if to is not None:
+    queue = _queue_url(to)
+    with ExitStack() as stack:
+        stream: Connection | None = None
+        if queue is None or names_a_topic(letters):
+            stream = stack.enter_context(open_connection(url))
+        else:
+            silence_log()
+        opened = stack.enter_context(letters_of(letters, stream))
+        if stream is not None and queue is None and to is not None:
             stream.admin().require(to)
         for letter in _those(opened, letters, ids or ()):
             if letter.state not in which.states:
                 raise ConfigError(f"letter {letter.id} is {letter.state}: only waiting letters can be redriven")
         if dry_run:
-            dry_report(opened, which, to, limit, as_json)
+            dry_report(opened, which, to if queue is None else without_password(queue), limit, as_json)
             return
-        code = run_redrive(opened, stream, which, to, rate, limit, new_timestamps, as_json)
+        target: Connection | Queue | None = stream
+        if queue is not None:
+            target, to = stack.enter_context(closing(open_queue(queue))), None
+        assert target is not None
+        code = run_redrive(opened, target, which, to, rate, limit, new_timestamps, as_json)
     if code:
         raise typer.Exit(code)
 
@@ -354,6 +372,14 @@ def discard(
             confirm(f"Discard {count_text(len(found), 'letter')}?", "Nothing was discarded.")
         discarded = sum(opened.discard(found[start : start + _PAGE]) for start in range(0, len(found), _PAGE))
     report({"discarded": discarded}, f"Discarded {count_text(discarded, 'letter')}.", as_json=as_json)
+
+
+def _queue_url(to: str | None) -> str | None:
+    """`--to` if it is the URL of a queue; None for a topic. Raises UrlError for a URL of anything else."""
+    queue = as_queue(to)
+    if isinstance(queue, str) and scheme_of(queue) == "memory":
+        raise ConfigError(f"--to {to}: a queue in memory ends with this command, and so would the records sent to it")
+    return queue if isinstance(queue, str) else None
 
 
 def _list_topics(url: str, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.cli.checks import data_folder, extras, java, machine, network
+from penstock.cli.checks import extras, machine, network
 from penstock.cli.checks.finding import Finding, fail, warn
 from penstock.cli.options import AsJson, examples
 from penstock.cli.output import print_json, say
@@ -112,12 +112,12 @@ def _checks(url: str | None, data: Path | None, write: bool, within_s: float) ->
     checks: dict[str, Check] = {
         "python": machine.check_python,
         "extras": partial(extras.check_extras, within_s),
-        "java": java.check_java,
-        "spark connector": java.check_connector,
-        "spark archive": java.check_archive,
+        "java": machine.check_java,
+        "spark connector": machine.check_connector,
+        "spark archive": machine.check_archive,
         "memory": partial(machine.check_memory, with_spark),
         "file handles": machine.check_handles,
-        "data folder": partial(data_folder.check_data_folder, data or _folder_of(url) or Path("data")),
+        "data folder": partial(machine.check_data_folder, data or _folder_of(url) or Path("data")),
         "temporary": partial(machine.check_temporary, with_spark),
         "clock": machine.check_clock,
         "ports": network.check_ports,

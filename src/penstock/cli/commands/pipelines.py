@@ -12,13 +12,14 @@ import typer
 
 from penstock.cli.comparisons import print_comparisons
 from penstock.cli.options import DEFAULT_URL, AsJson, ListByDefault, Url, examples
-from penstock.cli.output import print_json, say, time_text
+from penstock.cli.output import print_json, say, size_text, time_text
+from penstock.cli.quantities import seconds
 from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
 from penstock.dead_letters import open_dead_letters
 from penstock.errors import BrokerUnavailableError, ConfigError
 from penstock.model import DeadLetterFilter
-from penstock.model.text import duration_text
+from penstock.model.text import count_text, duration_text
 from penstock.observe.facts import DEAD
 from penstock.observe.letters import SUFFIX
 from penstock.observe.pipelines import find_pipelines, pipeline_events, pipelines_folder
@@ -32,7 +33,7 @@ app = typer.Typer(
     name="pipelines",
     cls=ListByDefault,
     rich_markup_mode=None,
-    help="Show the state of pipelines; compare and switch their versions, retire old ones.",
+    help="Show the state of pipelines; compare, switch and retire their versions, and clean up.",
     no_args_is_help=False,
 )
 
@@ -59,7 +60,7 @@ DeadLetters = Annotated[
     ),
 ]
 _HISTORY: Final = 10
-_COUNTS: Final = ("read", "written", "late", "refused")
+_COUNTS: Final = ("read", "written", "late", "refused", "bad", "dropped")
 
 
 @app.command(
@@ -126,6 +127,8 @@ def show(
                 f"{query.rows_written:,}",
                 f"{query.rows_late:,}",
                 f"{query.rows_refused:,}",
+                f"{query.rows_bad:,}",
+                f"{query.rows_dropped:,}",
                 None if query.lag is None else f"{query.lag:,}",
                 f"{query.rows_per_s:,.0f}" if facts.is_running else None,
                 f"{query.batch_s:.3f} s",
@@ -136,10 +139,18 @@ def show(
         ],
         numbers=["batch", *_COUNTS, "lag", "rows/s", "batch took", "restarts"],
     )
-    for text in _errors(facts):
+    for text in (*_bad_rows(facts), *_errors(facts)):
         say(text)
     for each in history:
         typer.echo(f"{time_text(each.at_ms)}  {each.query} {each.what}{f': {each.error}' if each.error else ''}")
+
+
+def _bad_rows(facts: PipelineFacts) -> Iterator[str]:
+    """What the bad rows of each query failed, one line for each query that has some."""
+    for query in facts.queries:
+        if query.bad_rows:
+            rules = ", ".join(f"{rule} {count:,}" for rule, count in sorted(query.bad_rows.items()))
+            yield f"Bad rows of {query.query}: {rules}"
 
 
 def _folder(url: str, checkpoints: Path | None) -> Path:
@@ -323,6 +334,72 @@ def retire(
             say_retired(version, retire_version(stream, entry, delete_topics=delete_topics, spark=spark))
         finally:
             stop_session()
+
+
+@app.command(
+    "clean",
+    epilog=examples("penstock pipelines clean", "penstock pipelines clean --keep 1 --older-than 1d --yes"),
+)
+def clean(
+    pipeline: Annotated[
+        str | None, typer.Argument(metavar="[PIPELINE]", help="Only this pipeline. Default: all in the folder.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    checkpoints: Checkpoints = None,
+    keep: Annotated[int, typer.Option(min=0, help="Keep so many of the newest versions of each pipeline.")] = 2,
+    older_than: Annotated[
+        str, typer.Option(metavar="DURATION", help="Keep what was changed within this time, such as 12h or 30d.")
+    ] = "7d",
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Delete. Without it, only show what would be deleted.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete checkpoints that nothing needs: of old and retired versions, and of queries that were dropped.
+
+    Versions that run, that readers get, or that are being reprocessed are always kept, whatever the options say; so are
+    folders that are not known to the stream. A deleted version is retired, so that it cannot start over. Topics stay.
+    """
+    from penstock.cli.cleaning import Retention, look, remove, remove_leftovers, total_bytes
+
+    retention = Retention(keep, seconds(older_than, "--older-than"))
+    folder = _folder(url, checkpoints)
+    with open_connection(url) as stream:
+        register = _register(stream)
+        looked = [each for each in look(folder, register, retention, time.time()) if pipeline in (None, each.pipeline)]
+        if pipeline is not None and not looked:
+            raise ConfigError(f"there is no pipeline {pipeline!r} in {folder}")
+        doomed = [each for each in looked if each.is_removable]
+        if yes:
+            remove_leftovers(folder)
+            for each in doomed:
+                remove(each, register)
+    if as_json:
+        print_json({"deleted": yes, "bytes": total_bytes(looked), "checkpoints": looked})
+        return
+    print_table(
+        ["pipeline", "version", "query", "size", "changed", "verdict", "why"],
+        [
+            (
+                each.pipeline,
+                each.version,
+                each.query,
+                size_text(each.size_bytes),
+                time_text(round(each.changed_at_s * 1000)),
+                each.verdict if not (yes and each.is_removable) else "removed",
+                each.why,
+            )
+            for each in looked
+        ],
+        numbers=["size"],
+    )
+    size = size_text(total_bytes(looked))
+    if yes:
+        say(f"Deleted {count_text(len(doomed), 'checkpoint')}, {size}.")
+    elif doomed:
+        say(f"Nothing is deleted yet. To delete {count_text(len(doomed), 'checkpoint')}, {size}: add --yes")
+    else:
+        say(f"There is nothing to delete in {folder}.")
 
 
 def _is_elsewhere(entry: Version) -> bool:

@@ -47,7 +47,7 @@ class BadInputError(PenstockError):
 class InputRecord:
     number: int
     length_bytes: int
-    """Of the line, with its line end."""
+    """The size of the line, with its line end."""
     value: bytes | None
     key: bytes | None = None
     headers: Headers = ()

@@ -1,4 +1,4 @@
-"""`penstock run`: run the pipelines of a program, here or on a cluster, continuously, once, or from the beginning."""
+"""`penstock run`: run the apps or pipelines of a program, here or on a cluster, continuously, once, or again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import socket
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,12 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from penstock.cli.app_programs import run_app_file
+from penstock.cli.commands.up import DEFAULT_LOGS, supervise_programs
 from penstock.cli.logs import show_log_of
 from penstock.cli.options import examples, pairs
 from penstock.cli.stream import position
 from penstock.errors import PipelineError
 from penstock.model import PositionKind
 from penstock.observe.metrics.serving import serve
+from penstock.supervising.finding import Program, uses_spark
+from penstock.supervising.reporting import reporting
 
 if TYPE_CHECKING:
     from penstock.spark.run.settings import RunSettings
@@ -28,6 +33,8 @@ _LOCAL: Final = re.compile(r"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?")
 _HOST: Final = re.compile(r"([^\s:,/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _KUBERNETES: Final = re.compile(r"k8s://\S+")
 _ANSWER_S: Final = 5.0
+_GIVEN: Final = "penstock.run.given"
+"""Where the context keeps the arguments as they were given."""
 
 
 def check_master(master: str) -> None:
@@ -68,7 +75,9 @@ EXAMPLES: Final = examples(
     "penstock run usage.py",
     "penstock run usage.py --once",
     "penstock run usage.py --master spark://10.0.0.7:7077 --archive environment.tar.gz",
+    "penstock run usage.py --master spark://10.0.0.7:7077 --checkpoints s3a://bucket/pipelines",
     "penstock run usage.py --from 2026-11-15T08:00 -- --customers 10",
+    "penstock run app.py --supervise --health 127.0.0.1:9470",
     "penstock run usage.py --reprocess --switch if-same",
     "penstock run usage.py --reprocess v3 --once --switch always --retire",
 )
@@ -88,9 +97,10 @@ class Switch(StrEnum):
 
 
 class RunCommand(TyperCommand):
-    """Understands `--reprocess v2` and `--reprocess=v2` as `--reprocess --version v2`."""
+    """Keeps what was given, and understands `--reprocess v2` and `--reprocess=v2` as `--reprocess --version v2`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_GIVEN] = tuple(args)
         end = args.index("--") if "--" in args else len(args)
         ours = args[:end]
         for place, word in enumerate(ours):
@@ -111,7 +121,8 @@ def _is_version(word: str) -> bool:
 
 @app.command("run", cls=RunCommand, epilog=EXAMPLES)
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="The program that defines the pipelines.")],
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="The program that defines pipelines or apps.")],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENTS...", help="The arguments of the program.")
     ] = None,
@@ -132,6 +143,14 @@ def run(
     engine: Annotated[
         EngineChoice | None,
         typer.Option(help="What reads streams: Spark's Kafka connector, Penstock, or the faster of the two."),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the pipelines keep their checkpoints: on several hosts, a folder that all of them reach, such "
+            "as s3a://BUCKET/FOLDER. Default: what the program says, else a folder beside the log, else ./pipelines.",
+        ),
     ] = None,
     conf: Annotated[
         list[str] | None,
@@ -171,30 +190,71 @@ def run(
     delete_topics: Annotated[
         bool, typer.Option("--delete-topics", help="With --retire: also delete the topics of the old version.")
     ] = False,
+    supervise: Annotated[
+        bool,
+        typer.Option("--supervise", help="Start the program again when it dies, as `penstock up` does for several."),
+    ] = False,
+    health: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="With --supervise: serve /healthz, /readyz and /programs there."),
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --supervise: the folder of the log. Default: ./logs.")
+    ] = None,
 ) -> None:
-    """Run the pipelines of a program.
+    """Run the pipelines or apps of a program.
 
-    The program is run as Python would run it; its `run()` obeys the options here. If it only defines pipelines, all of
-    them are run together. SIGTERM and Ctrl-C finish the current batches, then end.
+    The program is run as Python would run it; its `run()` obeys the options here. If it only defines pipelines, or
+    apps, all of them are run together. SIGTERM and Ctrl-C finish the current batches and records, then end. An app
+    takes none of the options about Spark.
     """
+    for option, needs_supervision in (("--health", health is not None), ("--logs", logs is not None)):
+        if needs_supervision and not supervise:
+            raise typer.BadParameter("it needs --supervise", param_hint=option)
     _check(reprocess=reprocess, switch=switch, retire=retire, delete_topics=delete_topics, start=start)
     file = file.expanduser().absolute()
     if not file.is_file():
         raise typer.BadParameter(f"there is no file {file}", param_hint="FILE.py")
-    settings = _settings(file, master, once or reprocess, start, engine, conf, archive, version, reprocess)
-    # A reprocessing run has its own progress bar.
-    settings = dataclasses.replace(settings, quiet=quiet or reprocess)
-    show_log_of("penstock.spark", quiet=quiet)
-    if metrics is not None:
-        serve(metrics, insecure=insecure)  # until the process ends
-    if not reprocess:
-        from penstock.cli.programs import run_file
-
-        run_file(file, arguments or [], settings)
+    if supervise:
+        supervise_programs(
+            [Program(file.stem, file, _without_supervision(ctx.meta[_GIVEN]))],
+            logs=logs if logs is not None else DEFAULT_LOGS,
+            health=health,
+            insecure=insecure,
+        )
         return
-    from penstock.cli.reprocess import ReprocessOptions, reprocess_file
+    with reporting():
+        show_log_of("penstock", quiet=quiet)
+        if metrics is not None:
+            serve(metrics, insecure=insecure)  # until the process ends
+        about_spark = (master, start, engine, checkpoints, conf, archive, version)
+        if not (once or reprocess or any(each is not None for each in about_spark) or uses_spark(file)):
+            run_app_file(file, arguments or [])
+            return
+        settings = _settings(file, master, once or reprocess, start, engine, conf, archive, version, reprocess)
+        # A reprocessing run has its own progress bar.
+        settings = dataclasses.replace(settings, quiet=quiet or reprocess, checkpoints=checkpoints)
+        if not reprocess:
+            from penstock.cli.programs import run_file
 
-    reprocess_file(file, arguments or [], settings, ReprocessOptions(switch.value, retire, delete_topics, once))
+            run_file(file, arguments or [], settings)
+            return
+        from penstock.cli.reprocess import ReprocessOptions, reprocess_file
+
+        reprocess_file(file, arguments or [], settings, ReprocessOptions(switch.value, retire, delete_topics, once))
+
+
+def _without_supervision(given: Sequence[str]) -> tuple[str, ...]:
+    """The arguments for the supervised process: those that were given, without what the supervisor obeys."""
+    end = given.index("--") if "--" in given else len(given)
+    kept: list[str] = []
+    words = iter(given[:end])
+    for word in words:
+        if word in ("--health", "--logs"):
+            next(words, None)
+        elif word != "--supervise" and not word.startswith(("--health=", "--logs=")):
+            kept.append(word)
+    return (*kept, *given[end:])
 
 
 def _check(*, reprocess: bool, switch: Switch, retire: bool, delete_topics: bool, start: str | None) -> None:

@@ -50,7 +50,7 @@ class PartitionLine:
     partition: int
     start: int | str
     end: int | str
-    """As people know pointers of this stream."""
+    """In the system's own form."""
     records: int | None
     size_bytes: int | None
 

@@ -15,13 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from penstock.abc import Admin, Browsing, Feed, Isolation
+from penstock.abc import Browsing, Feed
 from penstock.console.link import Link
 from penstock.console.messages.view_settings import ViewSettings
 from penstock.console.views import MessageRow
-from penstock.errors import ConfigError, OffsetOutOfRangeError
+from penstock.errors import OffsetOutOfRangeError
 from penstock.model import Pointer, Record
-from penstock.model.administration import Offsets
 from penstock.streams.reading import TurnFeed
 
 _SHORT_MS: Final = 5
@@ -77,23 +76,12 @@ def size_of(record: Record) -> int:
     return size_bytes
 
 
-def bounded_feed(
-    link: Link, topic: str, partitions: Iterable[int], isolation: Isolation, *, fetch_wait_ms: int = _SHORT_MS
-) -> Feed:
-    """A feed that prefetches little, of existing partitions. The caller closes it."""
-    if isolation not in ("committed", "uncommitted"):
-        raise ConfigError(f"isolation is committed or uncommitted, not {isolation!r}")
+def bounded_feed(link: Link, topic: str, partitions: Iterable[int], *, fetch_wait_ms: int = _SHORT_MS) -> Feed:
+    """A feed of committed records that prefetches little, of existing partitions. The caller closes it."""
     opened = link.connection().open_topic(topic)
     if isinstance(opened, Browsing):
-        return opened.browse(partitions, isolation, fetch_wait_ms)
+        return opened.browse(partitions, "committed", fetch_wait_ms)
     return TurnFeed(opened)
-
-
-def ends_of(topics: Admin, topic: str, partitions: Iterable[int], isolation: Isolation) -> Offsets:
-    """The end of each partition for this isolation level."""
-    if isolation == "uncommitted":
-        return topics.ends(topic, partitions)
-    return topics.latest(topic, partitions)
 
 
 _SMALL_BYTES: Final = 16 * 1024

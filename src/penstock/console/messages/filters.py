@@ -119,18 +119,15 @@ class _Parser:
         if token.kind != "field":
             raise self._mistake(f"a field: {', '.join(_FIELDS)}")
         if token.text not in _FIELDS:
-            raise FilterError(
-                f"at character {token.position + 1}: unknown field {token.text!r}; fields are {', '.join(_FIELDS)}"
-                + (f". Fields of the value are written value.{token.text}" if token.text.isidentifier() else ""),
+            raise _wrong(
                 token.position,
+                f"unknown field {token.text!r}; fields are {', '.join(_FIELDS)}"
+                + (f". Fields of the value are written value.{token.text}" if token.text.isidentifier() else ""),
             )
         if token.path and token.text not in _WITH_PATHS:
-            raise FilterError(f"at character {token.position + 1}: {token.text} has nothing inside", token.position)
+            raise _wrong(token.position, f"{token.text} has nothing inside")
         if token.text == "header" and len(token.path) != 1:
-            raise FilterError(
-                f'at character {token.position + 1}: name the header: header.trace, or header["any name"]',
-                token.position,
-            )
+            raise _wrong(token.position, 'name the header: header.trace, or header["any name"]')
         self._at += 1
         path = tuple(map(str, token.path)) if token.text == "header" else token.path
         return Field("pointer" if token.text == "offset" else token.text, path)
@@ -155,15 +152,9 @@ class _Parser:
         operand_token = self._next
         operand = self._literal(field)
         if token.text in _ORDERING and (operand is None or isinstance(operand, bool)):
-            raise FilterError(
-                f"at character {operand_token.position + 1}: {token.text} compares with a number or a text in quotes",
-                operand_token.position,
-            )
+            raise _wrong(operand_token.position, f"{token.text} compares with a number or a text in quotes")
         if token.text in _TEXT_SIGNS and operand is None:
-            raise FilterError(
-                f"at character {operand_token.position + 1}: {token.text} needs a text in quotes, or a number",
-                operand_token.position,
-            )
+            raise _wrong(operand_token.position, f"{token.text} needs a text in quotes, or a number")
         return Comparison(field, token.text, operand)
 
     def _pattern(self) -> Pattern:
@@ -174,7 +165,7 @@ class _Parser:
         try:
             return Pattern(token.text)
         except ValueError as error:
-            raise FilterError(f"at character {token.position + 1}: {error}", token.position) from None
+            raise _wrong(token.position, f"{error}") from None
 
     def _list(self, field: Field) -> tuple[Constant, ...]:
         if not self._takes("sign", "["):
@@ -201,9 +192,7 @@ class _Parser:
         if field.name == "timestamp" and isinstance(literal, str):
             return self._time_ms(literal, token)
         if field.name in _NUMERIC and isinstance(literal, str | bool):
-            raise FilterError(
-                f"at character {token.position + 1}: {field.name} must be compared with a number", token.position
-            )
+            raise _wrong(token.position, f"{field.name} must be compared with a number")
         return literal
 
     def _time_ms(self, text: str, token: Token) -> int:
@@ -212,11 +201,7 @@ class _Parser:
         except ConfigError:
             position = Position.EARLIEST
         if position.kind is not PositionKind.TIME:
-            raise FilterError(
-                f'at character {token.position + 1}: {text!r} is not a time: write "2026-11-15T08:00", or an age '
-                'such as "-15m"',
-                token.position,
-            )
+            raise _wrong(token.position, f'{text!r} is not a time: write "2026-11-15T08:00", or an age such as "-15m"')
         return position.time_ms
 
     @property
@@ -234,7 +219,12 @@ class _Parser:
     def _mistake(self, wanted: str) -> FilterError:
         token = self._next
         found = "the end" if token.kind == "end" else repr(token.text)
-        return FilterError(f"at character {token.position + 1}: expected {wanted}, not {found}", token.position)
+        return _wrong(token.position, f"expected {wanted}, not {found}")
+
+
+def _wrong(position: int, text: str) -> FilterError:
+    """The error for what stands at this position."""
+    return FilterError(f"at character {position + 1}: {text}", position)
 
 
 _CONSTANTS: Final[dict[str, Constant]] = {"true": True, "false": False, "null": None}
@@ -242,7 +232,7 @@ _CONSTANTS: Final[dict[str, Constant]] = {"true": True, "false": False, "null": 
 
 def _number(token: Token) -> int | float:
     if len(token.text) > 40:
-        raise FilterError(f"at character {token.position + 1}: this number is too long", token.position)
+        raise _wrong(token.position, "this number is too long")
     return int(token.text) if token.text.lstrip("-").isdecimal() else float(token.text)
 
 
@@ -267,7 +257,7 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "'": "'", "\\": "\
 class Token:
     kind: Literal["field", "word", "number", "text", "sign", "end"]
     text: str
-    """As written; for a text, its meaning."""
+    """The token as written; for a text literal, its content."""
     position: int
     path: tuple[Step, ...] = ()
 
@@ -305,10 +295,10 @@ def _token(filter: str, at: int) -> tuple[Token, int]:
     if sign:
         return Token("sign", sign.group(), at), sign.end()
     if filter[at] == "=":
-        raise FilterError(f"at character {at + 1}: write == to compare", at)
+        raise _wrong(at, "write == to compare")
     if filter[at] in "&|!":
-        raise FilterError(f"at character {at + 1}: write and, or, not instead of {filter[at]}", at)
-    raise FilterError(f"at character {at + 1}: {filter[at]!r} is not allowed here; texts need quotes", at)
+        raise _wrong(at, f"write and, or, not instead of {filter[at]}")
+    raise _wrong(at, f"{filter[at]!r} is not allowed here; texts need quotes")
 
 
 def _path(filter: str, at: int) -> tuple[tuple[Step, ...], int]:
@@ -324,7 +314,7 @@ def _path(filter: str, at: int) -> tuple[tuple[Step, ...], int]:
         elif filter[at] == "[" and filter[at + 1 : at + 2] in ('"', "'"):
             text, end = _quoted(filter, at + 1)
             if filter[end : end + 1] != "]":
-                raise FilterError(f"at character {end + 1}: a bracket [ is not closed", end)
+                raise _wrong(end, "a bracket [ is not closed")
             steps.append(text)
             at = end + 1
         else:
@@ -353,7 +343,7 @@ def _quoted(filter: str, at: int) -> tuple[str, int]:
             at += 1
             continue
         pieces.append(character)
-    raise FilterError(f"at character {begun + 1}: the quote {quote} is not closed", begun)
+    raise _wrong(begun, f"the quote {quote} is not closed")
 
 
 Constant = str | int | float | bool | None

@@ -14,10 +14,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.abc import Isolation
 from penstock.console.link import Link
 from penstock.console.messages import browsing
-from penstock.console.messages.browsing import Budget, bounded_feed, ends_of, size_of
+from penstock.console.messages.browsing import Budget, bounded_feed, size_of
 from penstock.console.messages.showing import Schemas
 from penstock.console.messages.view_settings import WHOLE_HEADERS, ViewSettings, row_of, whole
 from penstock.console.views import Decode, MessageDetail, MessagePage, MessageQuery
@@ -97,7 +96,7 @@ class MessageReader:
         if not 1 <= query.limit <= MOST_ROWS:
             raise ConfigError(f"a page has 1 to {MOST_ROWS:,} messages, not {query.limit:,}")
         view = ViewSettings(query, self._schemas, self._now())
-        spans = self._spans(query.topic, query.partition, query.isolation)
+        spans = self._spans(query.topic, query.partition)
         cursor = None if query.cursor is None else Cursor.parse(query.cursor, query.topic)
         limit = query.limit
         if cursor is None and (newest := _NEWEST.fullmatch(query.position.strip().lower())):
@@ -109,7 +108,7 @@ class MessageReader:
             is_back = cursor.way == "older"
             places = spans.clamped(cursor.pointers, spans.starts)
         budget = Budget(SCAN_RECORDS, SCAN_BYTES if view.is_choosy else PAGE_BYTES, SCAN_S, SILENT_S)
-        with contextlib.closing(bounded_feed(self._link, query.topic, spans.starts, query.isolation)) as feed:
+        with contextlib.closing(bounded_feed(self._link, query.topic, spans.starts)) as feed:
             scan = browsing.Scan(feed, view, budget)
             if is_back:
                 found = browsing.older(scan, spans.starts, places, limit, is_counted=self._link.is_counted)
@@ -128,17 +127,15 @@ class MessageReader:
             note="; ".join(filter(None, ("" if found.is_complete else budget.note(), view.note))) or None,
         )
 
-    def detail(
-        self, topic: str, partition: int, pointer: Pointer, decode: Decode, isolation: Isolation
-    ) -> MessageDetail:
-        record = self.record(topic, partition, pointer, isolation)
-        spans = self._spans(topic, partition, isolation)
+    def detail(self, topic: str, partition: int, pointer: Pointer, decode: Decode) -> MessageDetail:
+        record = self.record(topic, partition, pointer)
+        spans = self._spans(topic, partition)
         row = row_of(record, size_of(record), whole(decode, self._schemas, topic), WHOLE_HEADERS)
         return MessageDetail(row, spans.starts[partition], spans.ends[partition])
 
-    def record(self, topic: str, partition: int, pointer: Pointer, isolation: Isolation) -> Record:
+    def record(self, topic: str, partition: int, pointer: Pointer) -> Record:
         """The record at an offset. Raises OffsetOutOfRangeError or StreamError when there is none."""
-        spans = self._spans(topic, partition, isolation)
+        spans = self._spans(topic, partition)
         start, end = spans.starts[partition], spans.ends[partition]
         text = self._link.pointer_text
         if not start <= pointer < end:
@@ -149,7 +146,7 @@ class MessageReader:
                 f"including, {text(end)}"
             )
         deadline_s = time.monotonic() + SILENT_S
-        with contextlib.closing(bounded_feed(self._link, topic, [partition], isolation)) as feed:
+        with contextlib.closing(bounded_feed(self._link, topic, [partition])) as feed:
             feed.add(partition, pointer)
             while (left_s := deadline_s - time.monotonic()) > 0:
                 for batch in feed.poll(1, left_s):
@@ -169,14 +166,14 @@ class MessageReader:
         rows = self.page(MessageQuery(topic, partition=partition, limit=1, cursor=cursor)).rows
         return rows[0].pointer if rows else None
 
-    def _spans(self, topic: str, partition: int | None, isolation: Isolation) -> _Spans:
+    def _spans(self, topic: str, partition: int | None) -> _Spans:
         topics = self._link.topics()
         there = topics.partitions_of(topic)
         if partition is not None and partition not in there:
             raise UnknownTopicError(f"topic {topic!r} has no partition {partition}: it has {len(there)}")
         chosen = there if partition is None else (partition,)
         starts = topics.earliest(topic, chosen)
-        ends = ends_of(topics, topic, chosen, isolation)
+        ends = topics.latest(topic, chosen)
         return _Spans(starts, {each: max(ends[each], start) for each, start in starts.items()})
 
     def _located(self, query: MessageQuery, spans: _Spans) -> Offsets:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import Final, Self
+from typing import Final
 
 from penstock.console.link import Link
-from penstock.console.messages.browsing import bounded_feed, ends_of, size_of
+from penstock.console.messages.browsing import bounded_feed, size_of
 from penstock.console.messages.view_settings import ViewSettings
 from penstock.console.views import MessageQuery, MessageRow
 from penstock.errors import ClosedError, ConfigError, OffsetOutOfRangeError, UnknownTopicError
 from penstock.model import Pointer
+from penstock.model.closing import Closing
 
 MOST_ROWS: Final = 1_000
 _POLL_RECORDS: Final = 2_000
@@ -22,7 +23,7 @@ _SLICE_S: Final = 0.5
 _FETCH_WAIT_MS: Final = 250
 
 
-class Tail:
+class Tail(Closing):
     """A reader of new messages. It reads only while it is polled, so a hidden page costs nothing.
 
     Each poll returns at most `limit` rows, the newest: the others are skipped and counted in `dropped`.
@@ -42,8 +43,8 @@ class Tail:
         self._view = view
         self._lock = threading.Lock()
         self.is_closed = False
-        self._next: dict[int, Pointer] = ends_of(topics, query.topic, self._partitions, query.isolation)
-        self._feed = bounded_feed(link, query.topic, self._partitions, query.isolation, fetch_wait_ms=_FETCH_WAIT_MS)
+        self._next: dict[int, Pointer] = topics.latest(query.topic, self._partitions)
+        self._feed = bounded_feed(link, query.topic, self._partitions, fetch_wait_ms=_FETCH_WAIT_MS)
         for partition, end in self._next.items():
             self._feed.add(partition, end)
         self.dropped = 0
@@ -71,12 +72,6 @@ class Tail:
         self.is_closed = True
         self._feed.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _read(self, rows: deque[MessageRow], wait_s: float) -> int:
         """Take in new records, and return how many there were."""
         came = 0
@@ -96,7 +91,7 @@ class Tail:
 
     def _catch_up(self) -> None:
         """Jump to the end, as more arrives than can be examined."""
-        ends = ends_of(self._link.topics(), self._query.topic, self._partitions, self._query.isolation)
+        ends = self._link.topics().latest(self._query.topic, self._partitions)
         for partition, end in ends.items():
             behind = end - self._next[partition]
             if behind > (self._query.limit if self._is_counted else 0):

@@ -38,7 +38,7 @@ async def in_background(ask: Callable[Given, Result], *args: Given.args, **kwarg
 
 
 async def from_disk(ask: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs) -> Result:
-    """As `in_background`, for what is on the console's own disk: no broker can delay it."""
+    """Like `in_background`, for data on the console's own disk: no broker can delay it."""
     return await _answer(_FROM_DISK, functools.partial(ask, *args, **kwargs), is_shown=False)
 
 

@@ -45,6 +45,7 @@ class Entry:
 ENTRIES: Final = (
     Entry("overview", "/", "Overview", "space_dashboard", "g o"),
     Entry("topics", "/topics", "Topics", "view_stream", "g t"),
+    Entry("query", "/query", "SQL", "terminal", "g q"),
     Entry("groups", "/groups", "Groups", "group_work", "g g"),
     Entry("consumers", "/consumers", "Consumers", "fact_check", "g c"),
     Entry("letters", "/letters", "Dead letters", "mark_email_unread", "g d"),

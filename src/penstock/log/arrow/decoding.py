@@ -91,7 +91,7 @@ def decode_in_chunks(
     origin: BufferOrigin = _UNKNOWN,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """As `decode`, in RecordBatches of about `chunk_bytes` of decompressed records each, created on demand.
+    """Like `decode`, but in RecordBatches of about `chunk_bytes` of decompressed records each, created on demand.
 
     Everything before a damaged batch is returned before the damage is raised. No RecordBatch is empty.
     """

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.checkpoints.frames import replace_file
+from penstock.checkpoints.durable_files import replace_file
 from penstock.observe.alerts.evaluator import Evaluator, EvaluatorState
 from penstock.observe.alerts.rules import AlertState, Rule, RuleKind
 from penstock.observe.facts import Snapshot

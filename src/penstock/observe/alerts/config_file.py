@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
-from penstock.checkpoints.frames import sync_folder
+from penstock.checkpoints.durable_files import locked, replace_file
 from penstock.errors import ConfigError
 from penstock.observe.alerts.rules import DEFAULT_RULES, Rule
 from penstock.observe.alerts.settings import LogSettings, NotifierSettings
@@ -147,42 +144,15 @@ class AlertConfigFile:
 
     def change(self, by: Callable[[AlertConfig], AlertConfig]) -> AlertConfig:
         """Read, change and write the file, without losing what another process writes meanwhile."""
-        with self._locked():
-            changed = by(self.read())
-            content = msgspec.json.format(msgspec.json.encode(changed), indent=2) + b"\n"
-            decode(content, str(self.path))  # write only what can be read back
-            try:
-                _replace(self.path.resolve(), content)
-            except OSError as error:
-                raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from error
-            return self.read()
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with locked(self.path):
+                changed = by(self.read())
+                content = msgspec.json.format(msgspec.json.encode(changed), indent=2) + b"\n"
+                decode(content, str(self.path))  # write only what can be read back
+                replace_file(self.path.resolve(), content, is_private=True)  # a webhook URL is often a password
+                return self.read()
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be changed: {error.strerror}: {error.filename}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """As `replace_file`, but readable by the owner only: a webhook URL is often a password."""
-    temporary = path.with_name(f"{path.name}.new")
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(handle, mode)
-        os.fsync(handle)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
 
 
 def decode(content: bytes, where: str) -> AlertConfig:

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.checkpoints.frames import replace_file
+from penstock.checkpoints.durable_files import replace_file
 from penstock.observe.alerts.evaluator import EvaluatorState
 from penstock.observe.alerts.notification_log import NotificationState
 

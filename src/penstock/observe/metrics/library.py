@@ -170,5 +170,37 @@ INBOX_RECORDS: Final = counter(
     "Refused above 0: the disk of the inbox is full or failing; senders send again. Lost above 0: data was lost; look "
     "at the page of the channel.",
 )
+CAPTURE_CHANGES: Final = counter(
+    "penstock_capture_changes",
+    ("capture",),
+    "Changes of a database that a capture has stored in the stream.",
+    "Flat while the database is written to: look at the capture's log, then at `penstock cdc status`.",
+)
+CAPTURE_ROWS: Final = counter(
+    "penstock_capture_snapshot_rows",
+    ("capture",),
+    "Rows of snapshots that a capture has stored in the stream.",
+    "Compare with the rows of its tables to see how far a snapshot is.",
+)
+CAPTURE_LAG_BYTES: Final = gauge(
+    "penstock_capture_lag_bytes",
+    ("capture",),
+    "The database's log after the last change that is stored in the stream.",
+    "Rising over minutes: the stream is slow or away, or one capture is not enough for all tables.",
+)
+CAPTURE_ROOM_BYTES: Final = gauge(
+    "penstock_capture_room_bytes",
+    ("capture",),
+    "How much the database may write until it drops changes that are not captured, or its disk is full. Missing if it "
+    "is unknown.",
+    "Falling: the capture does not keep up. Raise max_slot_wal_keep_size, or add disk, before it is 0.",
+)
+CAPTURE_TIME_TO_LOSS: Final = gauge(
+    "penstock_capture_time_to_loss_seconds",
+    ("capture",),
+    "When that room is used up at the present rate of writes, if the capture does not move on. Missing if it is "
+    "unknown.",
+    "Alert on less than it takes you to react. 0: changes were lost; take a new snapshot.",
+)
 
 LIBRARY: Final = tuple(each for each in list(globals().values()) if isinstance(each, Definition))

@@ -7,13 +7,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
 from penstock.errors import ConfigError
 from penstock.model.addresses import METRICS_EXPOSE, check_exposure, host_and_port
+from penstock.model.closing import Closing
 from penstock.observe.metrics import registry as registry_of_this_process
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ Probe = Callable[[], Sequence[str]]
 """Returns what is wrong, in words; nothing while all is well."""
 
 
-class MetricsServer:
+class MetricsServer(Closing):
     """Answers every GET with the metrics, except for the paths of probes. Close it with `close` or a `with` block; it
     ends with the process."""
 
@@ -47,12 +48,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(_CLOSING_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_address(address: str, *, insecure: bool = False) -> tuple[str, int]:
@@ -74,12 +69,14 @@ def serve(
     registry: CollectorRegistry | None = None,
     probes: Mapping[str, Probe] | None = None,
     *,
+    documents: Mapping[str, Callable[[], object]] | None = None,
     insecure: bool = False,
 ) -> MetricsServer:
     """Serve these metrics at HOST:PORT; without a registry, those of this process (`penstock.observe.metrics`).
 
-    A probe answers at its path with 200, or with 503 and what is wrong. Raises ConfigError when the address is invalid
-    or in use, or can be reached by other machines without `insecure`: there is no login.
+    A probe answers at its path with 200, or with 503 and what is wrong; a document is JSON at its path. Raises
+    ConfigError when the address is invalid or in use, or can be reached by other machines without `insecure`: there is
+    no login.
     """
     host, port = check_address(address, insecure=insecure)
     shown = registry or registry_of_this_process()
@@ -90,20 +87,25 @@ def serve(
         raise ConfigError(
             f"metrics cannot be served at {address}: {reason}. Choose another port, or 0 for one that is free"
         ) from error
-    if probes:
-        server.set_app(_with_probes(make_wsgi_app(shown), probes))
+    if probes or documents:
+        server.set_app(_with_probes(make_wsgi_app(shown), probes or {}, documents or {}))
     serving = MetricsServer(host, server, thread)
     logger.info("metrics are served at %s", serving.url)
     return serving
 
 
 def _with_probes(
-    metrics: Callable[..., Iterable[bytes]], probes: Mapping[str, Probe]
+    metrics: Callable[..., Iterable[bytes]],
+    probes: Mapping[str, Probe],
+    documents: Mapping[str, Callable[[], object]],
 ) -> Callable[..., Iterable[bytes]]:
-    """A WSGI application: the probes at their paths, and the metrics at all others."""
+    """A WSGI application: the probes and documents at their paths, and the metrics at all others."""
 
     def answer(environment: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        probe = probes.get(environment.get("PATH_INFO", "").rstrip("/"))
+        path = environment.get("PATH_INFO", "").rstrip("/")
+        if path in documents:
+            return _answer_json(start_response, HTTPStatus.OK, documents[path]())
+        probe = probes.get(path)
         if probe is None:
             return metrics(environment, start_response)
         try:
@@ -112,9 +114,14 @@ def _with_probes(
             logger.exception("the probe %s failed", environment["PATH_INFO"])
             problems = [f"{type(error).__name__}: {error}"]
         status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
-        body = msgspec.json.encode({"status": "unavailable" if problems else "ok", "problems": problems})
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        start_response(f"{status.value} {status.phrase}", headers)
-        return [body]
+        told = {"status": "unavailable" if problems else "ok", "problems": problems}
+        return _answer_json(start_response, status, told)
 
     return answer
+
+
+def _answer_json(start_response: Callable[..., Any], status: HTTPStatus, value: object) -> Iterable[bytes]:
+    body = msgspec.json.encode(value)
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    start_response(f"{status.value} {status.phrase}", headers)
+    return [body]

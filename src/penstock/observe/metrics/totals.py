@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -22,8 +20,10 @@ from penstock.consuming.deadlines.statistics import Counting, DeadlineStatistics
 from penstock.consuming.health import STALLED_S, Health
 from penstock.consuming.loop_consumer import LoopConsumer
 from penstock.observe.metrics import library as defined
+from penstock.observe.metrics.definition import Definition
 from penstock.producing.engine import Engine
 from penstock.streams.sending import CountingSender
+from penstock.tables import Capture
 
 logger = logging.getLogger(__name__)
 
@@ -167,94 +167,76 @@ def _standing(found: Sequence[tuple[Labels, Health | None]]) -> Iterator[Metric]
     yield from (in_flight, failing, lag, partitions, stalled, healthy)
 
 
-_ANSWER_OUTCOMES: Final = ("answered", "failed", "late", "busy", "skipped")
-
-DeadlineKey = tuple[str, ...]
-"""The analysers; with a result, or with an analyser and an outcome."""
+Sample = tuple[Definition, tuple[str, ...]]
+"""A counter and its labels."""
 
 
-class DeadlineTotals:
-    """Sums over all deadlines with the same analysers, in use or closed."""
+class CountTotals:
+    """Sums over all deadlines, producers and inboxes with the same labels, in use or ended."""
 
     def __init__(self) -> None:
-        self._gone: Counter[DeadlineKey] = Counter()
+        self._gone: Counter[Sample] = Counter()
         self._lock = threading.Lock()
 
     def left(self, part: object) -> None:
-        if isinstance(part, Counting):
-            with self._lock:
-                self._gone.update(_deadline_numbers(part.snapshot()))
+        with self._lock:
+            self._gone.update(_numbers_of(part))
 
     def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
-        in_use = [each.snapshot() for each in parts if isinstance(each, Counting)]
+        in_use = list(parts)
         with self._lock:
             totals = Counter(self._gone)
-        for statistics in in_use:
-            totals.update(_deadline_numbers(statistics))
-        calls, overdue = defined.DEADLINE_CALLS.counter(), defined.DEADLINE_OVERDUE.counter()
-        answers, running = defined.DEADLINE_ANSWERS.counter(), defined.DEADLINE_RUNNING.gauge()
-        for key, number in totals.items():
-            family = {1: overdue, 2: calls, 3: answers}[len(key)]
-            family.add_metric(key, number)
-        at_work: Counter[DeadlineKey] = Counter()
-        for statistics in in_use:
-            analysers = _analyser_names(statistics)
-            at_work.update({(analysers, name): each.running for name, each in statistics.analysers.items()})
-        for key, number in at_work.items():
-            running.add_metric(key, number)
-        yield from (calls, overdue, answers, running)
+        for part in in_use:
+            totals.update(_numbers_of(part))
+        families = {definition: definition.counter() for definition in _COUNTERS}
+        for (definition, labels), number in totals.items():
+            families[definition].add_metric(labels, number)
+        yield from families.values()
+        yield _running(each.snapshot() for each in in_use if isinstance(each, Counting))
+        yield from _buffered(each for each in in_use if isinstance(each, Engine | CountingSender))
 
 
-def _analyser_names(statistics: DeadlineStatistics) -> str:
-    return ",".join(statistics.analysers)
+_COUNTERS: Final = (
+    *(defined.DEADLINE_CALLS, defined.DEADLINE_OVERDUE, defined.DEADLINE_ANSWERS),
+    *(defined.PRODUCER_SENT, defined.PRODUCER_ACKNOWLEDGED, defined.PRODUCER_FAILED, defined.PRODUCER_RETRIES),
+    defined.INBOX_RECORDS,
+)
+_ANSWER_OUTCOMES: Final = ("answered", "failed", "late", "busy", "skipped")
 
 
-def _deadline_numbers(statistics: DeadlineStatistics) -> dict[DeadlineKey, int]:
-    analysers = _analyser_names(statistics)
-    numbers: dict[DeadlineKey, int] = {
-        (analysers,): statistics.overdue,
-        (analysers, "complete"): statistics.complete,
-        (analysers, "partial"): statistics.partial,
+def _numbers_of(part: object) -> dict[Sample, int]:
+    if isinstance(part, Counting):
+        return _deadline_numbers(part.snapshot())
+    if isinstance(part, Engine | CountingSender):
+        return _producer_numbers(part)
+    if isinstance(part, Inbox):
+        numbers = {"stored": part.counts.stored, "refused": part.counts.refused, "lost": part.lost}
+        return {(defined.INBOX_RECORDS, (part.topic, outcome)): number for outcome, number in numbers.items()}
+    return {}
+
+
+def _deadline_numbers(statistics: DeadlineStatistics) -> dict[Sample, int]:
+    analysers = ",".join(statistics.analysers)
+    numbers: dict[Sample, int] = {
+        (defined.DEADLINE_OVERDUE, (analysers,)): statistics.overdue,
+        (defined.DEADLINE_CALLS, (analysers, "complete")): statistics.complete,
+        (defined.DEADLINE_CALLS, (analysers, "partial")): statistics.partial,
     }
     for name, each in statistics.analysers.items():
-        numbers |= {(analysers, name, outcome): getattr(each, outcome) for outcome in _ANSWER_OUTCOMES}
+        for outcome in _ANSWER_OUTCOMES:
+            numbers[defined.DEADLINE_ANSWERS, (analysers, name, outcome)] = getattr(each, outcome)
     return numbers
 
 
-@dataclass(slots=True)
-class _Sums:
-    sent: int = 0
-    acknowledged: int = 0
-    refused: int = 0
-    dropped: int = 0
-    expired: int = 0
-    retried: int = 0
-
-    def add(self, other: _Sums) -> None:
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
-
-
-class ProducerTotals:
-    """Sums over all producers with the same kind of buffer, in use or closed."""
-
-    def __init__(self) -> None:
-        self._gone: dict[str, _Sums] = {}
-        self._lock = threading.Lock()
-
-    def left(self, part: object) -> None:
-        if isinstance(part, Engine | CountingSender):
-            with self._lock:
-                self._gone.setdefault(_buffer(part), _Sums()).add(_sums(part))
-
-    def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
-        in_use = [each for each in parts if isinstance(each, Engine | CountingSender)]
-        with self._lock:
-            totals = {buffer: dataclasses.replace(sums) for buffer, sums in self._gone.items()}
-        for each in in_use:
-            totals.setdefault(_buffer(each), _Sums()).add(_sums(each))
-        yield from _counted_sends(totals)
-        yield from _buffered(in_use)
+def _running(in_use: Iterable[DeadlineStatistics]) -> Metric:
+    at_work: Counter[tuple[str, str]] = Counter()
+    for statistics in in_use:
+        analysers = ",".join(statistics.analysers)
+        at_work.update({(analysers, name): each.running for name, each in statistics.analysers.items()})
+    family = defined.DEADLINE_RUNNING.gauge()
+    for labels, number in at_work.items():
+        family.add_metric(labels, number)
+    return family
 
 
 def _buffer(part: Engine | CountingSender) -> str:
@@ -264,24 +246,21 @@ def _buffer(part: Engine | CountingSender) -> str:
     return "spool" if part.durable else "memory"
 
 
-def _sums(part: Engine | CountingSender) -> _Sums:
+def _producer_numbers(part: Engine | CountingSender) -> dict[Sample, int]:
+    buffer = _buffer(part)
     if isinstance(part, CountingSender):
-        sent, failed = part.sent, part.failed
-        return _Sums(sent, max(0, sent - failed - part.unacknowledged), expired=failed)
-    stats = part.stats()
-    return _Sums(stats.sent, stats.delivered, stats.refused, stats.dropped, stats.failed, stats.retried)
-
-
-def _counted_sends(totals: dict[str, _Sums]) -> Iterator[Metric]:
-    sent, acknowledged = defined.PRODUCER_SENT.counter(), defined.PRODUCER_ACKNOWLEDGED.counter()
-    failed, retries = defined.PRODUCER_FAILED.counter(), defined.PRODUCER_RETRIES.counter()
-    for buffer, sums in totals.items():
-        sent.add_metric([buffer], sums.sent)
-        acknowledged.add_metric([buffer], sums.acknowledged)
-        for reason in ("refused", "dropped", "expired"):
-            failed.add_metric([buffer, reason], getattr(sums, reason))
-        retries.add_metric([buffer], sums.retried)
-    yield from (sent, acknowledged, failed, retries)
+        sent, failed, retried = part.sent, {"refused": 0, "dropped": 0, "expired": part.failed}, 0
+        acknowledged = max(0, sent - part.failed - part.unacknowledged)
+    else:
+        stats = part.stats()
+        sent, acknowledged, retried = stats.sent, stats.delivered, stats.retried
+        failed = {"refused": stats.refused, "dropped": stats.dropped, "expired": stats.failed}
+    return {
+        (defined.PRODUCER_SENT, (buffer,)): sent,
+        (defined.PRODUCER_ACKNOWLEDGED, (buffer,)): acknowledged,
+        (defined.PRODUCER_RETRIES, (buffer,)): retried,
+        **{(defined.PRODUCER_FAILED, (buffer, reason)): number for reason, number in failed.items()},
+    }
 
 
 def _buffered(in_use: Iterable[Engine | CountingSender]) -> Iterator[Metric]:
@@ -308,29 +287,46 @@ def _buffered(in_use: Iterable[Engine | CountingSender]) -> Iterator[Metric]:
         yield family
 
 
-class InboxTotals:
-    """Sums over all inboxes of channels with the same name, listening or stopped."""
+class CaptureTotals:
+    """Sums over all captures with the same name, running or ended."""
 
     def __init__(self) -> None:
-        self._gone: Counter[tuple[str, str]] = Counter()
+        self._gone: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def left(self, part: object) -> None:
-        if isinstance(part, Inbox):
+        if isinstance(part, Capture):
             with self._lock:
-                self._gone.update(_inbox_numbers(part))
+                self._gone[part.name] = _captured(part, self._gone)
 
     def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
+        captures = [each for each in parts if isinstance(each, Capture)]
         with self._lock:
-            totals = Counter(self._gone)
-        for inbox in (each for each in parts if isinstance(each, Inbox)):
-            totals.update(_inbox_numbers(inbox))
-        records = defined.INBOX_RECORDS.counter()
-        for labels, number in totals.items():
-            records.add_metric(labels, number)
-        yield records
+            totals = dict(self._gone)
+        for each in captures:
+            totals[each.name] = _captured(each, totals)
+        changes, rows = defined.CAPTURE_CHANGES.counter(), defined.CAPTURE_ROWS.counter()
+        for name, (changed, read) in totals.items():
+            changes.add_metric([name], changed)
+            rows.add_metric([name], read)
+        yield from (changes, rows)
+        lag, room, loss = (
+            definition.gauge()
+            for definition in (defined.CAPTURE_LAG_BYTES, defined.CAPTURE_ROOM_BYTES, defined.CAPTURE_TIME_TO_LOSS)
+        )
+        for each in captures:
+            progress = each.progress
+            for family, number in (
+                (lag, progress.lag_bytes),
+                (room, progress.room_bytes),
+                (loss, progress.time_to_loss_s),
+            ):
+                if number is not None:
+                    family.add_metric([each.name], number)
+        yield from (lag, room, loss)
 
 
-def _inbox_numbers(inbox: Inbox) -> dict[tuple[str, str], int]:
-    numbers = {"stored": inbox.counts.stored, "refused": inbox.counts.refused, "lost": inbox.lost}
-    return {(inbox.topic, outcome): number for outcome, number in numbers.items()}
+def _captured(capture: Capture, totals: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    changes, rows = totals.get(capture.name, (0, 0))
+    progress = capture.progress
+    return changes + progress.changes, rows + progress.snapshot_rows

@@ -18,7 +18,6 @@ from penstock.streams.capability import capability
 from penstock.streams.declared import Provide
 from penstock.streams.kafka.administration.reaching import new_admin
 from penstock.streams.kafka.administration.topics import TopicAdministration
-from penstock.streams.kafka.producing.stalls import StallWatch
 from penstock.streams.kafka.stream import KafkaStream
 
 _PROVIDE_S: Final = 3.0
@@ -38,6 +37,7 @@ def choose_kafka(
     """Deliver in transactions if asked to, or if a spool must be recognised after a restart; else record by record."""
     durable = Feature.DURABLE in buffer.features
     delivery: Delivery
+    look = nothing_to_watch  # a transactional delivery watches for stalls itself
     idempotent = is_idempotent(kafka, settings)
     in_flight = in_flight_of(settings, idempotent)
     spool_id: str | None = getattr(buffer, "id", None) if durable else None
@@ -52,9 +52,7 @@ def choose_kafka(
         delivery = TransactionDelivery(kafka, settings, partitioner, transactional_id, progress)
     else:
         delivery = KafkaDelivery(kafka, settings, partitioner, durable=durable)
-    # A transactional delivery watches for stalls itself.
-    is_watched = isinstance(delivery, TransactionDelivery)
-    look = nothing_to_watch if is_watched else StallWatch(kafka.bootstrap, kafka.options).look
+        look = delivery.stalls.look
     return Chosen(delivery, in_flight, lambda: _check_usable(kafka), _provider_for(kafka), look)
 
 

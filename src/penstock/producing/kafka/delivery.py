@@ -19,6 +19,7 @@ from penstock.producing.settings import ProducerSettings
 from penstock.streams.kafka.failures import not_delivered, not_taken, reason_of
 from penstock.streams.kafka.header_names import sendable
 from penstock.streams.kafka.producing.producer import KafkaProducer
+from penstock.streams.kafka.producing.stalls import StallWatch
 from penstock.streams.kafka.stream import KafkaStream
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,10 @@ _ROOM_S: Final = 0.01
 class Handover:
     """Hands records to librdkafka, and collects its delivery reports. Survives a change of the producer."""
 
-    def __init__(self, partitioner: BatchPartitioner | None) -> None:
+    def __init__(self, partitioner: BatchPartitioner | None, stalls: StallWatch) -> None:
+        """`stalls` knows why records are not acknowledged."""
         self._partitioner = partitioner
+        self._stalls = stalls
         self._counts = PartitionCounts()
         self._news: list[Outcome] = []
         self.fatal: KafkaError | None = None
@@ -93,7 +96,7 @@ class Handover:
             return
         if error.fatal():
             self.fatal = error
-        self._news.append((sequence, -1, -1, not_delivered(topic, error, self.given_up)))
+        self._news.append((sequence, -1, -1, not_delivered(topic, error, self.given_up, self._stalls.why)))
 
 
 class KafkaDelivery:
@@ -114,7 +117,8 @@ class KafkaDelivery:
         self._durable = durable
         self._timeout_s = settings.delivery_timeout_s
         self._producer = KafkaProducer(self._configuration, self._timeout_s)
-        self._handover = Handover(partitioner)
+        self.stalls = StallWatch(connection.bootstrap, connection.options)
+        self._handover = Handover(partitioner, self.stalls)
         self._hurried = False
 
     def start(self) -> None:

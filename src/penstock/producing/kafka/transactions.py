@@ -66,7 +66,7 @@ class TransactionDelivery:
         self._progress_group = progress_group
         self._stalls = StallWatch(connection.bootstrap, connection.options)
         self._acknowledged = 0
-        self._handover = Handover(partitioner)
+        self._handover = Handover(partitioner, self._stalls)
         self._stopping = threading.Event()
         self._producer: TransactionalProducer | None = self._new_producer()
         self._progress: Consumer | None = None

@@ -44,7 +44,7 @@ def build_one(record: NewRecord, now_ms: int) -> tuple[int, bytes]:
 
 
 def build_many(records: Sequence[NewRecord], now_ms: int) -> tuple[int, bytes]:
-    """As `build_one`, for records that belong together."""
+    """Like `build_one`, for records that belong together."""
     built = log_batch.build_batch([log_batch.NewRecord(now_ms, None, _content(record)) for record in records])
     return log_batch.read_header(built).crc, bytes(built[log_batch.CRC_START :])
 

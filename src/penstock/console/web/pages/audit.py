@@ -9,6 +9,7 @@ from nicegui import ui
 
 from penstock.console.views import AuditLine
 from penstock.console.web import parts, tables, texts
+from penstock.console.web.absence import Listing
 from penstock.console.web.background import from_disk
 from penstock.console.web.frame import Console, frame, live
 from penstock.console.web.parts import Chosen
@@ -38,6 +39,7 @@ def register(console: Console) -> None:
 
 class _Audit:
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._service = console.service
         self._lines: list[AuditLine] = []
 
@@ -48,18 +50,19 @@ class _Audit:
             outcome = chosen.asked("outcome", _ANY, [_ANY, *_TONES])
             self._outcome = parts.field(ui.select([_ANY, *_TONES], value=outcome, label="Outcome"), width="10rem")
         self._trouble = parts.Problem()
-        with parts.panel() as self._nothing:
-            parts.empty(
-                "Nothing has been changed through this console.",
-                "It is read-only."
-                if self._service.read_only
-                else "Each change is recorded: who made it, when, and its parameters.",
-            )
-        with parts.panel() as self._panel:
-            self._table = tables.Table(
-                _COLUMNS, (), height="calc(100vh - 12.5rem)", sort_by="at", is_descending=True, on_click=self._open
-            )
-        parts.filtering(text, self._table, chosen)
+        recorded = "Each change is recorded: who made it, when, and its parameters."
+        hint = "It is read-only." if self._service.read_only else recorded
+        self._listing = Listing(
+            self._console,
+            _COLUMNS,
+            ("Nothing has been changed through this console.", hint, ""),
+            needs_stream=False,
+            height="calc(100vh - 12.5rem)",
+            sort_by="at",
+            is_descending=True,
+            on_click=self._open,
+        )
+        parts.filtering(text, self._listing.table, chosen)
         self._outcome.on_value_change(lambda event: chosen.keep(outcome="" if event.value == _ANY else event.value))
         self._outcome.on_value_change(self._show)
         await self._update()
@@ -71,9 +74,8 @@ class _Audit:
             self._show()
 
     def _show(self) -> None:
-        self._table.show([_row(each) for each in self._lines if self._outcome.value in (_ANY, each.outcome)])
-        self._panel.set_visibility(bool(self._lines))
-        self._nothing.set_visibility(not self._lines)
+        rows = [_row(each) for each in self._lines if self._outcome.value in (_ANY, each.outcome)]
+        self._listing.show(rows, is_empty=not self._lines)
 
     async def _open(self, row: tables.Row) -> None:
         line = next((each for each in self._lines if each.id == row.get("id")), None)

@@ -14,7 +14,7 @@ from penstock.console.comparing import MOST
 from penstock.console.views import Difference, LetterDetail, LetterRow
 from penstock.console.web import parts, tables, texts
 from penstock.console.web.background import in_background
-from penstock.console.web.pages.consumer import draw_timeline
+from penstock.console.web.pages.consumers import draw_timeline
 from penstock.model import LetterState
 from penstock.model.letter import is_of_query
 from penstock.model.pointer_forms import PointerText
