@@ -190,6 +190,7 @@ def test_the_owner_before_is_fenced_in_the_middle_of_its_transaction(either: pen
     transaction = old.begin(lease)
     transaction.append([NewRecord(target, b"late")])
     transaction.save(lease, key, at(99))
+    eventually("the claim before is seen", lambda: new.leases(key.group) == [lease])
     heir = claimed(new, key, "b")
     assert new.load(key) is None
     with pytest.raises(FencedError):

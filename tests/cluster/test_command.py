@@ -8,12 +8,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cluster.brokers import CONTROLLER_PORTS, Cluster, Plan
+from penstock.cluster.brokers import CONTROLLER_PORTS, Cluster, Plan, _command_line
 from penstock.cluster.jars import KAFKA_VERSION, kafka_jars
 from penstock.cluster.networks import LOOPBACK, check_ports
 from penstock.cluster.status import status_of
@@ -160,6 +161,23 @@ def test_a_drill_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     eventually("every process has ended", lambda: not processes_of(tmp_path), TIMEOUT_S)
     eventually("the folder is gone", lambda: not list(tmp_path.glob("penstock-cluster-*")), TIMEOUT_S)
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+def test_a_process_that_replaces_its_program_has_a_command_line_all_the_time() -> None:
+    """A broker in a network namespace is `ip netns exec` first, and then Java."""
+    again = 'test "$1" = 0 || exec sh "$0" $(($1 - 1)) the-marker'
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
+        script.write(again)
+        script.flush()
+        process = subprocess.Popen(["sh", script.name, "300", "the-marker"])
+        seen = 0
+        while process.poll() is None:
+            command = _command_line(process.pid)
+            if process.poll() is None:
+                assert "the-marker" in command
+                seen += 1
+    assert process.returncode == 0
+    assert seen, "the process was looked at while it ran"
 
 
 def test_a_taken_port_is_named() -> None:

@@ -41,6 +41,9 @@ VISIBILITY_S: Final = 2.0
 class Links:
     """The network between all brokers and their clients, with the methods of a `TcpProxy`."""
 
+    connections = 0
+    """Nobody stands between the brokers and their clients who could count them."""
+
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 

@@ -45,6 +45,8 @@ START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
 FORMAT_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.05
+EXEC_TIMEOUT_S: Final = 1.0
+"""How long a process that lives may have no command line: as long as `execve` takes."""
 OUTPUT_LINES: Final = 5
 
 JAVA_OPTIONS: Final = (
@@ -593,13 +595,31 @@ def _has_ended(pid: int) -> bool:
 
 def _command_line(pid: int) -> str:
     """The command line of a process; empty for one that has ended."""
+    if Path("/proc/self").exists():
+        deadline_s = time.monotonic() + EXEC_TIMEOUT_S
+        while not (command := _read_command_line(pid)) and _is_alive(pid) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S / 10)  # while a process replaces its program by another, it has none
+        return command
     _has_ended(pid)
+    return run_program(["ps", "-ww", "-o", "command=", "-p", str(pid)], timeout_s=10).stdout
+
+
+def _read_command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
-        if Path("/proc/self").exists():
-            return ""
-    return run_program(["ps", "-ww", "-o", "command=", "-p", str(pid)], timeout_s=10).stdout
+        return ""
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie that waits for its parent."""
+    if _has_ended(pid):
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
 
 
 def _broker(plan: Plan, subnet: int, number: int) -> Broker:
