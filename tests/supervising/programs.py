@@ -12,7 +12,7 @@ import penstock as ps
 app = ps.App({url!r}, group="billing")
 seen = open(pathlib.Path(__file__).with_name("handled.txt"), "a", buffering=1)
 
-@app.handle("{topic}", session_timeout_s=6.0)
+@app.handle("{topic}", session_timeout_s=2.0)
 def bill(value: bytes) -> None:
     print(value.decode(), file=seen)
 """
@@ -25,7 +25,7 @@ import penstock as ps
 app = ps.App({url!r}, group="billing")
 seen = open(pathlib.Path(__file__).with_name("handled.txt"), "a", buffering=1)
 
-@app.handle("{topic}", session_timeout_s=6.0)
+@app.handle("{topic}", session_timeout_s=2.0)
 def bill(value: bytes) -> None:
     if value == b"0":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -28,7 +28,9 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
-    with Penstock(tmp_path_factory.mktemp("up"), "--config", "group.initial.rebalance.delay.ms=0") as running:
+    # Each restart of a killed app waits until the group has given up the member before it.
+    quick = ("--config", "group.initial.rebalance.delay.ms=0", "--config", "group.min.session.timeout.ms=1000")
+    with Penstock(tmp_path_factory.mktemp("up"), *quick) as running:
         yield running
 
 
