@@ -7,6 +7,9 @@ import io
 import os
 import pty
 import subprocess
+from pathlib import Path
+
+import pytest
 
 import penstock
 from tests.cli.running import COMMAND, Command
@@ -47,6 +50,26 @@ def test_what_cannot_be_decoded_is_a_warning_or_an_error(run: Command, stream: p
     refused = run("sql", f'select value from "{topic}"', "--undecodable", "error")
     assert refused.code == 1
     assert "its value cannot be decoded" in refused.err
+
+
+def test_a_module_says_the_types_of_topics(
+    run: Command, stream: penstock.Connection, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "import dataclasses, penstock\n@dataclasses.dataclass\nclass Order:\n    cents: int\n"
+    (tmp_path / "shop_topics.py").write_text(f"{module}ORDERS = penstock.Topic({topic!r}, Order, serde='msgpack')\n")
+    monkeypatch.chdir(tmp_path)
+    stream.send(topic, b"\x81\xa5cents\x07").result(20)
+    query = f'select sum(cents)::int as cents from "{topic}"'
+    for name in ("shop_topics", "shop_topics:ORDERS"):
+        assert run.well("sql", query, "--types", name, "--format", "json").json_lines == [{"cents": 7}]
+    for name, message in (
+        ("shop_topics:Order", "shop_topics has no 'Order' that is a penstock.Topic"),
+        ("json", "json has no variable that is a penstock.Topic"),
+        ("shop_nowhere", "shop_nowhere cannot be imported"),
+    ):
+        refused = run("sql", query, "--types", name)
+        assert (refused.code, refused.out) == (1, "")
+        assert message in refused.err
 
 
 def test_mistakes_are_one_message_and_exit_code_1(run: Command, numbers: str) -> None:

@@ -11,12 +11,15 @@ import pytest
 
 import penstock
 from penstock.abc import Transactional
-from penstock.errors import ConfigError, QueryError, QueryStoppedError, SerdeError, UnknownTopicError
+from penstock.errors import ConfigError, QueryError, QueryStoppedError, RegistryError, SerdeError, UnknownTopicError
 from penstock.querying.database import TopicDatabase
 from penstock.querying.topic_table import TopicSource
+from penstock.serde import AvroSerde
+from penstock.serde.registry.client import SchemaRegistry
 from penstock.streams.capability import capability
 from tests.clients.names import fresh
 from tests.querying.orders import ORDERS, Order
+from tests.serde.registry_server import registry_server
 
 
 def rows(database: TopicDatabase, query: str) -> list[tuple[Any, ...]]:
@@ -25,7 +28,7 @@ def rows(database: TopicDatabase, query: str) -> list[tuple[Any, ...]]:
 
 def test_a_topic_has_the_columns_of_its_records(database: TopicDatabase) -> None:
     found = database.query('from orders where "offset" = 1 and partition = 0').to_pylist()[0]
-    assert list(found) == ["partition", "offset", "timestamp", "key", "value", "headers"]
+    assert list(found) == ["partition", "offset", "timestamp", "key", "value", "headers", "customer", "cents"]
     assert found["key"].startswith("k")
     assert found["value"].startswith('{"customer"')
 
@@ -39,6 +42,94 @@ def test_headers_are_a_list_of_keys_and_values(database: TopicDatabase) -> None:
 def test_fields_of_json_values_are_read_by_name(database: TopicDatabase) -> None:
     query = "select value->>'customer', sum((value->>'cents')::bigint)::bigint from orders group by 1 order by 1"
     assert rows(database, query) == [("c0", 14_850), ("c1", 14_950), ("c2", 15_050)]
+
+
+def test_fields_of_json_values_are_columns_of_the_type_that_most_of_them_have(
+    stream: penstock.Connection, url: str
+) -> None:
+    topic = fresh()
+    for number in range(8):
+        fields = {
+            "n": number - 4,
+            "price": number if number % 2 else number + 0.5,
+            "ok": number > 3,
+            'it\'s "odd"': "x",
+        }
+        more = {"tags": [number], "big": 1 << 63, "nothing": None, "value": "hidden", "N": "another case"}
+        stream.send(topic, fields | more, key=f"k{number % 2}")
+    stream.send(topic, {"n": None}).result(30)
+    with TopicDatabase(stream, url) as database:
+        described = rows(database, f'describe "{topic}"')[6:]
+        assert [tuple(column[:2]) for column in described] == [
+            ("n", "BIGINT"),
+            ("price", "DOUBLE"),
+            ("ok", "BOOLEAN"),
+            ('it\'s "odd"', "VARCHAR"),
+            ("tags", "JSON"),
+            ("big", "DOUBLE"),
+            ("nothing", "JSON"),
+        ]
+        sums = f'select sum(n)::int, sum(price), count(*) filter (ok), max("it\'s ""odd""") from "{topic}"'
+        assert rows(database, sums) == [(-4, 30.0, 4, "x")]
+        assert rows(database, f"select key, n from latest('{topic}') where n is not null order by key") == [
+            ("k0", 2),
+            ("k1", 3),
+        ]
+        assert rows(database, f"select value->>'value' from \"{topic}\" where n = 1") == [("hidden",)]
+        assert rows(database, f'select t from "{topic}" t where n = 1')[0][0]["tags"] == "[5]"
+        assert rows(database, f'select sum(n)::int from "{topic}" where "offset" between 1 and 2') == [(-5,)]
+
+
+@pytest.mark.parametrize(
+    "odd", [{"n": 1.5}, {"n": "1"}, {"n": True}, {"n": [1]}, {"n": 1 << 63}, {"ok": 1}, {"ok": "true"}], ids=str
+)
+def test_a_field_of_another_type_is_null_and_counted_and_nothing_else(
+    stream: penstock.Connection, url: str, odd: dict[str, Any]
+) -> None:
+    topic = fresh()
+    usual = [{"n": 2, "ok": True}] * 60  # the sample is taken at both ends
+    for value in (*usual, {"n": 5, "ok": False} | odd, [1], *usual):
+        stream.send(topic, value)
+    stream.flush(30)
+    (name,) = odd
+    with TopicDatabase(stream, url) as database, TopicDatabase(stream, url, undecodable="error") as strict:
+        result = database.run(f'select n, ok from "{topic}" order by "offset"')
+        expected = {"n": 5, "ok": False, name: None}
+        assert result.table.to_pylist()[60:62] == [expected, {"n": None, "ok": None}]
+        assert result.undecodable == {topic: 1}
+        with pytest.raises(SerdeError, match=rf"partition 0, offset 60: its field '{name}' is not"):
+            strict.query(f'select {name} from "{topic}"')
+        assert database.run(f'select count(*) from "{topic}"').undecodable == {}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["text", "more"], [b"\xff"], [[1], [2]], [{}], [{f"id-{number}": 1 for number in range(101)}]],
+    ids=["text", "bytes", "arrays", "no fields", "a map"],
+)
+def test_values_that_are_not_objects_with_fields_have_no_more_columns(
+    stream: penstock.Connection, url: str, values: list[Any]
+) -> None:
+    topic = fresh()
+    for value in values:
+        stream.send(topic, value)
+    stream.flush(30)
+    with TopicDatabase(stream, url) as database:
+        assert database.query(f'from "{topic}"').column_names[-1] == "headers"
+
+
+def test_a_registry_has_the_types_of_topics(stream: penstock.Connection, url: str) -> None:
+    with registry_server() as server:
+        address = server.url
+        registry = SchemaRegistry(address)
+        typed, untyped = fresh(), fresh()
+        stream.send(penstock.Topic(typed, Order, serde=AvroSerde(Order, registry=registry)), Order("ann", 7)).result(30)
+        stream.send(untyped, {"customer": "bob"}).result(30)
+        with TopicDatabase(stream, url, registry=address) as database:
+            assert rows(database, f'select customer, cents from "{typed}"') == [("ann", 7)]
+            assert rows(database, f'select customer from "{untyped}"') == [("bob",)]
+    with TopicDatabase(stream, url, registry=address) as database, pytest.raises(RegistryError):
+        database.query(f'from "{typed}"')
 
 
 def test_a_typed_topic_has_a_column_for_each_field(typed: TopicDatabase) -> None:

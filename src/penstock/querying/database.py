@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final, Self, Unpack
 
 from penstock.errors import (
@@ -20,6 +22,7 @@ from penstock.errors import (
     MissingExtraError,
     QueryError,
     QueryStoppedError,
+    RegistryError,
     UnknownTopicError,
 )
 
@@ -31,9 +34,11 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtraError("penstock sql", "sql") from error
 
+from penstock.querying.json_fields import MISFIT, JsonFields, json_fields, quoted
 from penstock.querying.statements import LATEST, Statement, parse, plain
 from penstock.querying.topic_table import Stopping, TopicSource, TopicTable
 from penstock.querying.values import (
+    ABOUT,
     KEY,
     OFFSET,
     PARTITION,
@@ -44,7 +49,9 @@ from penstock.querying.values import (
     Undecodable,
     texts_of,
 )
-from penstock.serde import Topic
+from penstock.serde import AvroSerde, Topic
+from penstock.serde.registry.client import SchemaRegistry
+from penstock.serde.registry.schema import SchemaKind
 from penstock.streams import Connection
 from penstock.streams.connecting import connect
 from penstock.streams.options import ConnectOptions
@@ -54,13 +61,17 @@ logger = logging.getLogger(__name__)
 MEMORY_LIMIT: Final = "1GB"
 _ROWS_AT_ONCE: Final = 10_000
 _LONGEST_QUERY: Final = 100_000
-_NOT_JSON: Final = "Malformed JSON"
+_UNDECODABLE: Final = ("Malformed JSON", "Could not convert string", MISFIT)
+"""What DuckDB says of a value that is not JSON, or has a field that does not fit its column."""
+_SAMPLE_KEPT_S: Final = 10.0
+"""How long what a sample of a topic told is taken for true."""
 
 
 def sql(
     url: str,
     *,
     types: Sequence[Topic[Any]] = (),
+    registry: SchemaRegistry | str | None = None,
     undecodable: Undecodable = "null",
     timeout_s: float | None = None,
     memory_limit: str = MEMORY_LIMIT,
@@ -69,9 +80,10 @@ def sql(
 ) -> TopicDatabase:
     """The topics of a stream as tables that SQL can query. Use it in a `with` block, or `close` it.
 
-    Tables have the columns partition, "offset", timestamp, key, value and headers, and a column for each field of the
-    topic's type if `types` has a Topic of that name. Otherwise keys and values are text where they are UTF-8, so that
-    `value->>'field'` reads JSON, and bytes where they are not.
+    Tables have the columns partition, "offset", timestamp, key, value and headers. If `types` has a Topic of that name,
+    or `registry` the Avro schema of its values, each field of the type is a column. Otherwise keys and values are text
+    where they are UTF-8, and bytes where they are not; if the values are JSON objects, the fields that a sample of them
+    has are columns, except those that are called like a column of the record.
 
     `undecodable`: what becomes of a value that cannot be decoded: "null", with a warning, or "error". A query ends
     after `timeout_s` with a QueryStoppedError, and fails when it needs more memory than `memory_limit`. `threads` are
@@ -81,6 +93,7 @@ def sql(
         connect(url, **options),
         url,
         types=types,
+        registry=registry,
         undecodable=undecodable,
         timeout_s=timeout_s,
         memory_limit=memory_limit,
@@ -110,6 +123,15 @@ class QueryResult:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What a sample of a topic's records tells about all of them."""
+
+    texts: Texts
+    fields: JsonFields | None
+    at_s: float
+
+
 @dataclass(eq=False)
 class _Run:
     """A query that is running."""
@@ -132,6 +154,7 @@ class TopicDatabase:
         url: str,
         *,
         types: Sequence[Topic[Any]] = (),
+        registry: SchemaRegistry | str | None = None,
         undecodable: Undecodable = "null",
         timeout_s: float | None = None,
         memory_limit: str = MEMORY_LIMIT,
@@ -145,13 +168,14 @@ class TopicDatabase:
         self._connection = connection
         self._url = url
         self._types = {topic.name: topic for topic in types}
+        self._registry = SchemaRegistry(registry) if isinstance(registry, str) else registry
         self._undecodable: Undecodable = undecodable
         self._timeout_s = timeout_s
         self._settings: dict[str, Any] = {"memory_limit": memory_limit}
         if threads is not None:
             self._settings["threads"] = threads
         self._owns_connection = owns_connection
-        self._known_texts: dict[str, Texts] = {}
+        self._samples: dict[str, _Sampled] = {}
         self._running: set[_Run] = set()
         self._lock = threading.Lock()
 
@@ -176,9 +200,9 @@ class TopicDatabase:
             try:
                 return self._run(run, text, limit, begun_s, checks_json=False)
             except QueryError as error:
-                if _NOT_JSON not in str(error) or run.stopping.event.is_set():
+                if not any(what in str(error) for what in _UNDECODABLE) or run.stopping.event.is_set():
                     raise
-        with self._started() as run:  # some value is not JSON: look at each
+        with self._started() as run:  # some value is not what the others are: look at each
             return self._run(run, text, limit, begun_s, checks_json=True)
 
     def topics(self) -> list[str]:
@@ -251,44 +275,70 @@ class TopicDatabase:
 
     def _register(self, run: _Run, statement: Statement, tables: dict[str, TopicTable], *, checks_json: bool) -> None:
         names = self.topics() if statement.tables or statement.latest else []
-        for parts in statement.tables:
-            name = _resolved(parts, names)
-            if name not in tables:
-                tables[name] = self._table(run, name, statement, checks_json=checks_json)
-                run.connection.register(name, tables[name])
+        wanted = {
+            parts: _resolved(parts, names) for parts in (*statement.tables, *((each,) for each in statement.latest))
+        }
+        for name in dict.fromkeys(wanted.values()):
+            tables[name] = self._registered(run, name, statement, checks_json=checks_json)
         for latest in statement.latest:
-            name = _resolved((latest,), names)
-            if name not in tables:
-                tables[name] = self._table(run, name, statement, checks_json=checks_json)
-                run.connection.register(name, tables[name])
+            name = wanted[latest,]
             run.connection.execute(_latest_view(name, latest, tables[name]))
         if statement.latest:
             run.connection.execute(
                 f"create temp macro {LATEST}(topic) as table select * from query_table('{LATEST} ' || hex(topic))"
             )
 
-    def _texts(self, source: TopicSource) -> Texts:
-        """Which columns of a topic are text. Remembered, once there were records to tell it by."""
-        known = self._known_texts.get(source.topic)
-        if known is None:
-            keys, values = source.sample()
-            known = texts_of(keys, values)
-            if values:
-                self._known_texts[source.topic] = known
-        return known
-
-    def _table(self, run: _Run, name: str, statement: Statement, *, checks_json: bool) -> TopicTable:
+    def _registered(self, run: _Run, name: str, statement: Statement, *, checks_json: bool) -> TopicTable:
+        """Let the query read a topic."""
         source = TopicSource(self._connection, self._url, name, run.stopping)
+        typed = self._types.get(name) or self._registered_type(name)
+        sampled = self._sampled(source, is_typed=typed is not None)
         columns = TopicColumns(
-            self._types.get(name),
+            typed,
             name,
-            self._texts(source),
+            sampled.texts,
             has_offsets=source.has_offsets,
             are_views=source.is_local and not statement.may_filter,
             checks_json=checks_json,
             on_undecodable=self._undecodable,
+            json_fields=sampled.fields,
         )
-        return TopicTable(source, columns)
+        table = TopicTable(source, columns)
+        if sampled.fields is None:
+            run.connection.register(name, table)
+        else:
+            records = f"records of {name}"  # names of topics have no spaces
+            run.connection.register(records, table)
+            view = sampled.fields.view(records, statement.names, strict=not checks_json)
+            run.connection.execute(f"create temp view {quoted(name)} as {view}")
+        return table
+
+    def _registered_type(self, name: str) -> Topic[Any] | None:
+        """The topic with the newest Avro schema of its values in the registry, if there is one."""
+        if self._registry is None:
+            return None
+        try:
+            schema = self._registry.latest(f"{name}-value").schema
+        except RegistryError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+        if schema.kind is not SchemaKind.AVRO or schema.references:
+            return None
+        return Topic(name, serde=AvroSerde(json.loads(schema.text), registry=self._registry))
+
+    def _sampled(self, source: TopicSource, *, is_typed: bool) -> _Sampled:
+        """What some records of the topic tell. Remembered for a while, once there were any."""
+        known = self._samples.get(source.topic)
+        if known is not None and time.monotonic() - known.at_s < _SAMPLE_KEPT_S:
+            return known
+        keys, values = source.sample()
+        texts = texts_of(keys, values)
+        fields = json_fields(values, ABOUT) if texts.value and not is_typed else None
+        sampled = _Sampled(texts, fields, time.monotonic())
+        if values:
+            self._samples[source.topic] = sampled
+        return sampled
 
 
 def _locked_down(settings: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
@@ -373,20 +423,15 @@ def _latest_view(name: str, called: str, table: TopicTable) -> str:
     the time decides.
     """
     names = table.columns.names
-    partition, offset, time_, key, value = (_quoted(names[each]) for each in (PARTITION, OFFSET, TIMESTAMP, KEY, VALUE))
+    partition, offset, time_, key, value = (quoted(names[each]) for each in (PARTITION, OFFSET, TIMESTAMP, KEY, VALUE))
     newest = (
         f"select {key} as k, {partition} as p, max({offset}) as o, arg_max({time_}, {offset}) as t "
-        f"from {_quoted(name)} where {key} is not null group by {key}, {partition}"
+        f"from {quoted(name)} where {key} is not null group by {key}, {partition}"
     )
     if len(table.source.spans) > 1:
         newest = f"select p, o from ({newest}) qualify row_number() over (partition by k order by t desc, p desc) = 1"
     return (
         # `query_table` would take a dot in a name for a schema.
-        f"create temp view {_quoted(f'{LATEST} {called.encode().hex().upper()}')} as select r.* from {_quoted(name)} r "
+        f"create temp view {quoted(f'{LATEST} {called.encode().hex().upper()}')} as select r.* from {quoted(name)} r "
         f"semi join ({newest}) n on r.{partition} = n.p and r.{offset} = n.o where r.{value} is not null"
     )
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'

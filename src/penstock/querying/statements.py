@@ -34,6 +34,8 @@ class Statement:
     """Whether it is SHOW TABLES."""
     may_filter: bool
     """Whether it may have a filter on the partition, offset or timestamp of records."""
+    names: frozenset[str]
+    """The names in it that may be columns, in lower case. What `*` stands for is not among them."""
 
 
 def parse(connection: duckdb.DuckDBPyConnection, text: str) -> Statement:
@@ -79,7 +81,8 @@ def _statement(text: str, tree: Any) -> Statement:
     local = {entry["key"].lower() for node in nodes for entry in _ctes(node)}
     tables: dict[tuple[str, ...], None] = {}
     latest: dict[str, None] = {}
-    lists_topics = filters = names_about = False
+    names: set[str] = set()
+    lists_topics = filters = False
     for node in nodes:
         kind = node.get("type")
         if kind == "BASE_TABLE":
@@ -90,10 +93,11 @@ def _statement(text: str, tree: Any) -> Statement:
             lists_topics = True
         elif kind == "TABLE_FUNCTION" and node["function"]["function_name"].lower() == LATEST:
             latest[_topic_of(node["function"]["arguments"])] = None
-        elif kind == "COLUMN_REF" and node["column_names"][-1].lower().removeprefix("record_") in _ABOUT:
-            names_about = True
+        elif kind == "COLUMN_REF":
+            names.update(part.lower() for part in node["column_names"])
         filters = filters or bool(node.get("where_clause") or node.get("condition") or node.get("having"))
-    return Statement(text, tuple(tables), tuple(latest), lists_topics, filters and names_about)
+    names_about = any(name.removeprefix("record_") in _ABOUT for name in names)
+    return Statement(text, tuple(tables), tuple(latest), lists_topics, filters and names_about, frozenset(names))
 
 
 def _topic_of(arguments: Sequence[Any]) -> str:

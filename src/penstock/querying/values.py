@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import SerdeError
+from penstock.querying.json_fields import JsonFields
 from penstock.serde import Topic
 from penstock.serde.forms import RecordForm, TopicForm, topic_form
 from penstock.serde.forms.topics import decoded, misfits
@@ -23,7 +24,8 @@ TIMESTAMP: Final = "timestamp"
 KEY: Final = "key"
 VALUE: Final = "value"
 HEADERS: Final = "headers"
-_ABOUT: Final = (PARTITION, OFFSET, TIMESTAMP, KEY, VALUE, HEADERS)
+ABOUT: Final = (PARTITION, OFFSET, TIMESTAMP, KEY, VALUE, HEADERS)
+"""The columns about a record."""
 _any_json: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -56,7 +58,8 @@ class TopicColumns:
     """The columns of one topic, and how they are made of its records.
 
     A cell that cannot be decoded is null and counted in `undecodable`, or a SerdeError. With `are_views`, keys and
-    values are not copied. With `checks_json`, a value that is text but not JSON counts as undecodable, too.
+    values are not copied. With `checks_json`, a value that is text but not JSON counts as undecodable, too, and so does
+    one with a field that does not have the type it has in `json_fields`.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class TopicColumns:
         are_views: bool,
         checks_json: bool,
         on_undecodable: Undecodable,
+        json_fields: JsonFields | None = None,
     ) -> None:
         self.undecodable = 0
+        self._json_fields = json_fields
         self._name = name
         self._fails = on_undecodable == "error"
         self._topic = topic
@@ -96,13 +101,15 @@ class TopicColumns:
         }
         known = {self.names[name]: kind for name, kind in about.items() if self.names[name] not in self._typed}
         self.schema = pa.schema([*(pa.field(name, kind) for name, kind in known.items()), *fields])
-        self._sources = {self.names[name]: name for name in _ABOUT if self.names[name] in known}
+        self._sources = {self.names[name]: name for name in ABOUT if self.names[name] in known}
 
     def needs(self, columns: Sequence[str]) -> list[str]:
         """The columns about the record that these columns are made of."""
         found = [self._sources[column] for column in columns if column in self._sources]
         if VALUE not in found and any(column in self._typed for column in columns):
             found.append(VALUE)
+        if self._fails:  # the error says which record it is about
+            found += (name for name in (PARTITION, OFFSET) if name not in found and name in self._sources.values())
         return found
 
     def batch(self, given: Mapping[str, Any], columns: Sequence[str]) -> pa.RecordBatch:
@@ -135,12 +142,20 @@ class TopicColumns:
         for row, cell in enumerate(cells.to_pylist()):
             try:
                 if cell is not None and self._checks_json and source == VALUE:
-                    _any_json.decode(cell)
+                    self._check_json(given, row, cell)
                 found.append(None if cell is None else cell.decode())
             except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
                 found.append(None)
                 self._refuse(given, row, f"its {source} cannot be decoded: {error}")
         return pa.array(found, kind)
+
+    def _check_json(self, given: Mapping[str, Any], row: int, cell: bytes) -> None:
+        """Raises MsgspecError if a cell is not JSON."""
+        if self._json_fields is None:
+            _any_json.decode(cell)
+            return
+        for name in self._json_fields.misfits(cell):
+            self._refuse(given, row, f"its field {name!r} is not {self._json_fields.kinds[name]}")
 
     def _decoded(self, given: Mapping[str, Any]) -> list[Any]:
         assert self._topic is not None
@@ -170,7 +185,7 @@ class TopicColumns:
 def names_beside(fields: Sequence[str]) -> dict[str, str]:
     """The names of the columns about the record beside these fields. SQL ignores case."""
     taken = {field.lower() for field in fields}
-    return {name: f"record_{name}" if name in taken else name for name in _ABOUT}
+    return {name: f"record_{name}" if name in taken else name for name in ABOUT}
 
 
 def _is_plain(shape: TopicForm) -> bool:

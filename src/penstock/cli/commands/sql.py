@@ -7,25 +7,28 @@ import sys
 import threading
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
+from penstock.cli.modules import module_of
 from penstock.cli.options import DEFAULT_URL, Url, examples
 from penstock.cli.output import plain_json, say
 from penstock.cli.quantities import seconds
 from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.querying.cells import cell_text, is_number, json_cell, rows_of
 from penstock.querying.database import MEMORY_LIMIT, QueryResult, TopicDatabase
+from penstock.serde import Topic
 
 app = typer.Typer(rich_markup_mode=None)
 
 EXAMPLES: Final = examples(
     "penstock sql 'show tables'",
-    "penstock sql \"select value->>'customer' as customer, count(*) from orders group by 1\"",
+    'penstock sql "select customer, sum(cents) from orders group by 1"',
+    'penstock sql --types shop.topics "select customer, sum(cents) from orders group by 1"',
     'penstock sql "from orders where timestamp > now() - interval 1 hour" --format csv > orders.csv',
     "penstock sql \"from latest('users')\"",
     "penstock sql --url log:./data",
@@ -73,11 +76,23 @@ def sql(
         OnUndecodable,
         typer.Option(help="What becomes of values that cannot be decoded: null with a warning, or error."),
     ] = OnUndecodable.null,
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE[:NAME]",
+            help="A module whose variables that are a penstock.Topic say the types of topics, or one of them. May be "
+            "repeated.",
+        ),
+    ] = None,
+    registry: Annotated[
+        str | None, typer.Option(metavar="URL", help="A schema registry that has the Avro schemas of topics.")
+    ] = None,
 ) -> None:
     """Query topics with SQL, by DuckDB. Queries only read.
 
-    A topic is a table with the columns partition, "offset", timestamp, key, value and headers; JSON values are read as
-    value->>'field'. latest('TOPIC') has the newest row of every key. "show tables" lists the topics.
+    A topic is a table with the columns partition, "offset", timestamp, key, value and headers, and a column for each
+    field of its values, if they are JSON objects or have a known type. latest('TOPIC') has the newest row of every key.
+    "show tables" lists the topics, "describe TOPIC" the columns of one.
     """
     timeout_s = None if timeout is None else seconds(timeout, "--timeout")
     most = _MOST_SHOWN if limit is None and output is QueryFormat.table else limit
@@ -86,7 +101,15 @@ def sql(
         query = sys.stdin.read()
     with (
         open_connection(url) as stream,
-        TopicDatabase(stream, url, timeout_s=timeout_s, memory_limit=memory, undecodable=undecodable.value) as database,
+        TopicDatabase(
+            stream,
+            url,
+            types=[topic for each in types or () for topic in _topics_of(each)],
+            registry=registry,
+            timeout_s=timeout_s,
+            memory_limit=memory,
+            undecodable=undecodable.value,
+        ) as database,
     ):
         if query is not None:
             _print(_answer(database, query, most), output)
@@ -99,6 +122,18 @@ def sql(
                 say(str(error))
             except KeyboardInterrupt:
                 say("the query was cancelled")
+
+
+def _topics_of(text: str) -> list[Topic[Any]]:
+    """The topics that --types names."""
+    module, _, name = text.partition(":")
+    found = vars(module_of(module, f"--types {text}"))
+    topics = [value for key, value in found.items() if isinstance(value, Topic) and name in ("", key)]
+    if not topics:
+        raise ConfigError(
+            f"--types {text}: {module} has no {'variable' if not name else repr(name)} that is a penstock.Topic"
+        )
+    return topics
 
 
 def _asked() -> Iterator[str]:

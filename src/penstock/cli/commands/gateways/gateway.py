@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
 import threading
 from typing import Annotated, Any, Final
@@ -11,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from penstock.cli.logs import show_log_of
+from penstock.cli.modules import module_of
 from penstock.cli.options import examples
 from penstock.cli.output import say
 from penstock.cli.stream import position
@@ -122,16 +121,11 @@ def _promise(bridge: Gateway, guarantee: Guarantee) -> str:
 
 
 def _function(text: str) -> Any:
-    """The function that --map names. The working directory is searched, too, as by `python -m`."""
+    """The function that --map names."""
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
         raise typer.BadParameter(f"{text!r} is not MODULE:FUNCTION, such as shop.mapping:anonymise", param_hint="--map")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise ConfigError(f"--map {text}: {module} cannot be imported: {error}") from error
+    found = getattr(module_of(module, f"--map {text}"), name, None)
     if not callable(found):
         raise ConfigError(f"--map {text}: {module} has no function {name!r}")
     return found
