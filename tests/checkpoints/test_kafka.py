@@ -11,13 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 import penstock
+from penstock.checkpoints.kafka import writing
 from penstock.checkpoints.kafka.entries import PIECE_BYTES, partition_of
 from penstock.checkpoints.kafka.store import TOPIC, KafkaCheckpoints
 from penstock.checkpoints.kafka.writing import LeaseWriter
@@ -31,7 +33,8 @@ from penstock.errors import (
     TransactionLostError,
 )
 from penstock.model import Change, Checkpoint, CheckpointKey, HistoryEntry, Lease, NewRecord, Status
-from penstock.streams.kafka.producing.transactions import TransactionalProducer
+from penstock.streams.kafka.producing import transactions
+from penstock.streams.kafka.producing.transactions import TransactionalProducer, start_transactional
 from penstock.testing import TcpProxy
 from tests.checkpoints import kafka_mover
 from tests.clients.conftest import SETTINGS, loaded_kafka
@@ -230,6 +233,48 @@ def test_who_is_fenced_only_because_somebody_looked_goes_on(connection: penstock
     assert store.renew(lease).beat == 1
     store.close()
     other.close()
+
+
+class Hanging:
+    """A client of librdkafka whose call never returns, as when the group's coordinator is gone."""
+
+    def __init__(self, client: Any, released: threading.Event) -> None:
+        self._client = client
+        self._released = released
+
+    def send_offsets_to_transaction(self, *_: Any) -> None:
+        self._released.wait()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def test_a_save_goes_on_with_another_producer_when_librdkafka_never_returns(
+    connection: penstock.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_GRACE_S", 0.2)
+    released = threading.Event()
+    started: list[TransactionalProducer] = []
+
+    def start(*given: Any, **more: Any) -> TransactionalProducer:
+        producer = start_transactional(*given, **more)
+        if len(started) == 1:  # the first claims the lease
+            producer._living = Hanging(producer.client, released)  # type: ignore[assignment]
+        started.append(producer)
+        return producer
+
+    monkeypatch.setattr(writing, "start_transactional", start)
+    source = new_topic(connection)
+    key = CheckpointKey(fresh("group"), source, 0)
+    with closing(KafkaCheckpoints(connection, partitions=2)) as store:
+        lease = claimed(store, key)
+        store._writer_of(key.group, key.lease_name).discard()
+        store.save(lease, key, at(5))
+        assert store.load(key) == at(5).checkpoint
+    described = connection.group_admin().describe(key.group)
+    assert [(each.topic, each.committed) for each in described.progress] == [(source, 5)]
+    assert len(started) == 3
+    released.set()
 
 
 def test_a_commit_whose_answer_was_lost_is_found_to_count(

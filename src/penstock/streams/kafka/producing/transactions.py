@@ -33,6 +33,9 @@ _OVERTAKEN: Final = frozenset(
 )
 
 
+_GRACE_S: Final = 10.0
+"""How much longer than its timeout a call may take before it counts as one that never returns."""
+
 Refused = Callable[[KafkaError, Message], None]
 """Called with each record that will not be stored, and the reason."""
 
@@ -55,6 +58,7 @@ class TransactionalProducer(KafkaProducer):
         super().__init__(configuration, timeout_s)
         self._id = transactional_id
         self._stopping = stopping or threading.Event()
+        self._is_stuck = False
 
     def start(self) -> None:
         # Without a connection, librdkafka retries `init_transactions` after half a second. The first answer tells it
@@ -98,11 +102,36 @@ class TransactionalProducer(KafkaProducer):
             )
 
     def send_offsets(self, group: str, places: list[TopicPartition]) -> None:
-        metadata = _membership(group)
-        self._through(
-            "commit the group's offsets in",
-            lambda timeout_s: self.client.send_offsets_to_transaction(places, metadata, timeout_s),
-        )
+        """Add the group's offsets to the transaction.
+
+        librdkafka (2.16) ignores the timeout of this call while it waits for the group's coordinator, and never returns
+        if that broker is gone (librdkafka issues 5456 and 5511). So each attempt has a thread of its own. One that does
+        not return is left behind, and the next producer with this id fences the transaction.
+        """
+        metadata, client = _membership(group), self.client
+
+        def attempt(timeout_s: float) -> None:
+            returned = threading.Event()
+            errors: list[BaseException] = []
+
+            def send() -> None:
+                try:
+                    client.send_offsets_to_transaction(places, metadata, timeout_s)
+                except BaseException as error:  # raised below, in the thread that waits
+                    errors.append(error)
+                returned.set()
+
+            threading.Thread(target=send, name="penstock-send-offsets", daemon=True).start()
+            if not returned.wait(timeout_s + _GRACE_S):
+                self._is_stuck = True
+                raise TransactionLostError(
+                    f"could not commit the offsets of group {group!r} in a transaction of {self._id!r}: librdkafka "
+                    "does not return from the call, most likely because the group's coordinator is gone"
+                )
+            if errors:
+                raise errors[0]
+
+        self._through("commit the group's offsets in", attempt)
 
     def commit(self, timeout_s: float | None = None) -> None:
         self._through("commit", self.client.commit_transaction, timeout_s)
@@ -112,7 +141,8 @@ class TransactionalProducer(KafkaProducer):
 
     def close(self) -> None:
         """Close it. An open transaction stays open until the next producer starts, or until it times out."""
-        self.purge()  # else librdkafka would wait for records that it cannot send
+        if not self._is_stuck:
+            self.purge()  # else librdkafka would wait for records that it cannot send
         super().close()
 
     def no_room(self, topic: str) -> TransactionLostError:
@@ -128,6 +158,8 @@ class TransactionalProducer(KafkaProducer):
 
     def _through(self, what: str, call: Callable[[float], object], timeout_s: float | None = None) -> None:
         """Call it, and retry retriable errors until the timeout."""
+        if self._is_stuck:
+            raise TransactionLostError(f"could not {what} a transaction of {self._id!r}: an earlier call hangs")
         deadline_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         pause_s, slice_s = _FIRST_PAUSE_S, _SLICE_S
         while True:
