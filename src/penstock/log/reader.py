@@ -10,6 +10,7 @@ number of other readers. They see what is written, which may be a moment before 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from bisect import bisect_right
@@ -104,6 +105,17 @@ _LOOKS: Final = 3
 """How often to look at damage before reporting it: the file may just have been replaced."""
 
 
+class ClosedSegment(NamedTuple):
+    """A segment file that gets no more records. Compaction replaces it by another file."""
+
+    path: Path
+    inode: int
+    size_bytes: int
+    changed_ns: int
+    base_offset: int
+    next_offset: int
+
+
 class PartitionReader:
     """Reads the folder of one partition.
 
@@ -195,6 +207,18 @@ class PartitionReader:
         self._check(first)
         end = self.end_offset if stop is None else min(stop, self.end_offset)
         return self._to_arrow(first, end, options)
+
+    def closed_segments(self) -> list[ClosedSegment]:
+        """The closed segments of which all records can be read, as of now."""
+        self.refresh()
+        found = []
+        for segment in self._view.log.segments[:-1]:
+            if self.start_offset < segment.next_offset <= self.end_offset:
+                with contextlib.suppress(FileNotFoundError):  # it has just expired
+                    status = segment.path.stat()
+                    identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+                    found.append(ClosedSegment(segment.path, *identity, segment.base_offset, segment.next_offset))
+        return found
 
     def offset_after(self, start: int, size_bytes: int, stop: int) -> tuple[int, int]:
         """The offset after about `size_bytes` of stored data from `start` on, at most `stop`, and how many bytes that

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from penstock.abc import Admin, Feature
 from penstock.errors import OffsetOutOfRangeError, QueryStoppedError
-from penstock.log.reader import PartitionReader
+from penstock.log.reader import ClosedSegment, PartitionReader
 from penstock.querying.bounds import Bounds, bounds_of, needed
 from penstock.querying.values import HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, TopicColumns
 from penstock.streams import Connection
@@ -83,6 +83,26 @@ class TopicSource:
                     for name, cells in given.items():
                         found[name] += (cell for cell in cells.slice(0, _SAMPLE).to_pylist() if cell is not None)
         return found[KEY], found[VALUE]
+
+    def closed_segments(self) -> dict[int, list[ClosedSegment]]:
+        """The closed segments of each partition, from its start on without a gap. Only of local topics."""
+        found: dict[int, list[ClosedSegment]] = {}
+        if self._folder is None:
+            return found
+        for partition, (start, end) in self.spans.items():
+            with PartitionReader(self._folder / f"{self.topic}-{partition}") as reader:
+                segments = reader.closed_segments()
+            for segment in segments:
+                following = found[partition][-1].next_offset if partition in found else start
+                if segment.base_offset <= following < segment.next_offset <= end:
+                    found.setdefault(partition, []).append(segment)
+        return found
+
+    def skip_to(self, offsets: Mapping[int, int]) -> None:
+        """Read these partitions from these offsets on only."""
+        for partition, offset in offsets.items():
+            _, end = self.spans[partition]
+            self.spans[partition] = (min(offset, end), end)
 
     def ranges(self, bounds: Bounds) -> dict[int, tuple[int, int]]:
         """What to read of each partition."""

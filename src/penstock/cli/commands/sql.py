@@ -15,7 +15,7 @@ import typer
 from penstock.cli.modules import module_of
 from penstock.cli.options import DEFAULT_URL, Url, examples
 from penstock.cli.output import plain_json, say
-from penstock.cli.quantities import seconds
+from penstock.cli.quantities import seconds, size_bytes
 from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
 from penstock.errors import ConfigError, PenstockError
@@ -87,6 +87,13 @@ def sql(
     registry: Annotated[
         str | None, typer.Option(metavar="URL", help="A schema registry that has the Avro schemas of topics.")
     ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Keep closed segments of topics on this machine as Parquet files, up to this size, such as 10GB.",
+        ),
+    ] = None,
 ) -> None:
     """Query topics with SQL, by DuckDB. Queries only read.
 
@@ -108,6 +115,7 @@ def sql(
             registry=registry,
             timeout_s=timeout_s,
             memory_limit=memory,
+            cache_bytes=None if cache is None else size_bytes(cache, "--cache"),
             undecodable=undecodable.value,
         ) as database,
     ):
@@ -206,6 +214,7 @@ def _print(result: QueryResult, output: QueryFormat) -> None:
         )
         rows = "1 row" if table.num_rows == 1 else f"{table.num_rows:,} rows"
         more = ": there are more, see --limit" if result.is_cut else ""
-        say(f"{rows}{more} ({result.records_read:,} records read in {result.took_s:.2f} s)")
+        cached = f" and {result.records_cached:,} in cached segments" if result.records_cached else ""
+        say(f"{rows}{more} ({result.records_read:,} records read{cached} in {result.took_s:.2f} s)")
     for warning in result.warnings:
         say(f"warning: {warning}")
