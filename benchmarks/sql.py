@@ -94,8 +94,8 @@ def run(report: Report, say: Callable[[str], None], *, rounds: int = ROUNDS, sca
     report.notes.append(
         f"SQL: {records:,} orders in one partition, sums by customer; median of {rounds} rounds in turn after one to "
         f"warm up; DuckDB {duckdb.__version__} with {THREADS} threads on both sides; Parquet with zstd, read from the "
-        f"page cache as the segments are, of {SEGMENT_BYTES >> 20} MiB each. Cached segments are Parquet files, too; the "
-        "last segment is still open, and read as it is. Other ways in the same rounds: "
+        f"page cache as the segments are, of {SEGMENT_BYTES >> 20} MiB each. Cached segments are Parquet files, too; "
+        "the last segment is still open, and read as it is. Other ways in the same rounds: "
         + ", ".join(f"{way} {rates[way]:,.0f} rows/s" for way in others)
         + "."
     )
