@@ -5,12 +5,20 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
-from penstock.errors import DeliveryError, FilterError, IncompatibleSchemaError, OffsetOutOfRangeError, PenstockError
-from penstock.streams.kafka.failures import not_delivered
+from penstock.errors import (
+    BrokerUnavailableError,
+    DeliveryError,
+    FilterError,
+    IncompatibleSchemaError,
+    OffsetOutOfRangeError,
+    PenstockError,
+)
+from penstock.streams.kafka.failures import is_passing, not_delivered, refused
 
 UNKNOWN = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
+DESTROY_BROKER = -137
 
 
 @pytest.mark.parametrize("code", UNKNOWN)
@@ -23,6 +31,13 @@ def test_an_impossible_name_is_called_that_even_if_the_client_only_says_unknown(
 @pytest.mark.parametrize("topic", ["orders", "...", "a.b-c_d", "x" * 249])
 def test_a_possible_name_is_called_missing(code: int, topic: str) -> None:
     assert "there is no such topic" in str(not_delivered(topic, KafkaError(code)))
+
+
+@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, DESTROY_BROKER])
+def test_a_broker_that_is_away_or_has_left_the_cluster_is_waited_for(code: int) -> None:
+    error = KafkaException(KafkaError(code))
+    assert is_passing(error)
+    assert isinstance(refused("topic 'tea' could not be looked up", error), BrokerUnavailableError)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,9 @@ def _without_prefix(text: str) -> str:
     return text.removeprefix("Broker: ").removeprefix("Local: ")
 
 
+_DESTROY_BROKER: Final = -137
+"""What librdkafka (2.10 and newer) answers to requests that wait for a broker which has left the cluster, as far as the
+others know. Older versions of confluent-kafka have no name for it."""
 _UNREACHABLE: Final = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -144,6 +147,7 @@ _UNREACHABLE: Final = frozenset(
         KafkaError._RESOLVE,
         KafkaError._WAIT_COORD,
         KafkaError._DESTROY,
+        _DESTROY_BROKER,
     }
 )
 _MOVED: Final = frozenset(

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock.errors import BrokerUnavailableError, StreamError
 from penstock.model import Record
+from penstock.streams.kafka.failures import is_passing
 from penstock.streams.kafka.groups.leaving import GroupExit
 from penstock.streams.kafka.reading.batch import record_from
 from penstock.streams.kafka.reading.polling import new_consumer
@@ -136,7 +137,7 @@ class GroupReader(Iterator[Record]):
             partition = message.partition()
             assert partition is not None
             self._at_end.add(partition)
-        elif error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+        elif is_passing(KafkaException(error)):
             return  # librdkafka retries, and `_has_ended` limits the wait
         else:
             raise StreamError(f"group {self._group!r} cannot read topic {self._topic!r}: {error.str()}")
