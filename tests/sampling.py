@@ -35,19 +35,22 @@ KEY: Final = "sampled"
 EVERY_ROOM: Final = "PENSTOCK_EVERY_ROOM"
 """The environment variable that says that a run is of every room."""
 SHARES: Final = {
-    "tests/broker/": 1 / 2,
-    "tests/checkpoints/test_dynamodb.py": 1 / 4,
-    "tests/checkpoints/test_kafka": 1 / 4,
-    "tests/checkpoints/test_s3.py": 1 / 4,
-    "tests/cli/": 1 / 3,
-    "tests/clients/": 1 / 2,
-    "tests/console/web/": 1 / 4,
-    "tests/crash/": 1 / 2,
-    "tests/docs/": 1 / 4,
-    "tests/spark/": 1 / 6,
-    "tests/streams/": 1 / 3,
-    "tests/supervising/": 1 / 3,
-    "tests/systems/": 1 / 6,
+    "tests/broker/": 1 / 3,
+    "tests/checkpoints/test_dynamodb.py": 1 / 6,
+    "tests/checkpoints/test_kafka": 1 / 6,
+    "tests/checkpoints/test_s3.py": 1 / 6,
+    "tests/cli/": 1 / 4,
+    "tests/clients/": 1 / 3,
+    "tests/cluster/": 1 / 3,
+    "tests/console/web/": 1 / 6,
+    "tests/crash/": 1 / 3,
+    "tests/docs/": 1 / 6,
+    "tests/log/test_arrow": 1 / 3,
+    "tests/spark/": 1 / 10,
+    "tests/streams/": 1 / 5,
+    "tests/supervising/": 1 / 4,
+    "tests/systems/": 1 / 10,
+    "tests/tables/": 1 / 2,
 }
 """Which share of the tests of a module, or of a class in it, a run of every room tries."""
 
@@ -112,18 +115,17 @@ class Sampling:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         groups: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
-        for item in items:
-            marker = item.get_closest_marker(MARKER)
-            if marker is not None:
-                groups[marker.kwargs.get(AMONG) or unparametrised_name(item), stratum_of(item, marker)].append(item)
-            elif item.get_closest_marker(SOAK_MARKER) is None and share_of(item) < 1:
-                groups[unparametrised_name(item).rpartition("::")[0], ""].append(item)
         left_out: set[pytest.Item] = set()
         for item in items:
+            marker = item.get_closest_marker(MARKER)
             if item.get_closest_marker(SOAK_MARKER) is not None:
                 _note(unparametrised_name(item), int(is_soak()), 1)
                 if not is_soak():
                     left_out.add(item)
+            elif marker is not None:
+                groups[marker.kwargs.get(AMONG) or unparametrised_name(item), stratum_of(item, marker)].append(item)
+            elif share_of(item) < 1:
+                groups[unparametrised_name(item).rpartition("::")[0], ""].append(item)
         for (test, _), cases in groups.items():
             marker = cases[0].get_closest_marker(MARKER)
             count = math.ceil(len(cases) * share_of(cases[0])) if marker is None else marker.args[0]

@@ -47,7 +47,7 @@ def test_one_long():
     tell("long one")
 
 @pytest.mark.sampled(1, among="long ones")
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, *(pytest.param(number, marks=pytest.mark.soak) for number in range(3, 13))])
 def test_other_long(number):
     tell(f"long {number}")
 
@@ -81,7 +81,7 @@ def test_a_run_tries_a_sample_and_says_so_with_the_seed_that_repeats_it(
         1,
         3,
     ]
-    told = re.search(rf"^sampled: 13 of 194 cases \({VARIABLE}=(\d+) ", printed, re.MULTILINE)
+    told = re.search(rf"^sampled: 13 of 203 cases \({VARIABLE}=(\d+) ", printed, re.MULTILINE)
     assert told is not None, printed
     again, _ = tried(tmp_path, *arguments, **{VARIABLE: told[1]})
     assert again == cases
@@ -92,7 +92,7 @@ def test_a_run_tries_a_sample_and_says_so_with_the_seed_that_repeats_it(
 @pytest.mark.parametrize("arguments", [IN_ONE_PROCESS, IN_WORKERS], ids=["one process", "workers"])
 def test_a_soak_tries_everything(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     cases, printed = tried(tmp_path, *arguments, **{SOAK: "1", VARIABLE: "7"})
-    assert len(cases) == len(set(cases)) == 100 + 20 + 50 + 20 + 3 + 1
+    assert len(cases) == len(set(cases)) == 100 + 20 + 50 + 20 + 12 + 1
     assert f"sampled: nothing, every case was tried ({VARIABLE}=7)\n" in printed
 
 

@@ -54,7 +54,7 @@ def expected(payments: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[int,
     return {where: (len(cents), sum(cents)) for where, cents in spent.items()}
 
 
-@pytest.mark.sampled(1, among="pipelines on a standalone cluster")
+@pytest.mark.sampled(2, among="pipelines on a standalone cluster")
 @pytest.mark.timeout(900)
 def test_the_totals_are_the_same_on_one_machine_and_on_clusters(cluster: Cluster, tmp_path: Path) -> None:
     one_machine = f"log:{tmp_path / 'data'}"

@@ -111,6 +111,7 @@ def start(spark_hosts: SparkHosts, tmp_path: Path, request: pytest.FixtureReques
         case.close()
 
 
+@pytest.mark.sampled(2, among="pipelines on a standalone cluster")
 @pytest.mark.parametrize("store", ["s3", pytest.param("hdfs", marks=pytest.mark.soak)], indirect=True)
 def test_a_worker_that_is_cut_off_writes_nothing_twice_when_it_comes_back(start: Start, store: Store) -> None:
     case = start(store, "topic")

@@ -126,7 +126,7 @@ def case(cluster: Standalone, tmp_path: Path) -> Iterator[Case]:
             made.close()
 
 
-@pytest.mark.sampled(1, among="pipelines on a standalone cluster")
+@pytest.mark.sampled(2, among="pipelines on a standalone cluster")
 @pytest.mark.timeout(1_800)
 def test_a_worker_a_broker_and_a_driver_killed_in_the_middle_of_a_batch_change_nothing(case: Case) -> None:
     for killed in sample(("worker", "broker", "driver"), 1):

@@ -74,7 +74,7 @@ def _run(cluster: Standalone, program: Path, archive: Path, url: str) -> Done:
     return Done(code, "", process.output())
 
 
-@pytest.mark.sampled(1, among="executors without Penstock")
+@pytest.mark.sampled(2, among="pipelines on a standalone cluster")
 def test_executors_are_sent_penstock_and_the_modules_of_the_program(
     cluster: Standalone, program: Path, connection: Connection, log_url: str, tmp_path: Path
 ) -> None:
@@ -92,7 +92,7 @@ def test_executors_are_sent_penstock_and_the_modules_of_the_program(
         assert not place.startswith(ours)
 
 
-@pytest.mark.sampled(1, among="executors without Penstock")
+@pytest.mark.sampled(2, among="pipelines on a standalone cluster")
 def test_executors_that_lack_packages_are_told_before_anything_runs(
     cluster: Standalone, program: Path, connection: Connection, log_url: str, tmp_path: Path
 ) -> None:

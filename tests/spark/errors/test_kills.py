@@ -20,7 +20,7 @@ PROGRAM = ("-m", "tests.spark.errors.killed_program")
 
 
 @pytest.mark.xdist_group("spark-cluster")  # it has JVMs of its own
-@pytest.mark.sampled(2, among="killed drivers")
+@pytest.mark.sampled(1, among="killed drivers")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("step", ["before put", "after put", "after publish", "before _delivered"])
 def test_each_row_is_written_or_has_one_letter_though_the_driver_is_killed(

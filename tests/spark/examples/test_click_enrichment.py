@@ -30,7 +30,7 @@ def enriched(connection: ps.Connection) -> dict[int, dict[str, Any]]:
     return {row["number"]: row for row in rows}
 
 
-@pytest.mark.sampled(2, among="worked cases")
+@pytest.mark.sampled(1, among="worked cases")
 def test_clicks_carry_the_profile_of_their_time_though_nothing_was_restarted(
     spark: SparkSession, log_url: str, connection: ps.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:

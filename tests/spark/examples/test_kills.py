@@ -37,7 +37,7 @@ def logs(tmp_path: Path) -> Iterator[Connections]:
 
 
 @pytest.mark.xdist_group("spark-cluster")  # it has JVMs of its own
-@pytest.mark.sampled(2, among="killed drivers")
+@pytest.mark.sampled(1, among="killed drivers")
 @pytest.mark.timeout(900)
 def test_worked_cases_are_exact_though_each_is_killed_in_the_middle(logs: Connections, tmp_path: Path) -> None:
     seed = seed_of()

@@ -50,7 +50,7 @@ def pairs_found(connection: ps.Connection) -> list[Pair]:
     ]
 
 
-@pytest.mark.sampled(2, among="worked cases")
+@pytest.mark.sampled(1, among="worked cases")
 def test_every_search_has_the_clicks_that_followed_it_or_none(
     spark: SparkSession, log_url: str, connection: ps.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,7 +64,7 @@ def delays(seed: int) -> list[datetime.timedelta]:
     return [BEGIN + each.number * step - each.at for each in system_usage.generate(seed, BEGIN)]
 
 
-@pytest.mark.sampled(2, among="worked cases")
+@pytest.mark.sampled(1, among="worked cases")
 def test_every_transaction_is_counted_in_its_minute_or_set_aside_once(
     spark: SparkSession, log_url: str, connection: ps.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def ranked(move: dict[str, float]) -> list[tuple[int, str, float]]:
     return [(rank, symbol, percent) for rank, (symbol, percent) in enumerate(best, start=1)]
 
 
-@pytest.mark.sampled(2, among="worked cases")
+@pytest.mark.sampled(1, among="worked cases")
 def test_each_day_has_the_ten_shares_that_moved_most(
     spark: SparkSession, log_url: str, connection: ps.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:

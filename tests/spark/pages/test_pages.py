@@ -92,7 +92,7 @@ def check_page(running: PageRun, page: Page) -> None:
             running.run(block)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_what_a_page_shows_works(
     page: Page, spark: SparkSession, main: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

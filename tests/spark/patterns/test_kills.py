@@ -30,7 +30,7 @@ PROGRAM = ("-m", "tests.spark.patterns.killed_program")
 
 
 @pytest.mark.xdist_group("spark-cluster")  # it has JVMs of its own
-@pytest.mark.sampled(2, among="killed drivers")
+@pytest.mark.sampled(1, among="killed drivers")
 @pytest.mark.timeout(600)
 def test_patterns_are_exact_though_the_program_is_killed(
     log_url: str, connection: ps.Connection, tmp_path: Path

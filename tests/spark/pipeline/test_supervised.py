@@ -39,7 +39,7 @@ def ask(address: str, path: str) -> Any:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.sampled(2, among="killed drivers")
+@pytest.mark.sampled(1, among="killed drivers")
 def test_a_killed_driver_is_started_again_and_each_record_is_copied_once(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with Penstock(tmp_path / "data") as server, penstock.connect(f"kafka://{server.bootstrap}") as stream:

@@ -79,7 +79,7 @@ def _moment(text: str) -> datetime.datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
 
 
-@pytest.mark.sampled(2, among="worked cases")
+@pytest.mark.sampled(1, among="worked cases")
 def test_verdicts_of_batches_in_a_database_are_those_of_plain_python(
     spark: SparkSession, case: tuple[str, Any], tmp_path: Path
 ) -> None:

@@ -49,7 +49,7 @@ STEPS = [
 
 
 @pytest.mark.xdist_group("spark-cluster")  # it has JVMs of its own
-@pytest.mark.sampled(2, among="killed drivers")
+@pytest.mark.sampled(1, among="killed drivers")
 @pytest.mark.timeout(1_200)
 def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_server: Penstock, topic: str) -> None:
     chance = random.Random(seed_of())

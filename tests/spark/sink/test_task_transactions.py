@@ -200,7 +200,7 @@ STEPS: Final = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [step for _, step in STEPS], ids=[name for name, _ in STEPS])
 def test_a_batch_counts_once_wherever_the_driver_dies(
     spark: SparkSession,
