@@ -6,6 +6,9 @@ that for all modules at the same time.
 A test that waits for a server may fail because the machine was busy with the tests beside it. So a few failures are run
 again, one at a time. A test that then passes does not fail the run, but is named in its last lines: it is either too
 impatient or has found a race, and both deserve a look. A test that fails again fails the run.
+
+Runs of one commit try the same sample of cases, wherever they run; the next commit tries another. A soak draws a new
+seed each time. PENSTOCK_SEED overrides both.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Final
 FAILED_TESTS: Final = "PENSTOCK_FAILED_TESTS"
 """The environment variable with the file that tests/failed_tests.py writes: one test a line."""
 SEED: Final = "PENSTOCK_SEED"
+SOAK: Final = "PENSTOCK_SOAK"
 EVERY_ROOM: Final = "PENSTOCK_EVERY_ROOM"
 """The environment variable that says that all rooms are tested."""
 MOST_RUN_AGAIN: Final = 10
@@ -73,6 +77,14 @@ def _compile_tests() -> None:
         half.wait()
 
 
+def seed() -> str:
+    """The seed of a run: of its commit, or a new one in a soak and outside a checkout."""
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if os.environ.get(SOAK) or asked.returncode != 0:
+        return str(random.SystemRandom().randrange(1 << 32))
+    return str(int(asked.stdout[:8], 16))
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
@@ -84,7 +96,7 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     # Both runs sample the same cases.
-    os.environ.setdefault(SEED, str(random.SystemRandom().randrange(1 << 32)))
+    os.environ.setdefault(SEED, seed())
     if os.environ.get(EVERY_ROOM) and not COMPILED.exists():
         _compile_tests()
     sys.exit(main(sys.argv[1:], _run_pytest))

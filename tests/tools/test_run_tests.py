@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.failed_tests import FailedTests
-from tools.run_tests import FAILED_TESTS, MOST_RUN_AGAIN, main
+from tools.run_tests import FAILED_TESTS, MOST_RUN_AGAIN, SOAK, main, seed
 
 
 class Runs:
@@ -60,6 +61,24 @@ def test_a_run_that_did_not_get_to_its_end_fails(code: int) -> None:
     runs = Runs((code, ["t.py::test_a"]))
     assert main([], runs) == code
     assert len(runs.arguments) == 1
+
+
+def test_runs_of_one_commit_have_one_seed_and_soaks_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(message: str) -> None:
+        author = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+        subprocess.run(["git", *author, "commit", "--quiet", "--allow-empty", "-m", message], check=True)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(SOAK, raising=False)
+    assert seed() != seed(), "there is no checkout"
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    commit("one")
+    first = seed()
+    assert seed() == first
+    commit("two")
+    assert seed() != first
+    monkeypatch.setenv(SOAK, "1")
+    assert seed() != seed()
 
 
 def test_failures_are_written_without_their_group(
