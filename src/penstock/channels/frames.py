@@ -20,7 +20,7 @@ from penstock.errors import RecordTooLargeError, StreamError
 from penstock.model import Headers, NewRecord, Record
 
 USUAL_BYTES: Final = 64 << 10
-"""About so many bytes of records go into one frame, if a call of `send` has so many."""
+"""One frame holds about this many bytes of records, if a call of `send` has enough."""
 MAGIC: Final = b"\xc1PS\x01"
 """0xc1 begins no MessagePack value and is never part of UTF-8 text. The last byte is the version."""
 _OVERHEAD_BYTES: Final = 64

@@ -178,7 +178,7 @@ def _locked(own: Path, looked: Looked) -> Iterator[None]:
 
 
 def _measured(folder: Path) -> tuple[int, float]:
-    """The size of the files in a folder, and when one of them was changed last. The lock is none of them."""
+    """The size of the files in a folder, and when one of them was changed last. The lock file does not count."""
     size_bytes, changed_at_s = 0, 0.0
     for path, _, files in os.walk(folder):
         for name in files:

@@ -29,7 +29,7 @@ class Timings:
         self.total_s += duration_s * count
 
     def add_laps(self, laps: Iterable[tuple[int, float]]) -> None:
-        """Add laps: so many records that took so many seconds together."""
+        """Add laps: the number of records, and the seconds they took together."""
         steps = self.steps
         for count, taken_s in laps:
             steps[bisect_left(BOUNDS_S, taken_s / count)] += count

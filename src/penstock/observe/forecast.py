@@ -51,7 +51,7 @@ def rate_per_s(samples: Sequence[Sample]) -> float | None:
 
 
 def trend_per_s(samples: Sequence[Sample]) -> float | None:
-    """The growth rate of a value that goes up and down, from trough to trough; negative when it shrinks.
+    """The growth rate of a fluctuating value, measured from trough to trough; negative when it shrinks.
 
     The lag of a reader that commits every five seconds is a sawtooth: up with appends, down with the commit. So the
     lowest value of the older half of the samples is compared with the lowest of the newer half:

@@ -29,7 +29,7 @@ _SHIFT: Final = re.compile(r"[+-]\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to: a position, or a number of records back or forward."""
+    """The target of a move: a position, or a number of records back or forward."""
 
     position: Position | None
     shift: int = 0

@@ -279,7 +279,7 @@ class GroupObserver:
         self._steps = kept
 
     def _pace(self, place: PartitionId, at_ms: int) -> float | None:
-        """How fast a partition's start moves. If its last step is longer ago than usual, it is slower by now."""
+        """How fast a partition's start moves. If its last step took longer than usual, the rate drops."""
         steps = self._steps.get(place, [])
         if len(steps) < 3:
             return None

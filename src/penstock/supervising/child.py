@@ -180,7 +180,7 @@ class Child:
 
 
 def _read(fd: int) -> bytes | None:
-    """What there is to read: nothing at the end, None when there is nothing now."""
+    """The bytes that can be read now; b"" at the end, None when there are none yet."""
     try:
         return os.read(fd, _READ_BYTES)
     except BlockingIOError:

@@ -281,7 +281,7 @@ class _Supervised:
         self._tell(f"started as process {self.child.pid}")
 
     def look(self, now_s: float) -> None:
-        """Notice its death and its readiness, and start it again when it is time."""
+        """Check whether it died or became ready, and restart it when the backoff is over."""
         child = self.child
         if child is None:
             if self._restart_at_s is not None and now_s >= self._restart_at_s:

@@ -101,7 +101,7 @@ class HttpSettings:
     """Sending: the longest pause. A receiver that asks for a longer one (`Retry-After`) gets no requests for that
     long, at most an hour, and `send` raises an error."""
     breaker_after: int = 20
-    """Sending: after so many failed attempts in a row, `send` raises an error at once and only tries the receiver now
+    """Sending: after this many failed attempts in a row, `send` raises an error at once and only tries the receiver now
     and then. 0: never."""
     redirects: int = 0
     """Sending: how many redirects with 307 or 308 are followed. Others never are."""

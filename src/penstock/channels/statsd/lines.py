@@ -28,7 +28,7 @@ _LINE: Final = re.compile(
 )
 _NUMBER: Final = re.compile(rb"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,3})?")
 _EXACT_DIGITS: Final = 15
-"""Integers of so many digits are kept as such; longer ones become floats, as in other implementations."""
+"""Integers of up to this many digits stay integers; longer ones become floats, as in other implementations."""
 _LARGEST_NUMBER: Final = 1e100
 """So that squares, and sums of many, are still numbers."""
 _LOWEST_RATE: Final = 1e-9

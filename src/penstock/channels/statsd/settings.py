@@ -16,7 +16,7 @@ class StatsdSettings:
     transport: Literal["udp", "tcp"] = "udp"
     """How metrics arrive, and are sent."""
     flush_s: float = 0.0
-    """Aggregate for so many seconds, as StatsD does, and give a record for each metric that had a value. 0: a record
+    """Aggregate for this many seconds, as StatsD does, and give a record for each metric that had a value. 0: a record
     for each value."""
     percentiles: str = "90"
     """Percentiles of a timer's values, with flush_s, separated by commas."""

@@ -262,7 +262,7 @@ class SenderOrder:
             self._watched_s, self._watched_end = now_s, self._end
 
     def _skip(self) -> None:
-        """Give up the next packets: up to the first one that is held, that the sender has, or that is not known."""
+        """Give up the next packets, up to the first one that is held, that the sender still has, or that is unknown."""
         number, record = self._end, self._end_record
         if self._next < self._gone < number:
             number, record = self._gone, self._gone_record

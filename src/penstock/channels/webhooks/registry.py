@@ -239,8 +239,7 @@ class Registry:
         ]
 
     def trim(self, keep_s: float, most: int) -> None:
-        """Remove messages that every receiver is past. For disabled receivers, at most so many are kept, and at most
-        for so long."""
+        """Remove messages that every receiver is past. For disabled receivers, keep `most` messages, for `keep_s`."""
         oldest_ms = self._clock.wall_ms() - int(keep_s * 1000)
         with self._database.transaction() as cursor:
             (last,) = cursor.execute(_LAST).fetchone()

@@ -346,7 +346,7 @@ def clean(
     ] = None,
     url: Url = DEFAULT_URL,
     checkpoints: Checkpoints = None,
-    keep: Annotated[int, typer.Option(min=0, help="Keep so many of the newest versions of each pipeline.")] = 2,
+    keep: Annotated[int, typer.Option(min=0, help="How many of the newest versions of each pipeline to keep.")] = 2,
     older_than: Annotated[
         str, typer.Option(metavar="DURATION", help="Keep what was changed within this time, such as 12h or 30d.")
     ] = "7d",

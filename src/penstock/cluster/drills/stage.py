@@ -366,7 +366,7 @@ class Load:
             raise ClusterError(f"{left} records of {self.topic} were neither acknowledged nor refused: is it served?")
 
     def wait_for_more(self, count: int) -> float:
-        """Wait until so many more records are acknowledged. Returns the seconds it took."""
+        """Wait until `count` more records are acknowledged. Returns the seconds it took."""
         wanted = len(self.acknowledged) + count
         return self._stage.wait(
             f"{count} more records of {self.topic} are acknowledged", lambda: len(self.acknowledged) >= wanted

@@ -295,7 +295,7 @@ class Loop:
                 logger.warning("%s", _full_of_delayed(assigned))
 
     def _is_full_of_delayed(self, assigned: AssignedPartition) -> bool:
-        """Whether so many records of the partition are delayed that no more are read until some are due."""
+        """Whether the partition has too many delayed records to read more before some are due."""
         if assigned.delayed >= self._options.partition_in_flight:
             return True
         bytes_each = self._options.in_flight_bytes / (2 * max(1, len(self.partitions)))

@@ -275,14 +275,14 @@ class StreamQueue:
         return SharedCheckpoint(self._store, key, self._owner, self._clock, self._random, first)
 
     def _new_number(self, records: int) -> int:
-        """A number for a claim on so many records. It is registered before the claim is made."""
+        """A number for a claim on `records` records. It is registered before the claim is made."""
         with self._lock:
             number = next(self._numbers)
             self._live[number] = records
         return number
 
     def _forget(self, number: int, records: int) -> None:
-        """Note that so many records of a claim are settled or lost."""
+        """Note that `records` records of a claim are settled or lost."""
         with self._lock:
             self._live[number] = self._live.get(number, 0) - records
             if self._live[number] <= 0:

@@ -77,7 +77,7 @@ _MEMORY_BYTES: Final = 64 << 20
 _LOAD_BYTES: Final = 1 << 20
 _LEAP: Final = 1 << 40
 """How far record numbers jump when a spool is opened. A power cut may lose records that the stream already has; if
-their numbers were reused, the new records would count as delivered. No producer puts so many records, and the numbers
+their numbers were reused, the new records would count as delivered. No producer puts that many records, and the numbers
 suffice for eight million openings."""
 
 

@@ -40,7 +40,7 @@ from penstock.streams.url import Host
 VERSION: Final = "1.2"
 ARTEMIS: Final = "ActiveMQ-Artemis/"
 ARTEMIS_MESSAGE_BYTES: Final = 1024
-"""Artemis limits what it sends ahead by bytes: so many for each message of the prefetch."""
+"""Artemis limits its prefetch by bytes: this many for each message of the prefetch."""
 REFUSALS: Final = ("authorized", "security", "access", "permission", "denied", "password", "bad connect", "credentials")
 """What the errors of brokers about users have in common."""
 CLOSE_S: Final = 2.0

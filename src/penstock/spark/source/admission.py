@@ -20,8 +20,8 @@ from penstock.model.administration import PartitionId
 from penstock.spark.source.positions import Pointers
 
 Sized = Callable[[PartitionId, int, int, int], tuple[int, int]]
-"""`(partition, begin, end, size_bytes)`: the pointer, at most `end`, up to which records from `begin` on take so many
-bytes, and how many they take. At least one record is included, however large, so that every batch makes progress."""
+"""`(partition, begin, end, size_bytes)`: the pointer, at most `end`, up to which records from `begin` on fit into
+`size_bytes`, and their size. At least one record is included, however large, so that every batch makes progress."""
 AtTime = Callable[[int, Iterable[PartitionId]], Pointers]
 """`(time_ms, partitions)`: for each partition, the first pointer with this timestamp or a later one, else its end."""
 TimeOf = Callable[[PartitionId, int], int | None]
@@ -38,7 +38,7 @@ ALIGN_FROM_MS: Final = 600_000
 _EVERYTHING: Final = 1 << 62
 _LATEST_MS: Final = (1 << 63) - 2
 _DECIDE_EVERY: Final = 32
-"""While there is a backlog, `auto` checks every so many batches whether it now covers a longer time."""
+"""While there is a backlog, `auto` checks after this many batches whether it now covers a longer time."""
 
 
 def proportional_shares(waiting: Mapping[PartitionId, int], limit: int, turn: int = 0) -> Pointers:

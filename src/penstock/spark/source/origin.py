@@ -104,7 +104,7 @@ class TaskInput(InputPartition):
 
 
 WORTH_A_TASK: Final = 20_000
-"""The minimum number of pointers per task: reading so many takes as long as starting a task, a few milliseconds."""
+"""The minimum number of pointers per task: reading them takes as long as starting a task, a few milliseconds."""
 MOST_IN_A_TASK: Final = 4_000_000
 """The maximum number of pointers per task: a retry repeats the whole task, so larger ones are always split."""
 

@@ -62,7 +62,7 @@ def _by_folder(origin: Origin) -> Origin:
 MOST_BYTES: Final = int(os.environ.get("PENSTOCK_SPARK_TABLES_BYTES", 512 << 20))
 """The maximum size of all cached tables of a worker. A single table that is larger is read again in every batch."""
 _FOLDED_ROWS: Final = 1_000_000
-"""Old values are dropped after every so many rows read."""
+"""Old values are dropped after this many rows were read."""
 
 
 @dataclass(slots=True)

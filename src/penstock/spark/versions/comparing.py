@@ -32,7 +32,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The numbers of keys or records of one output that are the same in two versions, and that are not."""
+    """How many keys or records of one output are equal in two versions, and how many differ."""
 
     by: By
     same: int

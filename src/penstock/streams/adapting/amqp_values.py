@@ -204,7 +204,7 @@ def encode_list(parts: Iterable[bytes]) -> bytes:
 
 
 def encode_map(parts: Iterable[bytes]) -> bytes:
-    """A map of encoded names and values, by turns."""
+    """A map of encoded names and values, alternating."""
     return _compound(0xC1, 0xD1, list(parts))
 
 

@@ -123,14 +123,14 @@ class AppendQueue:
         thread.join(CLOSING_S)
 
     def _start(self) -> None:
-        """Called by who holds `_changed`."""
+        """The caller holds `_changed`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"append to {self._topic}", daemon=True)
             self._thread.start()
         self._changed.notify_all()
 
     def _wait_for_room(self) -> DeliveryError | None:
-        """Why there is none. Called by who holds `_changed`."""
+        """Why there is none. The caller holds `_changed`."""
         self._start()
 
         def has_room() -> bool:

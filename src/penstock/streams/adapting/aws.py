@@ -94,7 +94,7 @@ def code_of(error: Any) -> str:
 
 
 def pause_s(failures: int) -> float:
-    """How long to wait after so many failures in a row: longer each time, with jitter."""
+    """How long to wait after `failures` in a row: longer each time, with jitter."""
     longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 10))
     return random.uniform(longest_s / 2, longest_s)
 

@@ -128,7 +128,7 @@ def checked_partitions(given: Any, default: int) -> int:
 
 
 def chosen_partition(record: NewRecord, turn: int, count: int) -> int:
-    """The record's own, else that of its key, else by turns."""
+    """The record's own, else that of its key, else round-robin."""
     if record.partition is not None:
         return record.partition
     return turn % count if record.key is None else zlib.crc32(record.key) % count

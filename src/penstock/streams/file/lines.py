@@ -217,7 +217,7 @@ class LineFile:
 
     @contextmanager
     def _opened(self, flags: int = os.O_RDONLY) -> Iterator[tuple[int, Generation]]:
-        """The file that has the name now, and its generation. Called by who holds the lock."""
+        """The file that has the name now, and its generation. The caller holds the lock."""
         try:
             file = os.open(self.path, flags)
         except FileNotFoundError:

@@ -117,7 +117,7 @@ class ParquetFolder:
         return True
 
     def _parts(self) -> list[Part]:
-        """All files that are known, with those that have appeared. Called by who holds the lock."""
+        """All files that are known, with those that have appeared. The caller holds the lock."""
         self.check()
         if self._sidecar is None:
             self._sidecar = Sidecar(self.path, Part)

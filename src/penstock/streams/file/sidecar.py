@@ -27,7 +27,7 @@ Entry = TypeVar("Entry", bound=msgspec.Struct)
 
 
 def lock_file(file: int, path: Path) -> None:
-    """Take the lock that processes share by turns, until the file is closed. Raises StorageError."""
+    """Take the lock between processes, until the file is closed. Raises StorageError."""
     deadline_s = time.monotonic() + LOCK_S
     while True:
         try:

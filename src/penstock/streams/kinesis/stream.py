@@ -76,7 +76,7 @@ class KinesisStream:
         return 3600.0 * hours
 
     def create_topic(self, topic: str, partitions: int | None = None) -> None:
-        """Create a stream with so many shards, and wait until it can be used."""
+        """Create a stream with `partitions` shards, and wait until it can be used."""
         self._check_open()
         _check_name(topic)
         shards = checked_partitions(partitions, self._settings.default_shards)

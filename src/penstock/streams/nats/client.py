@@ -67,7 +67,7 @@ class Answers:
 
 
 class Pulled(Answers):
-    """Collects up to so many messages of a consumer, or fewer and a status."""
+    """Collects up to `count` messages of a consumer, or fewer and a status."""
 
     def __init__(self, count: int) -> None:
         super().__init__(0)

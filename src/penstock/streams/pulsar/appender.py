@@ -95,7 +95,7 @@ class PulsarAppender:
             self._changed.wait_for(lambda: not self._waiting_bytes, CLOSING_S)
 
     def _send(self, record: NewRecord, receipt: Receipt) -> None:
-        """Give a record to the producer of its partition. Called by who holds `_sending`."""
+        """Give a record to the producer of its partition. The caller holds `_sending`."""
         partition = 0
         if record.partition or self._partitions > 1 or not self._is_asked:
             partition = self._partition(record)
@@ -189,7 +189,7 @@ class PulsarAppender:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _wait_for_room(self) -> None:
-        """Called by who holds `_changed`."""
+        """The caller holds `_changed`."""
         timeout_s = self._settings.delivery_timeout_s
         if not self._changed.wait_for(lambda: self._waiting_bytes < WAITING_BYTES or self._closed, timeout_s):
             raise DeliveryError(

@@ -148,7 +148,7 @@ class StreamClient:
             raise ConnectionClosedError(f"the connection to {self.where} is closed: connect again")
 
     def _usable(self, wanted: Sequence[Address] | None = None) -> StreamConnection | None:
-        """A connection that is open already, and has room. Called by who holds `_connecting`."""
+        """A connection that is open already, and has room. The caller holds `_connecting`."""
         self._connections = [each for each in self._connections if each.is_usable]
         for each in self._connections:
             if each.has_room and (wanted is None or each.address in wanted):
@@ -173,7 +173,7 @@ class StreamClient:
         )
 
     def _connect(self, hosts: Sequence[Host]) -> StreamConnection:
-        """A new connection to one of these. Called by who holds `_connecting`."""
+        """A new connection to one of these. The caller holds `_connecting`."""
         problem: BrokerUnavailableError | None = None
         for host in random.sample(hosts, len(hosts)):
             try:

@@ -51,7 +51,7 @@ _RECEIVE_BYTES: Final = 1 << 18
 _LARGEST_FRAME_BYTES: Final = 256 << 20
 """A longer frame is none: what answers is not RabbitMQ, or bytes were lost."""
 _HEARTBEATS: Final = 2
-"""A server that is silent for so many heartbeats is lost."""
+"""A server that is silent for this many heartbeats is lost."""
 _REFUSAL_S: Final = 4.0
 """How much later RabbitMQ answers when it refuses a login: it waits for 3 s."""
 _NOT_READY: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -109,7 +109,7 @@ class Mailbox:
         return len(self._chunks)
 
     def take(self, timeout_s: float) -> StoredChunk | None:
-        """The next chunk; None if none comes in time, or if there are refusals. Raises what ended the subscription."""
+        """The next chunk; None on a timeout, or if there are refusals. Raises the error that ended the subscription."""
         with self._changed:
             if not self._chunks:
                 self._changed.wait_for(lambda: self._chunks or self._problem or self._refused, max(0.0, timeout_s))
@@ -226,7 +226,7 @@ class StreamConnection:
         return id
 
     def give_credit(self, id: int, chunks: int) -> None:
-        """Let the server deliver so many chunks more."""
+        """Let the server deliver `chunks` more chunks."""
         self.send(frame(Command.CREDIT, struct.pack(">BH", id, chunks)))
 
     def unsubscribe(self, id: int, mailbox: Mailbox) -> None:

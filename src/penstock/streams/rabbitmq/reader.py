@@ -58,7 +58,7 @@ class PartitionReader:
         return self._mailbox.is_broken and not self._mailbox and not self._left
 
     def read(self, limit: int, wait_s: float) -> list[Record]:
-        """At most so many records, as soon as there is one; none if none comes within `wait_s`."""
+        """Up to `limit` records, as soon as there is one; none if none comes within `wait_s`."""
         if not self._left and not self._fill(wait_s):
             return []
         records: list[Record] = []

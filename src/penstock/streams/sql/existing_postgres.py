@@ -164,7 +164,7 @@ class PostgresRows:
         return [(id, text_bytes(key), text_bytes(value), None, time_ms) for id, key, value, time_ms in found]
 
     def first(self, table: str) -> Pointer | None:
-        self._listener.start()  # asked for by who finds nothing, and is about to wait
+        self._listener.start()  # called when nothing was found, before waiting
         [(found,)] = self._read(table, f"SELECT min({self._id}) FROM {self._tables[table].name}")
         return None if found is None else int(found)
 

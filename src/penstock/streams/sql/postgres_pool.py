@@ -54,7 +54,7 @@ class PostgresSettings(TopicSettings):
     request_timeout_s: float = 20.0
     """The longest a statement may take, waiting for locks included. Positions at a time scan the table."""
     max_connections: int = 8
-    """At most so many connections; readers and writers beyond that take turns."""
+    """At most this many connections; readers and writers beyond that wait."""
 
     def __post_init__(self) -> None:
         TopicSettings.__post_init__(self)
@@ -149,7 +149,7 @@ class Listener:
         self._pipe: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Called by who is about to wait. The first one starts the thread."""
+        """Called before waiting. The first call starts the thread."""
         if not self._channel or self._thread is not None:
             return
         with self._lock:

@@ -380,7 +380,7 @@ class SqliteRows:
             return self._execute(sql, values).fetchall()
 
     def _execute(self, sql: str, values: Any) -> sqlite3.Cursor:
-        """Called by who holds the lock."""
+        """The caller holds the lock."""
         try:
             if self._connection is None:
                 if not self._path.is_file():

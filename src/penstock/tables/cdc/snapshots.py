@@ -11,7 +11,7 @@ from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords
 from penstock.tables.cdc.source import DONE, PENDING, TABLE, CaptureProgress, SavedTable, SourceBatch, TableProgress
 
 ReadRange = Callable[[list[str] | None, int, Callable[[Fragments], Row], list[Row]], list[str] | None]
-"""Appends the records of the next rows after a key, at most so many, made by the function. Returns the last key."""
+"""Appends the records of the next rows after a key, up to a limit, made by the function. Returns the last key."""
 
 
 def show_tables(progress: CaptureProgress, tables: Mapping[str, int | None], saved: Mapping[str, SavedTable]) -> None:

@@ -71,7 +71,7 @@ class Inbox:
         return found.execute(_ADD, (self.consumer, id, round(time.time() * 1000))) == 1
 
     def forget(self, connection: Any, older_than_s: float) -> int:
-        """Forget events that were handled longer ago than any of them can come again, and return how many."""
+        """Forget events that are too old to be delivered again. Returns how many."""
         if older_than_s < 0:
             raise ConfigError(f"older_than_s={older_than_s!r} must not be negative")
         found = application_connection(connection)

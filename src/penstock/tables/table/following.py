@@ -171,7 +171,7 @@ class Follower:
                 pause_s = _FIRST_PAUSE_S
                 continue
             except UnknownTopicError as error:
-                self._was_deleted = True  # if it is created again, all rows are read anew
+                self._was_deleted = True  # if it is created again, all rows are read again
                 self._set_problem(str(error))
                 self._stop_serving(error)
             except (OffsetOutOfRangeError, BrokerUnavailableError, StreamError) as error:

@@ -114,7 +114,7 @@ def _check_compaction(stream: Stream, opened: TopicStream, partition: int, point
     """Raise HistoryLostError if a later record may have made compaction remove one before the pointer.
 
     That is impossible if no pointer is missing, if the topic is not compacted, or if everything from the pointer on is
-    too young for compaction. Missing pointers may also be the ends of transactions: nothing tells them apart.
+    too young for compaction. Missing pointers may also be the ends of transactions: they cannot be told apart.
     """
     if not has_gaps or Feature.OFFSETS not in opened.features:
         return

@@ -121,8 +121,8 @@ class Table(_Lookups[T], Closing):
     first one waits until everything that the topic has at the start was read; from then on, none waits.
 
     While the stream is unavailable, lookups find the last known rows, and `progress.problem` tells why. If the topic is
-    deleted, they raise UnknownTopicError; if it is created again, the table is read anew. So it is if records expired
-    before they were read, or if the table was away for longer than the topic keeps deletions.
+    deleted, they raise UnknownTopicError; if it is created again, the table is read again. The same happens if
+    records expired before they were read, or if the table was away for longer than the topic keeps deletions.
     """
 
     @overload

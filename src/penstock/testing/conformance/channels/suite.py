@@ -203,7 +203,7 @@ class ChannelSuite(Suite[Any]):
         return records
 
     def take(self, listener: Listener, count: int, why: str, *, answer: bool = True) -> list[Record]:
-        """Listen until so many records of this case have come. What other cases left is passed over."""
+        """Listen until `count` records of this case have come. What other cases left is skipped."""
         taken: list[Record] = []
         deadline_s = time.monotonic() + COME_S
         while len(taken) < count:  # ends: at the latest with the deadline

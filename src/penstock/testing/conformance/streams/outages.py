@@ -153,7 +153,7 @@ class StreamOutageCases(StreamSuite, OutageSuite):
         self.eventually(f"{value!r} is appended", attempt)
 
     def _read_on(self, stream: TopicStream, start: Pointer, count: int) -> list[Record]:
-        """At least so many records from `start` on, whatever fails on the way."""
+        """At least `count` records from `start` on, whatever fails on the way."""
         records: list[Record] = []
 
         def attempt() -> bool:
