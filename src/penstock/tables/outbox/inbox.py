@@ -27,7 +27,7 @@ SCHEMA: Final = Schema(
     ),
 )
 _ADD: Final = "INSERT INTO penstock_inbox (consumer, event, at_ms) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
-_FORGET: Final = "DELETE FROM penstock_inbox WHERE consumer = %s AND at_ms < %s"
+_FORGET: Final = "DELETE FROM penstock_inbox WHERE consumer = %s AND at_ms <= %s"
 
 
 class Inbox:
