@@ -78,11 +78,12 @@ def source_files() -> list[Path]:
 
 
 def library_jars() -> list[Path]:
-    """The interfaces of Hadoop and log4j, as the pip package of Spark brings them."""
+    """The interfaces of Hadoop, log4j and Spark, as the pip package of Spark brings them."""
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
-    return [next(jars.glob(f"{name}-*.jar")) for name in ("hadoop-client-api", "log4j-api")]
+    names = ("hadoop-client-api-*", "log4j-api-*", "scala-library-*", "spark-core_*", "spark-sql-api_*")
+    return [next(jars.glob(f"{name}.jar")) for name in names]
 
 
 def digest_of_sources() -> str:

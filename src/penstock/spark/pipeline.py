@@ -36,6 +36,7 @@ from penstock.spark.sessions.opening import session
 from penstock.spark.sessions.packaging import ship
 from penstock.spark.sessions.worker_environment import set_worker_environment
 from penstock.spark.sink.functions import BatchFunction, FunctionTarget
+from penstock.spark.sink.sql.table import SqlTable
 from penstock.spark.sink.target import OutputMode, Target
 from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.source.admission import Alignment
@@ -381,8 +382,10 @@ class Pipeline:
         require_stream(frame, what)
         triggers.check(trigger, what)
         versions = [versioned(target, self.version) for target in targets]
-        in_real_time = None
-        if isinstance(trigger, RealTime) and not current_run().once:
+        in_real_time = into_table = None
+        if isinstance(trigger, RealTime) and len(versions) == 1 and isinstance(versions[0], SqlTable):
+            into_table = realtime.plan_table(frame, versions[0], trigger, what)
+        elif isinstance(trigger, RealTime) and not current_run().once:
             in_real_time = self._real_time(frame, versions, trigger, what)
         chosen = mode_of(frame, "update" if in_real_time is not None else mode, what)
         for target in targets:
@@ -395,7 +398,7 @@ class Pipeline:
             }
         )
         bad_rows = self._inputs.row_letters(frame)
-        guards = self._guards and bad_rows is not None and in_real_time is None
+        guards = self._guards and bad_rows is not None and in_real_time is None and into_table is None
         self._planned[label] = PlannedQuery(
             name=label,
             frame=frame,
@@ -409,6 +412,7 @@ class Pipeline:
             guarded=guard_functions(frame, what) if guards else None,
             max_bad_rows=self._max_bad_rows,
             start=in_real_time,
+            start_table=into_table,
         )
 
     def start(self, *, once: bool = False) -> None:
@@ -476,7 +480,7 @@ class Pipeline:
     ) -> realtime.Start | None:
         """The function that starts the query in real-time mode; None, with a log line, where that is impossible."""
         if len(targets) != 1 or not isinstance(targets[0], TopicTarget):
-            raise ConfigError(f"{what}: real-time mode writes to exactly one topic")
+            raise ConfigError(f"{what}: real-time mode writes to exactly one topic, or one table of PostgreSQL")
         target = targets[0]
         if target.guarantee is not Guarantee.AT_LEAST_ONCE:
             raise GuaranteeError(

@@ -1,11 +1,12 @@
 """Real-time mode: records pass a query one by one, in milliseconds, instead of in batches.
 
-Spark's own mode (`trigger(realTime=...)`) does the work, from its Kafka connector to its Kafka sink. This module checks
-in advance whether a query can run that way, chooses settings for low latency, and makes sure that every task has a
-slot. A query that cannot run in real-time mode runs in batches, with a warning that lists the reasons.
+Spark's own mode (`trigger(realTime=...)`) does the work, from its Kafka connector to its Kafka sink, or to a table of
+PostgreSQL (penstock.spark.realtime.tables). This module checks in advance whether a query can run that way, chooses
+settings for low latency, and makes sure that every task has a slot. A query into a topic that cannot run in real-time
+mode runs in batches, with a warning that lists the reasons.
 
-Results are written at least once: a restarted query begins at the end of the last batch, up to `batch` ago, and writes
-the later results again. State, such as counts, is still exact.
+Results go to a topic at least once: a restarted query begins at the end of the last batch, up to `batch` ago, and
+writes the later results again. State, such as counts, is still exact. A table receives each row once.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.errors import CheckpointMismatchError, ConfigError
 from penstock.model import Guarantee
 from penstock.serde import Topic
 from penstock.spark.durations import interval, microseconds
 from penstock.spark.jvm import jvm_of
-from penstock.spark.realtime.planning import SHUFFLE_PARTITIONS, planned
+from penstock.spark.realtime.planning import SHUFFLE_PARTITIONS, RealTimePlan, planned
 from penstock.spark.realtime.slots import hold, shuffle_partitions_for
 from penstock.spark.run.plans import stateful_operators
 from penstock.spark.run.state_folder import StateFolder
 from penstock.spark.run.triggers import RealTime
 from penstock.spark.sessions.opening import has_connector
+from penstock.spark.sink.sql.table import SqlTable
 from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.sink.topic_delivery import topics_for
 from penstock.spark.source.held_brokers import held_broker
@@ -42,6 +45,8 @@ from penstock.streams.url_settings import client_with
 
 Start = Callable[[str, str], StreamingQuery]
 """Starts a query with this name and checkpoint in real-time mode."""
+StartTable = Callable[[str, str, bool], StreamingQuery]
+"""The same for a query into a table; True: process what is there, and end."""
 
 _SHORTEST: Final = "spark.sql.streaming.realTimeMode.minBatchDuration"
 _OF_READERS: Final = ("subscribe", "includeHeaders", "kafka.isolation.level")
@@ -49,6 +54,32 @@ _OF_BATCHES: Final = "v1"
 """The first line of commits in a checkpoint whose state was written by batches."""
 _starting: Final = threading.Lock()
 _log = logging.getLogger("penstock.spark")
+
+
+def plan_table(frame: DataFrame, target: SqlTable, trigger: RealTime, what: str) -> StartTable:
+    """A function that starts the query into this table.
+
+    Raises ConfigError if it cannot run in real-time mode: rows that were written one by one cannot be told from those
+    of a batch, so that no query changes between the two.
+    """
+    from penstock.spark.realtime import tables
+
+    batch = _batch(frame.sparkSession, trigger, what)
+    reasons = tables.check(frame, target)
+    if reasons:
+        raise ConfigError(f"{what} cannot run in real-time mode: {'; '.join(reasons)}")
+
+    def start(name: str, checkpoint: str, once: bool) -> StreamingQuery:
+        spark = frame.sparkSession
+        _check_checkpoint(frame, checkpoint, name)
+        writer = tables.writer_of(frame, target, name, checkpoint)
+        if once:
+            return writer.trigger(availableNow=True).start()
+        needed = planned(frame)
+        fitting = shuffle_partitions_for(spark, needed, f"query {name!r}")
+        return _begin(spark, writer, batch, needed, fitting)
+
+    return start
 
 
 def check(frame: DataFrame, target: TopicTarget) -> list[str]:
@@ -130,6 +161,12 @@ def _start(frame: DataFrame, target: TopicTarget, batch: str, name: str, checkpo
         .option("checkpointLocation", checkpoint)
         .options(**sink_options(_bootstrap(target.url, client), client))
     )
+    return _begin(spark, writer, batch, needed, fitting)
+
+
+def _begin(
+    spark: SparkSession, writer: DataStreamWriter, batch: str, needed: RealTimePlan, fitting: int | None
+) -> StreamingQuery:
     writer.trigger(realTime=batch)  # type: ignore[call-overload]  # missing in the stub
     with _starting, _set_while_starting(spark, SHUFFLE_PARTITIONS, fitting):
         query = writer.start()

@@ -57,6 +57,9 @@ _INSTALLED: Final = re.compile(
 )
 
 
+_OF_WRITER: Final = re.compile(r"(?P<message>rows were not written: (?:.(?!\tat ))*)")
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An error as shown in logs, progress, the console, alerts and the error that ends a run."""
@@ -89,7 +92,7 @@ def failure_of(error: BaseException, ended: BaseException | None = None, topics:
     `topics` are the sources of the query in Spark's order.
     """
     text, java = str(error).partition("\n\nJVM stacktrace:")[0].strip(), _java_stack(error)
-    found = _raised_in_python(text) or _raised_in_python(java)
+    found = _raised_in_python(text) or _raised_in_python(java) or _raised_by_writer(java)
     if found is None and _is_of_spark(error):
         found = _raised_by_spark(error, text, java)
     if found is None:
@@ -125,6 +128,12 @@ def _raised_in_python(text: str) -> tuple[str, str, str | None] | None:
     kind, _, message = _STATE.sub("", "\n".join(rest)).partition(":")
     frames = [(each["file"], int(each["line"]), each["function"] or "") for each in _FRAME.finditer(last)]
     return _MODULE.sub("", kind.strip()), message.strip(), _place_in(frames)
+
+
+def _raised_by_writer(java: str) -> tuple[str, str, str | None] | None:
+    """The error of the writer of tables in real-time mode, which interrupts its task."""
+    matched = _OF_WRITER.search(java)
+    return None if matched is None else ("DeliveryError", matched["message"], None)
 
 
 def _java_stack(error: BaseException) -> str:

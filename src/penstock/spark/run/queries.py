@@ -64,6 +64,8 @@ class PlannedQuery:
     """How many of them, or what share of its rows, a batch may have."""
     start: Callable[[str, str], StreamingQuery] | None = None
     """Starts the query with this name and checkpoint in real-time mode, which has no `BatchWriter`."""
+    start_table: Callable[[str, str, bool], StreamingQuery] | None = None
+    """The same for a table; True: process what is there, and end."""
 
 
 class RunningQuery:
@@ -209,6 +211,8 @@ class RunningQuery:
     def _begin(self) -> tuple[BatchWriter | None, StreamingQuery]:
         planned = self._planned
         location = self._folder.below(SPARK_CHECKPOINT).path
+        if planned.start_table is not None:
+            return None, planned.start_table(self.spark_name, location, self._once)
         if planned.start is not None and not self._once:
             return None, planned.start(self.spark_name, location)
         writer = BatchWriter(

@@ -26,8 +26,14 @@ HIGHEST_PATCH: Final = 6
 
 KAFKA_CLIENTS: Final = Artifact("org.apache.kafka", "kafka-clients")
 COMMONS_POOL: Final = Artifact("org.apache.commons", "commons-pool2")
-BESIDE: Final = {KAFKA_CLIENTS: ("kafka.version", "3.9.1"), COMMONS_POOL: ("commons-pool2.version", "2.12.1")}
-"""What the connector needs: the property of Spark's pom that has the version, and the version if it is not there."""
+POSTGRESQL: Final = Artifact("org.postgresql", "postgresql")
+BESIDE: Final = {
+    KAFKA_CLIENTS: ("kafka.version", "3.9.1"),
+    COMMONS_POOL: ("commons-pool2.version", "2.12.1"),
+    POSTGRESQL: ("postgresql.version", "42.7.7"),
+}
+"""What the connector needs, and the driver with which real-time mode writes to PostgreSQL: the property of Spark's pom
+that has the version, and the version if it is not there."""
 CHECK_TIMEOUT_S: Final = 120.0
 
 

@@ -18,6 +18,9 @@ from penstock.spark.sink.sql.columns import SqlColumn
 MARKS: Final = "penstock_spark_batches"
 """The table with the last delivered batch of each query, and the run that may deliver the next one."""
 
+POSITIONS: Final = "penstock_spark_positions"
+"""The table with how far each query in real-time mode has written the rows of each partition that it reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class SqlMark:
@@ -125,6 +128,10 @@ class SqlTransaction(ABC):
             f"UPDATE {MARKS} SET batch = {place}, row_count = {place} WHERE query = {place}",
             (mark.batch, mark.rows, query),
         )
+
+    def has_positions(self, query: str) -> bool:
+        """Whether a query with this id of Spark has written rows in real-time mode."""
+        return False
 
     def clear(self, table: Sequence[str]) -> None:
         """Delete all rows."""

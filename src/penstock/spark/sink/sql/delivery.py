@@ -13,7 +13,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from penstock.databases.statements import ExistingTable
-from penstock.errors import FencedError, OutcomeUnknownError, SchemaMismatchError, StoreUnavailableError
+from penstock.errors import (
+    CheckpointMismatchError,
+    FencedError,
+    OutcomeUnknownError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+)
 from penstock.spark.sink.publishing import check_order
 from penstock.spark.sink.refused_rows import RefusedRow
 from penstock.spark.sink.sql.columns import SqlColumn, columns_of, json_rows, plain
@@ -60,6 +66,11 @@ class SqlDelivery:
             with database.transaction() as transaction:
                 transaction.create_marks()
                 self._last = transaction.take_over(identity.id, self._run)
+                if self._last.batch < 0 and transaction.has_positions(identity.id.partition("/")[0]):
+                    raise CheckpointMismatchError(
+                        f"query {identity.query!r} has written to {label} in real-time mode, and batches would write "
+                        "its last rows again: rename the query to start over, or keep trigger=RealTime()"
+                    )
         self._staging.clear()
 
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:

@@ -15,7 +15,7 @@ from penstock.databases.postgres import PostgresConnection, PostgresPool, psycop
 from penstock.databases.statements import ExistingTable, describe_postgres, listed, quoted, upsert_tail
 from penstock.errors import DeliveryError, PenstockError
 from penstock.spark.sink.sql.columns import Kind, SqlColumn
-from penstock.spark.sink.sql.database import MARKS, SqlTransaction, require_keys
+from penstock.spark.sink.sql.database import MARKS, POSITIONS, SqlTransaction, require_keys
 
 _STAGE: Final = "penstock_spark_stage"
 _ROW: Final = "penstock_row"
@@ -102,6 +102,11 @@ class _Transaction(SqlTransaction):
         # Two transactions that create a table at the same time would both find it missing.
         self.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (MARKS,))
         super().create_marks()
+
+    def has_positions(self, query: str) -> bool:
+        if self.describe((POSITIONS,)) is None:
+            return False
+        return bool(self.execute(f"SELECT 1 FROM {POSITIONS} WHERE query = %s LIMIT 1", (query,)))
 
     def write(
         self,

@@ -62,8 +62,8 @@ class SqlTable:
     def check(self, schema: StructType, mode: OutputMode) -> None:
         """An existing table is checked, too."""
         columns = columns_of(schema, self.label)
-        require_columns(schema.names, self._keys, " for the key", what=f"the frame for {self.label}")
-        if mode == "update" and not self._keys:
+        require_columns(schema.names, self.keys, " for the key", what=f"the frame for {self.label}")
+        if mode == "update" and not self.keys:
             raise ConfigError(
                 f"{self.label}: update mode sends changed rows again: set key='COLUMN', so that each replaces the "
                 "previous one"
@@ -73,7 +73,7 @@ class SqlTable:
             with database.transaction() as transaction:
                 existing = transaction.describe(names_in(self.table))
             if existing is not None:
-                check_fits(database, existing, columns, self._keys, self.label)
+                check_fits(database, existing, columns, self.keys, self.label)
             elif not self.create:
                 raise SchemaMismatchError(f"there is no {self.label} in {database.where}: create it")
         finally:
@@ -87,7 +87,7 @@ class SqlTable:
                 identity,
                 self.label,
                 names_in(self.table),
-                self._keys,
+                self.keys,
                 create=self.create,
                 marked=self.guarantee is Guarantee.EXACTLY_ONCE,
             )
@@ -100,7 +100,8 @@ class SqlTable:
         return replace(self, table=f"{self.table}_{version.replace('-', '_')}")
 
     @property
-    def _keys(self) -> tuple[str, ...]:
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key."""
         assert isinstance(self.key, tuple)
         return self.key
 
