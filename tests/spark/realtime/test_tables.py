@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -211,7 +210,7 @@ def test_each_row_is_written_once_though_the_driver_is_killed(
         while not stop.is_set():
             connection.send("numbers", str(sent), partition=sent % 2)
             sent += 1
-            time.sleep(0.002)
+            stop.wait(0.002)
 
     sender = threading.Thread(target=send)
     sender.start()
