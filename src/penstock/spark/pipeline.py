@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
+from penstock.abc import Feature
 from penstock.errors import ConfigError, GuaranteeError, PipelineError
 from penstock.model import Guarantee
 from penstock.queues.opening import as_queue
@@ -18,7 +19,7 @@ from penstock.spark.errors.expectations import Otherwise, expectation
 from penstock.spark.errors.guarded_plans import guard_functions
 from penstock.spark.inputs import PipelineInputs
 from penstock.spark.late.gate import OnTimeGate
-from penstock.spark.reading import read_stream, read_table
+from penstock.spark.reading import bootstrap_of, read_stream, read_table
 from penstock.spark.realtime import mode as realtime
 from penstock.spark.realtime.typed_reading import decoded_in_jvm, undecodable
 from penstock.spark.run import triggers
@@ -41,7 +42,7 @@ from penstock.spark.sink.target import OutputMode, Target
 from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.source.admission import Alignment
 from penstock.spark.source.queue_spool import QueueSpool
-from penstock.spark.source.read_options import RowDecoder
+from penstock.spark.source.read_options import RowDecoder, absolute_url
 from penstock.spark.values.decoding import Decoder
 from penstock.spark.versions import checkpoint_name, version_to_run, versioned
 from penstock.streams import Connection, connect
@@ -49,7 +50,7 @@ from penstock.streams.options import ConnectOptions
 from penstock.streams.schemes import scheme_of
 from penstock.streams.topic_patterns import TopicChoice, TopicPattern, described, topics_of
 from penstock.streams.url import KAFKA_SCHEMES, without_password
-from penstock.streams.url_settings import client_with
+from penstock.streams.url_settings import client_with, resolved
 
 _defined: list[weakref.ref[Pipeline]] = []
 _starts: list[str] = []
@@ -78,6 +79,10 @@ class Pipeline:
     rest of its batch goes on. A batch with more than `max_bad_rows` such rows, a count or a share of its rows, stops
     its query. With `guard=False`, UDFs stay as they are: their errors fail the batch.
 
+    The progress of each query is committed as the offsets of the group `PIPELINE.QUERY`, where the stream has groups,
+    so that tools for groups show its lag; `group_offsets=False` switches it off. Queries continue from their
+    checkpoints, not from these offsets.
+
     `spark` is the session; by default the session of this process, which the constructor starts if needed. To configure
     it, call `penstock.spark.session(conf=...)` first.
 
@@ -94,6 +99,7 @@ class Pipeline:
         restart: Restart | None = None,
         max_bad_rows: int | float = MOST_BAD_ROWS,
         guard: bool = True,
+        group_offsets: bool = True,
         spark: SparkSession | None = None,
         client: ConnectOptions | None = None,
     ) -> None:
@@ -113,6 +119,7 @@ class Pipeline:
         self._restart = restart or Restart()
         self._max_bad_rows = max_bad_rows
         self._guards = guard
+        self._group_offsets = group_offsets
         self._client = client_with(url, client)
         self._connection: Connection | None = None
         self._planned: dict[str, PlannedQuery] = {}
@@ -150,6 +157,16 @@ class Pipeline:
     def client(self) -> ConnectOptions:
         """Options of the connection to the stream."""
         return self._client
+
+    @property
+    def commits_offsets(self) -> bool:
+        """Whether the progress of queries is committed as the offsets of groups."""
+        return self._group_offsets and self.connection.features >= {Feature.GROUPS, Feature.OFFSETS}
+
+    def addresses(self) -> set[str]:
+        """The texts by which sources name the stream of this pipeline: its URL, and the brokers of Kafka."""
+        url, client = resolved(absolute_url(self._stream_url), self._client)
+        return {without_password(url), bootstrap_of(url, client)}
 
     @functools.cached_property
     def version(self) -> str | None:

@@ -199,17 +199,20 @@ def _checked_input(
     texts |= {"url": shown, **client_texts(options.client, options.url)}
     if shown != options.url:
         texts["secretUrl"] = options.url
-    bootstrap = ""
-    if (kafka := kafka_url(options.url)) is not None:
-        bootstrap = kafka.bootstrap
-    elif log_folder(options.url) is not None:
-        bootstrap = held_broker(options.url, options.client).bootstrap
+    bootstrap = bootstrap_of(options.url, options.client)
     view = open_topics(options.url, options.selection, options.client)
     try:
         _check_view(view, options, shown)
     finally:
         view.close()
     return _Input(options, texts, bootstrap)
+
+
+def bootstrap_of(url: str, client: Mapping[str, Any]) -> str:
+    """The brokers of Kafka or of an embedded log, whose URL is absolute; "" for other streams."""
+    if (kafka := kafka_url(url)) is not None:
+        return kafka.bootstrap
+    return held_broker(url, client).bootstrap if log_folder(url) is not None else ""
 
 
 def _topic_texts(choice: TopicChoice) -> dict[str, str]:

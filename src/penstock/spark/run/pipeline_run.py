@@ -8,8 +8,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
@@ -20,8 +20,9 @@ from pyspark.sql.streaming.listener import (
 
 from penstock.model.stop_signals import on_stop_signals
 from penstock.spark.run.checkpoint_folder import CheckpointFolder, Fingerprint
+from penstock.spark.run.group_offsets import GroupOffsets, offsets_read
 from penstock.spark.run.host_checks import check_hosts
-from penstock.spark.run.plans import topics_read
+from penstock.spark.run.plans import planned_sources, topics_read
 from penstock.spark.run.progress import ProgressTracker
 from penstock.spark.run.queries import RunningQuery
 from penstock.spark.run.settings import current_run
@@ -69,6 +70,7 @@ class PipelineRun:
         self._queries: list[RunningQuery] = []
         self._checkpoint = CheckpointFolder(pipeline.name, pipeline.folder)
         self._listener = ProgressListener(pipeline.label, pipeline.tracker)
+        self._offsets: GroupOffsets | None = None
         self._ended = False
         self._ending = threading.Lock()
 
@@ -92,6 +94,7 @@ class PipelineRun:
             if (on_start := current_run().on_start) is not None:
                 on_start(pipeline)
             pipeline.tracker.write_to(self._checkpoint.folder)
+            self._commit_offsets()
             spark.streams.addListener(self._listener)
         except BaseException:
             self._ended = True  # no listener was added, and no query was started
@@ -113,6 +116,21 @@ class PipelineRun:
         atexit.register(self._stop_at_exit)
         for query in self._queries:
             query.start()
+
+    def _commit_offsets(self) -> None:
+        """From now on, commit the progress of the queries as the offsets of a group each, if the stream has groups."""
+        pipeline = self._pipeline
+        if not pipeline.commits_offsets:
+            return
+        own = pipeline.addresses()
+        planned = {each.name: planned_sources(each.frame) for each in pipeline.queries}
+        offsets = self._offsets = GroupOffsets(pipeline.connection.group_admin, pipeline.label)
+
+        def note(query: str, reported: Sequence[Mapping[str, Any]]) -> None:
+            offsets.note(query, offsets_read(planned[query], reported, own))
+
+        pipeline.tracker.on_progress = note
+        offsets.start()
 
     def _concurrent_queries(self) -> int:
         """How many queries of a run with `once` may run at the same time.
@@ -171,6 +189,8 @@ class PipelineRun:
                 self._ended = True
                 atexit.unregister(self._stop_at_exit)
                 self._pipeline.spark.streams.removeListener(self._listener)
+                if self._offsets is not None:
+                    self._offsets.close()
                 self._stop_spools()
                 self._checkpoint.close()
 

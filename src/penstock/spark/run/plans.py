@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.errors import AnalysisException
@@ -21,6 +22,7 @@ from penstock.spark.sink.target import OutputMode
 MODES: Final = ("append", "update", "complete")
 _TOPICS: Final = ("topic", "topics", "subscribe")
 _PATTERNS: Final = ("topicPattern", "subscribePattern")
+_ADDRESSES: Final = ("url", "kafka.bootstrap.servers")
 
 
 def require_stream(frame: DataFrame, what: str) -> None:
@@ -46,6 +48,29 @@ def nodes(plan: Any) -> Iterator[Any]:
 def streaming_sources(frame: DataFrame) -> list[Any]:
     """The leaves of the plan that are streams, in the order of the checkpoint."""
     return [node for node in nodes(analysed(frame)) if node.isStreaming() and node.children().isEmpty()]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSource:
+    """A stream that a frame reads."""
+
+    address: str | None
+    """The URL of its stream, or the brokers of Spark's Kafka connector; None for sources of others."""
+    topics: Sequence[str]
+    """The topics that it reads by name."""
+
+
+def planned_sources(frame: DataFrame) -> list[PlannedSource]:
+    """The streams that a frame reads, in the order of the checkpoint, and so of the query's progress."""
+    return [PlannedSource(_address(leaf), _topics(leaf)[1]) for leaf in streaming_sources(frame)]
+
+
+def _address(leaf: Any) -> str | None:
+    try:
+        options = leaf.extraOptions()
+    except Exception:  # py4j has no error class for a missing method; a source of API version 1 has none
+        return None
+    return next((str(options.get(each)) for each in _ADDRESSES if options.containsKey(each)), None)
 
 
 def sources(frame: DataFrame) -> list[str]:

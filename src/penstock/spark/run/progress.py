@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -170,6 +170,8 @@ class ProgressTracker:
         self._history: PipelineHistory | None = None
         self._lock = threading.Lock()
         self._written_at = 0.0
+        self.on_progress: Callable[[str, Sequence[Mapping[str, Any]]], None] | None = None
+        """Called with a query and the sources of its progress after each batch."""
 
     def write_to(self, folder: StateFolder) -> None:
         """Also write the progress to this folder, where the console reads it."""
@@ -248,6 +250,9 @@ class ProgressTracker:
                 LAG.labels(*labels).set(known.lag)
             if known.watermark is not None:
                 WATERMARK.labels(*labels).set(_seconds(known.watermark))
+            read = known.sources
+        if self.on_progress is not None:
+            self.on_progress(query, read)
         self._write(now=False)
 
     def _known(self, query: str) -> QueryProgress:
