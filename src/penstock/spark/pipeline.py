@@ -426,6 +426,7 @@ class Pipeline:
             restart=restart or self._restart,
             refused=self._inputs.refused_rows(frame),
             bad_rows=bad_rows,
+            guards=guards,
             guarded=guard_functions(frame, what) if guards else None,
             max_bad_rows=self._max_bad_rows,
             start=in_real_time,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas import functions
 
@@ -22,47 +21,13 @@ from penstock.errors import BadRowsError, ConfigError
 from penstock.observe.pipelines import find_pipelines
 from penstock.spark import SqlTable, guarded
 from penstock.spark.pipeline import Pipeline
-
-
-@dataclass
-class Order:
-    customer: str
-    cents: int
+from tests.spark.errors.shops import COUNT, ORDERS, cents_of, letters, values
 
 
 @dataclass
 class Checked:
     customer: str
     cents: int
-
-
-ORDERS = ps.Topic("orders", Order)
-COUNT = 60
-
-
-@pytest.fixture
-def shop(spark: SparkSession, log_url: str, connection: ps.Connection) -> Iterator[Pipeline]:
-    connection.create_topic("orders", 2)
-    for number in range(COUNT):
-        connection.send(ORDERS, Order(f"c{number % 7}", number))
-    connection.flush(timeout_s=30)
-    with Pipeline("shop", log_url, spark=spark) as pipeline:
-        yield pipeline
-
-
-def values(connection: ps.Connection, topic: str) -> list[Any]:
-    return [json.loads(record.value or b"null") for record in connection.read(topic)]
-
-
-def letters(connection: ps.Connection, group: str = "shop") -> list[ps.DeadLetter]:
-    with contextlib.closing(ps.open_dead_letters("orders.dlq", connection)) as opened:
-        return list(opened.browse(ps.DeadLetterFilter(group=group)))
-
-
-def cents_of(letter: ps.DeadLetter) -> int:
-    assert letter.record.value is not None
-    cents: int = json.loads(letter.record.value)["cents"]
-    return cents
 
 
 def failing_at(wrong: int, error: Callable[[str], Exception]) -> Callable[[int], int]:

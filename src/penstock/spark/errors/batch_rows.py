@@ -128,12 +128,16 @@ def runs_of(pointers: Sequence[int]) -> Iterator[Sequence[int]]:
 class BadRowCollector:
     """Collects the bad rows of the batches of one run of a query. Used by the thread that writes its batches."""
 
-    def __init__(self, context: SparkContext, letters: RowLetters | None, limit: int | float, query: str) -> None:
-        """Without `letters`, nothing is collected: a bad row fails its batch."""
+    def __init__(
+        self, context: SparkContext, letters: RowLetters | None, limit: int | float, query: str, *, guards: bool
+    ) -> None:
+        """Without `letters`, nothing is collected: a bad row fails its batch. `guards` says whether functions are
+        guarded without being marked."""
         self._context = context
         self._letters = letters
         self._limit = limit
         self._query = query
+        self._guards = guards
         self._batch_id = -1
         self._reports: list[tuple[reports.Attempt, reports.TaskReport]] = []
         self._put: set[BadRow] = set()
@@ -142,7 +146,12 @@ class BadRowCollector:
         """Have the queries that this thread starts report their bad rows, if there are letters for them."""
         self._batch_id = -1
         most = self._limit if isinstance(self._limit, int) else reports.MOST_BAD_ROWS
-        self._context.setLocalProperty(reports.COLLECTING, None if self._letters is None else str(most))  # type: ignore[arg-type]
+        guards = self._guards and self._letters is not None
+        self._set(reports.COLLECTING, None if self._letters is None else str(most))
+        self._set(reports.GUARDING, "true" if guards else None)
+
+    def _set(self, name: str, value: str | None) -> None:
+        self._context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
 
     def evaluated(self, identity: QueryIdentity, batch_id: int) -> BatchReports:
         """Store the bad rows that the tasks of a batch have reported. Raises BadRowsError above the limit."""

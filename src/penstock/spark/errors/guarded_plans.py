@@ -21,7 +21,7 @@ from pyspark.util import PythonEvalType
 from penstock.spark.errors import reports
 from penstock.spark.errors.expectations import CHECK
 from penstock.spark.errors.guards import BY_COLUMN, BY_ROW, FAILED, guarded_command
-from penstock.spark.errors.origins import origin_column, origin_names
+from penstock.spark.errors.origins import CARRIED, origin_column, origin_names
 from penstock.spark.jvm import jvm_of
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 _HIDDEN: Final = "penstock_guard_"
 _PASSING: Final = ("Filter", "EventTimeWatermark", "SubqueryAlias")
 """Operators with the columns of their only child."""
-_BY_BATCH: Final = ("MapInArrow", "MapInPandas")
-"""Operators whose functions `penstock.spark.guarded` guards."""
+_BY_THEMSELVES: Final = ("MapInArrow", "MapInPandas", "TransformWithStateInPySpark")
+"""Operators whose functions `guarded` and `stateful` guard."""
 
 
 def guard_functions(frame: DataFrame, what: str) -> DataFrame:
@@ -43,6 +43,13 @@ def guard_functions(frame: DataFrame, what: str) -> DataFrame:
     if guards.unguarded:
         logger.info("%s: an error in %s fails its batch: no guard", what, ", ".join(sorted(guards.unguarded)))
     return frame if made is plan else guards.frame_of(made)
+
+
+def with_origins(frame: DataFrame) -> DataFrame | None:
+    """The frame with the origin of its rows as one more column, `CARRIED`; None if its plan does not have it."""
+    guards = _PlanGuards(frame, reports.accumulator(frame.sparkSession.sparkContext), only_origins=True)
+    made, origin = guards.with_origin(frame._jdf.queryExecution().analyzed())
+    return None if origin is None else guards.frame_of(made).withColumnRenamed(str(origin.name()), CARRIED)
 
 
 def _all(sequence: Any) -> list[Any]:
@@ -71,10 +78,11 @@ def _functions_below(plan: Any) -> Iterator[Any]:
 class _PlanGuards:
     """Rewrites one plan."""
 
-    def __init__(self, frame: DataFrame, channel: Accumulator[Any]) -> None:
+    def __init__(self, frame: DataFrame, channel: Accumulator[Any], *, only_origins: bool = False) -> None:
         self._spark = frame.sparkSession
         self._jvm: Any = jvm_of(self._spark)
         self._channel = channel
+        self._only_origins = only_origins
         self._numbers = itertools.count()
         self.unguarded: set[str] = set()
 
@@ -87,6 +95,11 @@ class _PlanGuards:
         """The plan with the same columns."""
         made, origin = self._rewritten(plan, False)
         return made if origin is None else self._project(_all(plan.output()), made)
+
+    def with_origin(self, plan: Any) -> tuple[Any, Any]:
+        """The plan with the origin of its rows as its last column, and that column; as it is, and None, without."""
+        made, origin = self._rewritten(plan, True)
+        return (plan, None) if origin is None else (self._project([*_all(plan.output()), origin], made), origin)
 
     def _rewritten(self, plan: Any, wanted: bool) -> tuple[Any, Any]:
         """The plan, and the attribute with the origin of its rows: added to its columns if `wanted` and known."""
@@ -116,7 +129,7 @@ class _PlanGuards:
         return self._project([*expressions, *carried], below), origin
 
     def _with_plain_children(self, plan: Any, kind: str) -> Any:
-        if kind not in _BY_BATCH:
+        if kind not in _BY_THEMSELVES:
             self.unguarded.update(str(each.name()) for each in self._functions(plan))
         children = _all(plan.children())
         made = [self.rewritten(child) for child in children]
@@ -135,7 +148,8 @@ class _PlanGuards:
         return [each for expression in _all(plan.expressions()) for each in _functions_in(expression)]
 
     def _can_guard(self, function: Any) -> bool:
-        if str(function.name()) == CHECK:  # it reports by itself, and stops the query where it must
+        # A check reports by itself, and stops the query where it must.
+        if self._only_origins or str(function.name()) == CHECK:
             return False
         kind = int(function.evalType())
         can = kind in BY_ROW or kind in BY_COLUMN

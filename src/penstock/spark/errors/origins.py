@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 ORIGIN = ("partition", "pointer", "topic")
 """The columns of a record that say where it is, in the order of the text."""
+
+CARRIED: Final = "penstock_origin"
+"""The name of a column with that text that functions of the program do not see."""
 
 
 def origin_names(columns: Sequence[str]) -> tuple[str, ...] | None:

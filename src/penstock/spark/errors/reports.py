@@ -27,6 +27,8 @@ MOST_BAD_ROWS: Final = 100_000
 """How many bad rows a task may report: they are held in the memory of the driver."""
 COLLECTING: Final = "penstock.badRows.most"
 """The local property of queries whose bad rows are collected: how many there may be in one task."""
+GUARDING: Final = "penstock.badRows.guards"
+"""The local property of queries whose functions are guarded without being marked with `guarded`."""
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _LONGEST_TRACE: Final = 8_000
@@ -133,6 +135,12 @@ def accumulator(context: SparkContext) -> Accumulator[Any]:
 def store(context: SparkContext) -> ReportStore:
     """What has been reported to this driver."""
     return _channel(context)[2]
+
+
+def is_guarded() -> bool:
+    """In a task: whether its functions are guarded without being marked."""
+    task = TaskContext.get()
+    return task is not None and task.getLocalProperty(GUARDING) is not None
 
 
 class Reporter:

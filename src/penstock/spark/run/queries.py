@@ -58,6 +58,8 @@ class PlannedQuery:
     """Where rows go that one of its targets refuses."""
     bad_rows: RowLetters | None = None
     """Where rows go that fail in a guarded function or an expectation."""
+    guards: bool = False
+    """Whether functions are guarded without being marked."""
     guarded: DataFrame | None = None
     """The frame with its functions guarded, which runs instead of `frame`."""
     max_bad_rows: int | float = MOST_BAD_ROWS
@@ -98,7 +100,11 @@ class RunningQuery:
         self._ended_by: BaseException | None = None
         """The error with which Spark last ended the query: it has the offsets of the batch."""
         self._bad_rows = BadRowCollector(
-            planned.frame.sparkSession.sparkContext, planned.bad_rows, planned.max_bad_rows, self.spark_name
+            planned.frame.sparkSession.sparkContext,
+            planned.bad_rows,
+            planned.max_bad_rows,
+            self.spark_name,
+            guards=planned.guards,
         )
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._supervise, name=f"penstock-{self.spark_name}", daemon=True)

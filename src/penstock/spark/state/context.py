@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pyspark.sql.streaming.stateful_processor import (
@@ -16,6 +17,7 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from penstock.errors import HandlerError
 from penstock.model.times import EPOCH, milliseconds
+from penstock.spark.state.buffers import BufferedList, BufferedMap, BufferedTimers, BufferedValue
 from penstock.spark.state.shapes import Shape
 
 Timers = Literal["event", "processing"]
@@ -27,7 +29,7 @@ class StateValue:
 
     __slots__ = ("_shape", "_state")
 
-    def __init__(self, state: ValueState, shape: Shape) -> None:
+    def __init__(self, state: ValueState | BufferedValue, shape: Shape) -> None:
         self._state = state
         self._shape = shape
 
@@ -47,7 +49,7 @@ class StateList:
 
     __slots__ = ("_shape", "_state")
 
-    def __init__(self, state: ListState, shape: Shape) -> None:
+    def __init__(self, state: ListState | BufferedList, shape: Shape) -> None:
         self._state = state
         self._shape = shape
 
@@ -79,7 +81,7 @@ class StateMap:
 
     __slots__ = ("_keys", "_state", "_values")
 
-    def __init__(self, state: MapState, keys: Shape, values: Shape) -> None:
+    def __init__(self, state: MapState | BufferedMap, keys: Shape, values: Shape) -> None:
         self._state = state
         self._keys = keys
         self._values = values
@@ -104,45 +106,43 @@ class StateMap:
         self._state.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class KeyStates:
+    """The states of the current key by name, and its timers."""
+
+    values: Mapping[str, StateValue]
+    lists: Mapping[str, StateList]
+    maps: Mapping[str, StateMap]
+    timers: StatefulProcessorHandle | BufferedTimers
+
+
 class KeyContext:
     """The context of one key, valid while the stateful function runs.
 
     State is saved with the batch: together with the results, or not at all if the batch fails.
     """
 
-    __slots__ = ("_handle", "_kept", "_lists", "_maps", "_moment", "_timers", "key")
+    __slots__ = ("_moment", "_states", "_timers", "key")
 
-    def __init__(
-        self,
-        key: Any,
-        kept: Mapping[str, StateValue],
-        lists: Mapping[str, StateList],
-        maps: Mapping[str, StateMap],
-        handle: StatefulProcessorHandle,
-        timers: Timers | None,
-        moment: TimerValues,
-    ) -> None:
+    def __init__(self, key: Any, states: KeyStates, timers: Timers | None, moment: TimerValues) -> None:
         self.key = key
-        self._kept = kept
-        self._lists = lists
-        self._maps = maps
-        self._handle = handle
+        self._states = states
         self._timers = timers
         self._moment = moment
 
     @property
     def state(self) -> StateValue:
         """The state of the key, of the type given by `state=`."""
-        return _named(self._kept, "", "state=")
+        return _named(self._states.values, "", "state=")
 
     def value(self, name: str) -> StateValue:
-        return _named(self._kept, name, "values=")
+        return _named(self._states.values, name, "values=")
 
     def list(self, name: str) -> StateList:
-        return _named(self._lists, name, "lists=")
+        return _named(self._states.lists, name, "lists=")
 
     def map(self, name: str) -> StateMap:
-        return _named(self._maps, name, "maps=")
+        return _named(self._states.maps, name, "maps=")
 
     @property
     def now(self) -> datetime.datetime:
@@ -160,16 +160,16 @@ class KeyContext:
     def timer(self, at: datetime.datetime) -> None:
         """Call the key's `on_timer` once when the watermark (or, with timers='processing', the clock) reaches this
         time; if it already has, at its next advance. Setting the same time twice is one timer."""
-        self._handle.registerTimer(max(self._expiry_ms(at), self._reached_ms() + 1))
+        self._states.timers.registerTimer(max(self._expiry_ms(at), self._reached_ms() + 1))
 
     def cancel(self, at: datetime.datetime) -> None:
         """Delete a timer, if it exists."""
-        self._handle.deleteTimer(self._expiry_ms(at))
+        self._states.timers.deleteTimer(self._expiry_ms(at))
 
     def timers(self) -> Sequence[datetime.datetime]:
         """The pending timers of this key, ascending."""
         self._need_timers("timers")
-        return sorted(_time(at_ms) for at_ms in self._handle.listTimers())
+        return sorted(_time(at_ms) for at_ms in self._states.timers.listTimers())
 
     def _reached_ms(self) -> int:
         if self._timers == "event":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -59,6 +59,10 @@ class Shape:
             raise SchemaMismatchError(f"{self._what}: {error}") from error
         assert isinstance(row, Row)
         return row
+
+    def hashed(self, kept: tuple[Any, ...]) -> Hashable:
+        """The same for equal rows, whether encoded here or returned by Spark, to find them in a dict."""
+        return _hashed(_from_spark(kept, self.schema))
 
     def decode(self, kept: tuple[Any, ...]) -> Any:
         row = _from_spark(kept, self.schema)
@@ -189,3 +193,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return bytes(value) if isinstance(value, bytearray) else value
+
+
+def _hashed(value: Any) -> Hashable:
+    if isinstance(value, tuple | list):
+        return tuple(map(_hashed, value))
+    if isinstance(value, dict):
+        return frozenset((_hashed(key), _hashed(each)) for key, each in value.items())
+    if isinstance(value, float):
+        return value.hex()  # NaN equals itself here, as in Spark's keys
+    hashable: Hashable = bytes(value) if isinstance(value, bytearray) else value
+    return hashable

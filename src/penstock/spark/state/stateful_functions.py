@@ -16,11 +16,13 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+from pyspark.accumulators import Accumulator
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -34,8 +36,13 @@ from pyspark.sql.types import DataType, StructType
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.model.times import EPOCH, milliseconds
 from penstock.spark.durations import Duration, microseconds
+from penstock.spark.errors import reports
+from penstock.spark.errors.guarded_plans import with_origins
+from penstock.spark.errors.reports import Reporter, is_guarded
 from penstock.spark.run.plans import note_state
-from penstock.spark.state.context import KeyContext, StateList, StateMap, StateValue, Timers
+from penstock.spark.state.buffers import KeyBuffer
+from penstock.spark.state.context import KeyContext, KeyStates, StateList, StateMap, StateValue, Timers
+from penstock.spark.state.guarded_calls import KeyGuard
 from penstock.spark.state.shapes import Shape, for_arrow, from_arrow, is_nested
 from penstock.spark.values.columns import require_columns
 
@@ -72,10 +79,7 @@ class Stateful:
             f"{name} map of {keys.schema.simpleString()} to {values.schema.simpleString()}"
             for name, (keys, values) in self.maps.items()
         ]
-        function = self.function
-        while isinstance(function, functools.partial):
-            function = function.func
-        return {"function": [getattr(function, "__qualname__", type(function).__name__)], "state": sorted(kept)}
+        return {"function": [_name_of(self.function, "__qualname__")], "state": sorted(kept)}
 
 
 def stateful(
@@ -116,8 +120,16 @@ def stateful(
     if timers == "event" and "EventTimeWatermark" not in frame._jdf.queryExecution().analyzed().toString():
         raise ConfigError("timers='event' needs a watermark: apply pipe.on_time or withWatermark to the frame first")
     time_mode = _TIME_MODES["processing" if doing.ttl_ms is not None else timers]
-    processor = Processor(doing, [frame.schema[column].dataType for column in columns], key, frame.schema)
-    result = frame.groupBy(*columns).transformWithState(processor, doing.output.schema, mode.capitalize(), time_mode)
+    channel = reports.accumulator(frame.sparkSession.sparkContext)
+    known = with_origins(frame)
+    has_origin = known is not None
+    keys = [frame.schema[column].dataType for column in columns]
+    processor = Processor(doing, keys, key, frame.schema, channel, has_origin=has_origin)
+    result = (
+        (frame if known is None else known)
+        .groupBy(*columns)
+        .transformWithState(processor, doing.output.schema, mode.capitalize(), time_mode)
+    )
     note_state(result, doing.kept())
     return result
 
@@ -182,52 +194,108 @@ class Processor(StatefulProcessor):
     """The processor that Spark runs in its tasks, and once in the driver to learn the schema of the state."""
 
     def __init__(
-        self, doing: Stateful, keys: Sequence[DataType] | None, key: str | Sequence[str], rows: StructType | None
+        self,
+        doing: Stateful,
+        keys: Sequence[DataType] | None,
+        key: str | Sequence[str],
+        rows: StructType | None,
+        channel: Accumulator[Any] | None = None,
+        *,
+        has_origin: bool = False,
     ) -> None:
+        """With `has_origin`, Spark's rows have one more column than `rows`: `CARRIED`."""
         self._doing = doing
         self._single = isinstance(key, str)
         self._keys = keys
-        self._rows = rows if rows is not None and any(is_nested(each.dataType) for each in rows) else None
+        self._channel = channel
+        self._has_origin = has_origin
+        has_nested = rows is not None and any(is_nested(each.dataType) for each in rows)
+        self._rows = rows if has_nested or has_origin else None
+        self._has_nested_rows = has_nested
         self._has_nested_output = any(is_nested(each.dataType) for each in doing.output.schema)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         doing = self._doing
-        self._handle = handle
-        self._kept = {
-            name: StateValue(handle.getValueState(name or _STATE, shape.schema, doing.ttl_ms), shape)
+        values = {
+            name: handle.getValueState(name or _STATE, shape.schema, doing.ttl_ms)
             for name, shape in doing.values.items()
         }
-        self._lists = {
-            name: StateList(handle.getListState(name, shape.schema, doing.ttl_ms), shape)
-            for name, shape in doing.lists.items()
+        lists = {name: handle.getListState(name, shape.schema, doing.ttl_ms) for name, shape in doing.lists.items()}
+        maps = {
+            name: handle.getMapState(name, keys.schema, of.schema, doing.ttl_ms)
+            for name, (keys, of) in doing.maps.items()
         }
-        self._maps = {
-            name: StateMap(handle.getMapState(name, keys.schema, values.schema, doing.ttl_ms), keys, values)
-            for name, (keys, values) in doing.maps.items()
-        }
+        self._states = self._states_of(values, lists, maps, handle)
+        self._guard = None
+        if is_guarded():
+            buffer = KeyBuffer(values, lists, maps, {name: keys for name, (keys, _) in doing.maps.items()}, handle)
+            self._guard = KeyGuard(
+                self._reporter(doing.function),
+                self._reporter(doing.on_timer or doing.function),
+                buffer,
+                lambda each: self._states_of(each.values, each.lists, each.maps, each.timers),
+            )
+
+    def _reporter(self, function: Callable[..., Any]) -> Reporter:
+        return Reporter.of_task(f"function {_name_of(function, '__name__')}", self._channel)
 
     # Spark passes the arguments of these two methods by name.
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:
-        context = self._context(key, timerValues)
-        if self._rows is not None:
-            kinds = [each.dataType for each in self._rows]
-            row_of = Row(*self._rows.names)
-            rows = (row_of(*map(from_arrow, row, kinds)) for row in rows)
-        return self._given_out(self._doing.function(context.key, rows, context))
+        def call(given: Iterator[Any], states: KeyStates) -> Iterator[Row]:
+            context = self._context(key, states, timerValues)
+            return self._given_out(self._doing.function(context.key, self._visible(given), context))
+
+        return call(rows, self._states) if self._guard is None else iter(self._guard.rows(rows, call, self._described))
 
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        if self._doing.on_timer is None:
+        on_timer = self._doing.on_timer
+        if on_timer is None:
             return iter(())
-        context = self._context(key, timerValues)
         at = EPOCH + datetime.timedelta(milliseconds=expiredTimerInfo.getExpiryTimeInMs())
-        return self._given_out(self._doing.on_timer(context.key, at, context))
 
-    def _context(self, key: Any, moment: TimerValues) -> KeyContext:
+        def call(_: Iterator[Any], states: KeyStates) -> Iterator[Row]:
+            context = self._context(key, states, timerValues)
+            return self._given_out(on_timer(context.key, at, context))
+
+        if self._guard is None:
+            return call(iter(()), self._states)
+        described = json.dumps({"key": self._named(key), "timer": at.isoformat()}, default=str)
+        return iter(self._guard.timer(call, described))
+
+    def _states_of(
+        self, values: Mapping[str, Any], lists: Mapping[str, Any], maps: Mapping[str, Any], timers: Any
+    ) -> KeyStates:
+        doing = self._doing
+        return KeyStates(
+            {name: StateValue(state, doing.values[name]) for name, state in values.items()},
+            {name: StateList(state, doing.lists[name]) for name, state in lists.items()},
+            {name: StateMap(state, *doing.maps[name]) for name, state in maps.items()},
+            timers,
+        )
+
+    def _context(self, key: Any, states: KeyStates, moment: TimerValues) -> KeyContext:
+        return KeyContext(self._named(key), states, self._doing.timers, moment)
+
+    def _named(self, key: Any) -> Any:
         known = tuple(key) if self._keys is None else tuple(map(from_arrow, key, self._keys))
-        named = known[0] if self._single else known
-        return KeyContext(named, self._kept, self._lists, self._maps, self._handle, self._doing.timers, moment)
+        return known[0] if self._single else known
+
+    def _visible(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """The rows as the function gets them."""
+        if self._rows is None:
+            return rows
+        names = self._rows.names
+        row_of = Row(*names)
+        if not self._has_nested_rows:
+            return (row_of(*row[: len(names)]) for row in rows)
+        kinds = [each.dataType for each in self._rows]
+        return (row_of(*map(from_arrow, row, kinds)) for row in rows)
+
+    def _described(self, row: Any) -> tuple[str | None, str]:
+        (shown,) = self._visible(iter((row,)))
+        return row[-1] if self._has_origin else None, json.dumps(shown.asDict(True), default=str)
 
     def _given_out(self, rows: Iterable[Output] | None) -> Iterator[Row]:
         output = self._doing.output
@@ -276,6 +344,12 @@ def _stateful(
         {name: Shape(each, f"state {name}") for name, each in (lists or {}).items()},
         {name: (Shape(of, f"state {name}"), Shape(to, f"state {name}")) for name, (of, to) in (maps or {}).items()},
     )
+
+
+def _name_of(function: Callable[..., Any], attribute: str) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, attribute, type(function).__name__))
 
 
 def _require_parts() -> None:

@@ -19,13 +19,13 @@ from penstock.serde import Topic
 from penstock.serde.forms import RecordForm
 from penstock.serde.forms.form import Field
 from penstock.spark.errors import reports
-from penstock.spark.errors.origins import origin_column, origin_names
+from penstock.spark.errors.origins import CARRIED, origin_column, origin_names
 from penstock.spark.values.arrow_mapping import map_in_arrow
 from penstock.spark.values.columns import ABOUT_A_RECORD, HEADERS, RECORD, WRITTEN, name_beside, require_columns
 from penstock.spark.values.fitting import fitted, is_exactly, mismatches
 from penstock.spark.values.json_text import json_object, key_of, key_of_several
 from penstock.spark.values.jvm_encoding import encoded_in_jvm
-from penstock.spark.values.typed_encoding import KEY, ORIGIN, Encoder
+from penstock.spark.values.typed_encoding import KEY, Encoder
 from penstock.spark.values.types import VALUE, TopicForm, fields_of, topic_form
 
 Key = str | Sequence[str] | Column | None
@@ -129,7 +129,7 @@ def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
     if in_jvm is not None:
         return in_jvm
     if origin_names(frame.columns) is not None:
-        shaped = frame.select(*shaping, origin_column(frame).alias(ORIGIN))
+        shaped = frame.select(*shaping, origin_column(frame).alias(CARRIED))
     encoder = Encoder(topic, makes_key=makes_key, channel=reports.accumulator(frame.sparkSession.sparkContext))
     return map_in_arrow(shaped, encoder.batches, WRITTEN)
 

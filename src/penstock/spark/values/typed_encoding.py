@@ -19,14 +19,13 @@ from penstock.serde.forms import RecordForm
 from penstock.serde.forms.protobuf_types import message_of
 from penstock.serde.typed import reason
 from penstock.serde.types import is_anything, is_protobuf, is_pydantic, name_of
+from penstock.spark.errors.origins import CARRIED
 from penstock.spark.errors.reports import Reporter
 from penstock.spark.sessions.pickling import SentByValue
 from penstock.spark.values.columns import WRITTEN
 from penstock.spark.values.types import VALUE, TopicForm, topic_form
 
 KEY: Final = "key"
-ORIGIN: Final = "penstock_origin"
-"""The column with the place of the record that a row was made from."""
 _AS_THEY_ARE: Final = (
     bytes,
     bytearray,
@@ -45,7 +44,7 @@ class Encoder(SentByValue):
     With `makes_key`, the topic's key function makes the key, except for records without a value, whose rows need one.
 
     In a query of a pipeline, a row that cannot be encoded is left out and reported, with the text of the column
-    `ORIGIN` if there is one. Elsewhere its error is raised.
+    `CARRIED` if there is one. Elsewhere its error is raised.
     """
 
     def __init__(self, topic: Topic[Any], *, makes_key: bool, channel: Accumulator[Any] | None = None) -> None:
@@ -75,7 +74,7 @@ class Encoder(SentByValue):
             except Exception as error:
                 if reporter is None or not reporter.is_collecting:
                     raise
-                origin = batch.column(ORIGIN)[index].as_py() if ORIGIN in batch.schema.names else None
+                origin = batch.column(CARRIED)[index].as_py() if CARRIED in batch.schema.names else None
                 reporter.failed(error, origin, json.dumps(cell, default=str))
                 failed.append(index)
                 continue
