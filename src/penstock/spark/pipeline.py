@@ -15,8 +15,9 @@ from penstock.model import Guarantee
 from penstock.queues.opening import as_queue
 from penstock.serde import Topic
 from penstock.spark.errors.batch_rows import MOST_BAD_ROWS, check_limit
-from penstock.spark.errors.expectations import Otherwise, expectation
+from penstock.spark.errors.expectations import expectation
 from penstock.spark.errors.guarded_plans import guard_functions
+from penstock.spark.errors.row_checks import Otherwise
 from penstock.spark.inputs import PipelineInputs
 from penstock.spark.late.gate import OnTimeGate
 from penstock.spark.reading import bootstrap_of, read_stream, read_table

@@ -22,6 +22,7 @@ from penstock.errors import BadRowsError, ConfigError
 from penstock.model import DeadLetter, Record
 from penstock.model.clock import SystemClock
 from penstock.spark.errors import reports
+from penstock.spark.errors.origins import parsed_origin, place_of
 from penstock.spark.errors.reports import BadRow, BatchReports
 from penstock.spark.sink.refused_rows import RefusedRow, RefusedRows
 from penstock.spark.sink.target import QueryIdentity
@@ -73,7 +74,7 @@ class RowLetters:
             if row.origin is None:
                 others.append(row)
             else:
-                topic, partition, pointer = _parsed(row.origin)
+                topic, partition, pointer = parsed_origin(row.origin)
                 known.setdefault((topic, partition), {}).setdefault(pointer, row)
         now_ms = SystemClock().wall_ms()
         for (topic, partition), by_pointer in known.items():
@@ -111,11 +112,6 @@ def _refused(row: BadRow) -> RefusedRow:
     return RefusedRow(value.encode(), row.error, row.error_kind, row.traceback)
 
 
-def _parsed(origin: str) -> tuple[str, int, int]:
-    partition, pointer, topic = origin.split("/", 2)
-    return topic, int(partition), int(pointer)
-
-
 def runs_of(pointers: Sequence[int]) -> Iterator[Sequence[int]]:
     """Sorted pointers in runs that are worth reading at once."""
     start = 0
@@ -142,13 +138,22 @@ class BadRowCollector:
         self._reports: list[tuple[reports.Attempt, reports.TaskReport]] = []
         self._put: set[BadRow] = set()
 
-    def begin(self) -> None:
-        """Have the queries that this thread starts report their bad rows, if there are letters for them."""
+    @property
+    def collects(self) -> bool:
+        """Whether there are letters for bad rows."""
+        return self._letters is not None
+
+    def begin(self, *, searching: bool = False) -> None:
+        """Have the queries that this thread starts report their bad rows, if there are letters for them.
+
+        With `searching`, also the rows that cannot be encoded for a topic by Spark.
+        """
         self._batch_id = -1
         most = self._limit if isinstance(self._limit, int) else reports.MOST_BAD_ROWS
         guards = self._guards and self._letters is not None
         self._set(reports.COLLECTING, None if self._letters is None else str(most))
         self._set(reports.GUARDING, "true" if guards else None)
+        self._set(reports.SEARCHING, "true" if searching and self.collects else None)
 
     def _set(self, name: str, value: str | None) -> None:
         self._context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
@@ -203,9 +208,3 @@ class BadRowCollector:
 def query_id_of(identity: QueryIdentity) -> str:
     """Spark's id of the query."""
     return identity.id.partition("/")[0]
-
-
-def place_of(origin: str) -> str:
-    """The place of a record in words."""
-    topic, partition, pointer = _parsed(origin)
-    return f"{topic} partition {partition} offset {pointer}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from pyspark.accumulators import Accumulator
 from pyspark.sql import Column, DataFrame
@@ -19,14 +19,13 @@ from pyspark.sql.types import StructType, _parse_datatype_json_string
 from pyspark.util import PythonEvalType
 
 from penstock.spark.errors import reports
-from penstock.spark.errors.expectations import CHECK
 from penstock.spark.errors.guards import BY_COLUMN, BY_ROW, FAILED, guarded_command
-from penstock.spark.errors.origins import CARRIED, origin_column, origin_names
+from penstock.spark.errors.origins import CARRIED, HIDDEN, origin_column, origin_names
+from penstock.spark.errors.row_checks import CHECK
 from penstock.spark.jvm import jvm_of
 
 logger = logging.getLogger(__name__)
 
-_HIDDEN: Final = "penstock_guard_"
 _PASSING: Final = ("Filter", "EventTimeWatermark", "SubqueryAlias")
 """Operators with the columns of their only child."""
 _BY_THEMSELVES: Final = ("MapInArrow", "MapInPandas", "TransformWithStateInPySpark")
@@ -38,7 +37,7 @@ def guard_functions(frame: DataFrame, what: str) -> DataFrame:
     plan = frame._jdf.queryExecution().analyzed()
     if not any(True for _ in _functions_below(plan)):
         return frame
-    guards = _PlanGuards(frame, reports.accumulator(frame.sparkSession.sparkContext))
+    guards = PlanGuards(frame, reports.accumulator(frame.sparkSession.sparkContext))
     made = guards.rewritten(plan)
     if guards.unguarded:
         logger.info("%s: an error in %s fails its batch: no guard", what, ", ".join(sorted(guards.unguarded)))
@@ -47,36 +46,39 @@ def guard_functions(frame: DataFrame, what: str) -> DataFrame:
 
 def with_origins(frame: DataFrame) -> DataFrame | None:
     """The frame with the origin of its rows as one more column, `CARRIED`; None if its plan does not have it."""
-    guards = _PlanGuards(frame, reports.accumulator(frame.sparkSession.sparkContext), only_origins=True)
+    guards = PlanGuards(frame, reports.accumulator(frame.sparkSession.sparkContext), only_origins=True)
     made, origin = guards.with_origin(frame._jdf.queryExecution().analyzed())
     return None if origin is None else guards.frame_of(made).withColumnRenamed(str(origin.name()), CARRIED)
 
 
-def _all(sequence: Any) -> list[Any]:
+def all_of(sequence: Any) -> list[Any]:
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
-def _kind(node: Any) -> str:
+def kind_of(node: Any) -> str:
     return str(node.getClass().getSimpleName())
 
 
-def _functions_in(expression: Any) -> Iterator[Any]:
+def functions_in(expression: Any) -> Iterator[Any]:
     """The Python functions of an expression, those in arguments first."""
-    for child in _all(expression.children()):
-        yield from _functions_in(child)
-    if _kind(expression) == "PythonUDF":
+    for child in all_of(expression.children()):
+        yield from functions_in(child)
+    if kind_of(expression) == "PythonUDF":
         yield expression
 
 
 def _functions_below(plan: Any) -> Iterator[Any]:
-    for expression in _all(plan.expressions()):
-        yield from _functions_in(expression)
-    for child in _all(plan.children()):
+    for expression in all_of(plan.expressions()):
+        yield from functions_in(expression)
+    for child in all_of(plan.children()):
         yield from _functions_below(child)
 
 
-class _PlanGuards:
+class PlanGuards:
     """Rewrites one plan."""
+
+    prefix: ClassVar[str] = HIDDEN
+    """The beginning of the names of the columns that are added."""
 
     def __init__(self, frame: DataFrame, channel: Accumulator[Any], *, only_origins: bool = False) -> None:
         self._spark = frame.sparkSession
@@ -94,58 +96,65 @@ class _PlanGuards:
     def rewritten(self, plan: Any) -> Any:
         """The plan with the same columns."""
         made, origin = self._rewritten(plan, False)
-        return made if origin is None else self._project(_all(plan.output()), made)
+        return made if origin is None else self._project(all_of(plan.output()), made)
 
     def with_origin(self, plan: Any) -> tuple[Any, Any]:
         """The plan with the origin of its rows as its last column, and that column; as it is, and None, without."""
         made, origin = self._rewritten(plan, True)
-        return (plan, None) if origin is None else (self._project([*_all(plan.output()), origin], made), origin)
+        return (plan, None) if origin is None else (self._project([*all_of(plan.output()), origin], made), origin)
 
     def _rewritten(self, plan: Any, wanted: bool) -> tuple[Any, Any]:
         """The plan, and the attribute with the origin of its rows: added to its columns if `wanted` and known."""
-        kind = _kind(plan)
+        kind = kind_of(plan)
         if kind not in ("Project", *_PASSING):
             return self._with_origin(self._with_plain_children(plan, kind), wanted)
-        is_guarded = kind in ("Project", "Filter")
-        mine = [each for each in self._functions(plan) if self._can_guard(each)] if is_guarded else []
+        is_rewritten = kind in ("Project", "Filter") and self._changes(plan)
         child = plan.children().apply(0)
-        below, origin = self._rewritten(child, wanted or bool(mine))
-        if not mine:
+        below, origin = self._rewritten(child, wanted or is_rewritten)
+        if not is_rewritten:
             if below is child:
                 return self._with_origin(plan, wanted)
             if kind == "Project" and origin is not None:
-                return self._project([*_all(plan.projectList()), origin], below), origin
+                return self._project([*all_of(plan.projectList()), origin], below), origin
             made = plan.withNewChildren(self._seq([below]))
             return (made, origin) if origin is not None else self._with_origin(made, wanted)
-        columns = _all(child.output())
-        expressions = _all(plan.expressions())
-        while found := [each for expression in expressions for each in self._innermost(expression)]:
-            below, values = self._guarded(below, found, origin)
-            expressions = [self._replaced(expression, values) for expression in expressions]
+        columns = all_of(child.output())
+        below, expressions = self._without_failing(below, all_of(plan.expressions()), origin)
         carried = [] if origin is None else [origin]
         if kind == "Filter":
             made = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Filter(expressions[0], below)
             return self._project([*columns, *carried], made), origin
         return self._project([*expressions, *carried], below), origin
 
+    def _changes(self, plan: Any) -> bool:
+        """Whether rows can fail in this projection or filter so that they can be left out."""
+        return any(self._can_guard(each) for each in self._functions(plan))
+
+    def _without_failing(self, below: Any, expressions: list[Any], origin: Any) -> tuple[Any, list[Any]]:
+        """The plan without the rows for which the expressions fail, and the expressions for the others."""
+        while found := [each for expression in expressions for each in self._innermost(expression)]:
+            below, values = self._guarded(below, found, origin)
+            expressions = [self._replaced(expression, values) for expression in expressions]
+        return below, expressions
+
     def _with_plain_children(self, plan: Any, kind: str) -> Any:
         if kind not in _BY_THEMSELVES:
             self.unguarded.update(str(each.name()) for each in self._functions(plan))
-        children = _all(plan.children())
+        children = all_of(plan.children())
         made = [self.rewritten(child) for child in children]
         if all(after is before for after, before in zip(made, children, strict=True)):
             return plan
         return plan.withNewChildren(self._seq(made))
 
     def _with_origin(self, plan: Any, wanted: bool) -> tuple[Any, Any]:
-        if not wanted or origin_names([str(each.name()) for each in _all(plan.output())]) is None:
+        if not wanted or origin_names([str(each.name()) for each in all_of(plan.output())]) is None:
             return plan, None
         frame = self.frame_of(plan)
         made = frame.withColumn(self._name(), origin_column(frame))._jdf.queryExecution().analyzed()
-        return made, _all(made.output())[-1]
+        return made, all_of(made.output())[-1]
 
     def _functions(self, plan: Any) -> list[Any]:
-        return [each for expression in _all(plan.expressions()) for each in _functions_in(expression)]
+        return [each for expression in all_of(plan.expressions()) for each in functions_in(expression)]
 
     def _can_guard(self, function: Any) -> bool:
         # A check reports by itself, and stops the query where it must.
@@ -162,8 +171,8 @@ class _PlanGuards:
     def _innermost(self, expression: Any) -> list[Any]:
         """Functions that can be guarded and whose arguments contain none of them."""
         found = []
-        for each in _functions_in(expression):
-            inner = [other for child in _all(each.children()) for other in _functions_in(child)]
+        for each in functions_in(expression):
+            inner = [other for child in all_of(each.children()) for other in functions_in(child)]
             if self._can_guard(each) and not any(self._can_guard(other) for other in inner):
                 found.append(each)
         return found
@@ -178,7 +187,7 @@ class _PlanGuards:
         columns = {name: self._column(self._guard(function, origin)) for function, name in called}
         names = [name for _, name in called]
         made = frame.withColumns(columns).where(~_any_failed(names))._jdf.queryExecution().analyzed()
-        attributes = {str(each.name()): each for each in _all(made.output())}
+        attributes = {str(each.name()): each for each in all_of(made.output())}
         values = [
             (function, attributes[name])
             for function in functions
@@ -222,7 +231,7 @@ class _PlanGuards:
             str(function.name()),
             made,
             self._spark._jsparkSession.parseDataType(answer.json()),
-            self._seq([first, *_all(function.children())]),
+            self._seq([first, *all_of(function.children())]),
             int(function.evalType()),
             False,  # not deterministic: Spark would call it again for the filter
             expressions.NamedExpression.newExprId(),
@@ -230,10 +239,10 @@ class _PlanGuards:
 
     def _replaced(self, expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
         for function, answer in values:
-            if _kind(expression) == "PythonUDF" and expression.equals(function):
+            if kind_of(expression) == "PythonUDF" and expression.equals(function):
                 none = self._jvm.scala.Option.apply(None)
                 return self._jvm.org.apache.spark.sql.catalyst.expressions.GetStructField(answer, 0, none)
-        children = _all(expression.children())
+        children = all_of(expression.children())
         made = [self._replaced(child, values) for child in children]
         if all(after is before for after, before in zip(made, children, strict=True)):
             return expression
@@ -249,7 +258,7 @@ class _PlanGuards:
         return self._jvm.PythonUtils.toSeq(list(items))
 
     def _name(self) -> str:
-        return f"{_HIDDEN}{next(self._numbers)}"
+        return f"{self.prefix}{next(self._numbers)}"
 
 
 def _any_failed(names: Sequence[str]) -> Column:

@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 ORIGIN = ("partition", "pointer", "topic")
 """The columns of a record that say where it is, in the order of the text."""
 
+HIDDEN: Final = "penstock_guard_"
+"""The beginning of the names of columns that guards add."""
 CARRIED: Final = "penstock_origin"
 """The name of a column with that text that functions of the program do not see."""
 
@@ -33,3 +35,15 @@ def origin_column(frame: DataFrame) -> Column:
 def origin_text(topic: str, partition: int, pointer: int | str) -> str:
     """The place of one record, as `origin_column` has it."""
     return f"{partition}/{pointer}/{topic}"
+
+
+def parsed_origin(origin: str) -> tuple[str, int, int]:
+    """Topic, partition and pointer."""
+    partition, pointer, topic = origin.split("/", 2)
+    return topic, int(partition), int(pointer)
+
+
+def place_of(origin: str) -> str:
+    """The place of a record in words."""
+    topic, partition, pointer = parsed_origin(origin)
+    return f"{topic} partition {partition} offset {pointer}"

@@ -29,6 +29,8 @@ COLLECTING: Final = "penstock.badRows.most"
 """The local property of queries whose bad rows are collected: how many there may be in one task."""
 GUARDING: Final = "penstock.badRows.guards"
 """The local property of queries whose functions are guarded without being marked with `guarded`."""
+SEARCHING: Final = "penstock.badRows.searching"
+"""The local property of queries that leave out rows which Spark's own expressions refuse: see `searched_plans`."""
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _LONGEST_TRACE: Final = 8_000

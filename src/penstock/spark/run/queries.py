@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError, PipelineError
 from penstock.spark.errors.batch_rows import BAD_ROWS, MOST_BAD_ROWS, BadRowCollector, RowLetters
+from penstock.spark.errors.searched_plans import search
 from penstock.spark.late.gate import FIRST_WATERMARK_MS
 from penstock.spark.run import triggers
 from penstock.spark.run.batch_writer import BatchOutcome, BatchWriter, SideOutput
@@ -25,7 +26,7 @@ from penstock.spark.run.checkpoint_folder import CheckpointFolder
 from penstock.spark.run.failures import Failure, failure_of
 from penstock.spark.run.plans import keeps_state, sources
 from penstock.spark.run.progress import ProgressTracker
-from penstock.spark.run.restart import Restart, is_transient
+from penstock.spark.run.restart import Restart, is_of_a_row, is_transient
 from penstock.spark.run.state_folder import StateFolder
 from penstock.spark.run.triggers import Trigger
 from penstock.spark.sink.refused_rows import RefusedRows
@@ -106,6 +107,8 @@ class RunningQuery:
             self.spark_name,
             guards=planned.guards,
         )
+        self._searched: DataFrame | None = None
+        """The frame without the rows for which an expression fails, once one has failed."""
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._supervise, name=f"penstock-{self.spark_name}", daemon=True)
         # Not `Thread.join`: after Ctrl-C, it takes a running thread for one that has ended.
@@ -174,6 +177,9 @@ class RunningQuery:
             error = self._run_once()
             if self._stopping.is_set() or error is None:
                 break
+            if self._searched is None and self._bad_rows.collects and is_of_a_row(error):
+                self._search(error)
+                continue
             if self._last_delivered > delivered_before:
                 attempt, waits = 0, self._planned.restart.delays_s()
             attempt += 1
@@ -207,6 +213,17 @@ class RunningQuery:
                 writer.close()
         return None
 
+    def _search(self, error: BaseException) -> None:
+        """Have the rows found that an expression fails for. The next run repeats the batch without them."""
+        frame = self._planned.guarded or self._planned.frame
+        found = search(frame, f"query {self.spark_name}") if self._planned.guards else None
+        self._searched = found or frame
+        _log.warning(
+            "query %s failed because of a row: %s; it starts again, and rows that fail go to the dead letters",
+            self.spark_name,
+            self._failure(error).text,
+        )
+
     def _stop_and_report(self, query: StreamingQuery) -> None:
         """Stop a query that is no longer supervised, and record its last progress, which may not be reported yet."""
         if query.isActive:
@@ -230,9 +247,9 @@ class RunningQuery:
             dropped_up_to_ms=self._dropped_up_to_ms,
             bad_rows=self._bad_rows,
         )
-        self._bad_rows.begin()
+        self._bad_rows.begin(searching=self._searched is not None)
         stream_writer = (
-            (planned.guarded or planned.frame)
+            (self._searched or planned.guarded or planned.frame)
             .writeStream.queryName(self.spark_name)
             .outputMode(planned.mode)
             .option("checkpointLocation", location)

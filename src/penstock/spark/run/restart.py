@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 
 from penstock import errors
 from penstock.errors import (
@@ -20,6 +20,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.model.retry import Retry
+from penstock.spark.values.jvm_encoding import is_refused_row
 
 FINAL: Final[tuple[type[PenstockError], ...]] = (
     ConfigError,
@@ -31,6 +32,11 @@ FINAL: Final[tuple[type[PenstockError], ...]] = (
 )
 """Errors that a restart does not cure: a person must act."""
 
+_WRONG_VALUE: Final = "22"
+"""The class of SQLSTATE of errors of ANSI mode: a value that cannot be cast, a division by zero, an overflow."""
+_OF_QUERY: Final = "XXKST"
+"""The SQLSTATE of every error that ends a query outside of foreachBatch."""
+_SQL_STATE: Final = re.compile(r"SQLSTATE: (\w{5})")
 _PENSTOCK_ERROR: Final = re.compile(r"penstock\.errors\.(\w+)")
 
 
@@ -61,8 +67,17 @@ def is_transient(error: BaseException) -> bool:
     An error that was raised in a Python worker arrives as text inside an error of Spark: the last class named there
     counts.
     """
-    if isinstance(error, AnalysisException):
+    if isinstance(error, AnalysisException) or is_of_a_row(error):
         return False
     named = _PENSTOCK_ERROR.findall(str(error))
     kind = getattr(errors, named[-1], type(error)) if named else type(error)
     return not issubclass(kind, FINAL)
+
+
+def is_of_a_row(error: BaseException) -> bool:
+    """Whether one of Spark's own expressions failed for the values of a row: it fails again at the next attempt."""
+    if not isinstance(error, PySparkException):
+        return False
+    state = error.getSqlState()
+    states = [state] if state not in (None, _OF_QUERY) else _SQL_STATE.findall(str(error))
+    return any(each.startswith(_WRONG_VALUE) for each in states) or is_refused_row(error)

@@ -125,13 +125,16 @@ def _typed(frame: DataFrame, topic: Topic[Any], key: Key) -> DataFrame:
     shaping = [F.struct(*columns).alias(VALUE), along[WRITTEN.names.index("key")].alias(KEY), *rest]
     shaped = frame.select(*shaping)
     makes_key = topic.key is not None and key is None
-    in_jvm = None if makes_key else encoded_in_jvm(shaped, topic)
-    if in_jvm is not None:
-        return in_jvm
+    known = shaped
     if origin_names(frame.columns) is not None:
-        shaped = frame.select(*shaping, origin_column(frame).alias(CARRIED))
+        known = frame.select(*shaping, origin_column(frame).alias(CARRIED))
+    if not makes_key:
+        search = frame.sparkSession.sparkContext.getLocalProperty(reports.SEARCHING) is not None
+        in_jvm = encoded_in_jvm(known if search else shaped, topic, search=search)
+        if in_jvm is not None:
+            return in_jvm
     encoder = Encoder(topic, makes_key=makes_key, channel=reports.accumulator(frame.sparkSession.sparkContext))
-    return map_in_arrow(shaped, encoder.batches, WRITTEN)
+    return map_in_arrow(known, encoder.batches, WRITTEN)
 
 
 def _fields(shape: TopicForm) -> Sequence[Field]:

@@ -1,7 +1,7 @@
 """Encodes rows of a typed JSON topic in the JVM, for types that need no Python: many times faster, with equal values.
 
 What the library would refuse (null for a field that cannot be None, NaN, a value that is not one of the choices) fails
-the query here too, with the row.
+the batch here too, with the row; with `search`, such rows are reported and left out.
 """
 
 from __future__ import annotations
@@ -12,26 +12,36 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.serde import Topic
 from penstock.serde.types import name_of
+from penstock.spark.errors.origins import CARRIED
+from penstock.spark.errors.row_checks import RowRule, checked
 from penstock.spark.values.columns import WRITTEN
 from penstock.spark.values.json_text import json_object
 from penstock.spark.values.plain_json import LISTS, RECORDS, Record, choices_of, parts_of, plain_record_of
 from penstock.spark.values.types import VALUE
 
+_UNFIT: Final = "check its nulls, numbers, times and choices"
+_KEYLESS: Final = "a row has null in every field, which is a record without a value, and no key"
 _FIRST_MICROS: Final = -62_135_596_800_000_000
 _LAST_MICROS: Final = 253_402_300_799_999_999
 """The range of datetime."""
 
 
-def encoded_in_jvm(shaped: DataFrame, topic: Topic[Any]) -> DataFrame | None:
+def is_refused_row(error: PySparkException) -> bool:
+    """Whether the error is that of a row which cannot be encoded."""
+    return error.getCondition() == "USER_RAISED_EXCEPTION" and any(each in str(error) for each in (_UNFIT, _KEYLESS))
+
+
+def encoded_in_jvm(shaped: DataFrame, topic: Topic[Any], *, search: bool = False) -> DataFrame | None:
     """Rows with a struct `value` and the other columns of WRITTEN as rows of WRITTEN; None if that needs Python.
 
-    Fields of the struct that have defaults may be missing.
+    Fields of the struct that have defaults may be missing. With `search`, there may be the column `CARRIED`.
     """
     try:
         info = plain_record_of(topic)
@@ -43,13 +53,21 @@ def encoded_in_jvm(shaped: DataFrame, topic: Topic[Any]) -> DataFrame | None:
     present = shaped.select(VALUE + ".*").columns
     text = json_object(_parts(row, info, present))
     wrong = _wrong_fields(row, info, present)
-    complaint = (
-        f"topic {topic.name!r}: a row is not a {name_of(topic.type)}: check its nulls, numbers, times and choices: "
-    )
-    value = F.when(wrong, F.raise_error(F.concat(F.lit(complaint), text))).otherwise(text)
+    unfit = f"topic {topic.name!r}: a row is not a {name_of(topic.type)}: {_UNFIT}"
+    keyless = f"topic {topic.name!r}: {_KEYLESS}"
+    is_absent = F.lit(False)
     if any(not parts_of(field.type)[1] for field in info.fields):
-        keyless = f"topic {topic.name!r}: a row has null in every field, which is a record without a value, and no key"
         is_absent = reduce(lambda all_null, name: all_null & row[name].isNull(), present, F.lit(True))
+    if search:
+        found = {unfit: is_absent | ~wrong, keyless: ~is_absent | key.isNotNull()}
+        rule = f"encoder of topic {topic.name}"
+        rules = [RowRule(rule, error, SchemaMismatchError.__name__) for error in found]
+        origin = shaped[CARRIED] if CARRIED in shaped.columns else F.lit(None).cast("string")
+        shaped = checked(shaped, rules, list(found.values()), origin=origin, row=text)
+        row, key = shaped[VALUE], shaped["key"]
+        value = F.when(~is_absent, text)
+    else:
+        value = F.when(wrong, F.raise_error(F.concat(F.lit(f"{unfit}: "), text))).otherwise(text)
         absent = F.when(key.isNull(), F.raise_error(F.lit(keyless))).otherwise(F.lit(None))
         value = F.when(is_absent, absent).otherwise(value)
     return shaped.withColumn(VALUE, value.cast("binary")).select(*WRITTEN.names)
