@@ -400,12 +400,20 @@ class StreamDeadLetters:
         if not letters:
             return
         try:
-            self._make_topic()
-            self._put(letters)
+            self._append(self.records(letters))
         except UnknownTopicError:  # it was deleted after it was created
             self._is_made = False
-            self._make_topic()
-            self._put(letters)
+            self._append(self.records(letters))
+
+    def records(self, letters: Sequence[DeadLetter]) -> list[NewRecord]:
+        """What `put` appends for these letters, for a transaction of the caller. Creates the topic if it is missing."""
+        self._make_topic()
+        partition, operation = self._home(), secrets.token_hex(8)
+        records: list[NewRecord] = []
+        for letter in letters:
+            order = self._next_order()
+            records += letter_records(admitted(letter), self.topic, partition, operation, order, self._limit_bytes)
+        return records
 
     def browse(self, which: DeadLetterFilter, limit: int = 100, after: str | None = None) -> Sequence[DeadLetter]:
         with self._up_to_date() as index:
@@ -445,14 +453,6 @@ class StreamDeadLetters:
     def close(self) -> None:
         with self._lock:
             self._stream.close()
-
-    def _put(self, letters: Sequence[DeadLetter]) -> None:
-        partition, operation = self._home(), secrets.token_hex(8)
-        records: list[NewRecord] = []
-        for letter in letters:
-            order = self._next_order()
-            records += letter_records(admitted(letter), self.topic, partition, operation, order, self._limit_bytes)
-        self._append(records)
 
     def _note(self, kind: EventKind, ids: Collection[str], taker: str = "") -> tuple[str, Mapping[int, Pointer]]:
         """Write an event for each letter that it can apply to, as far as is known here; the log decides.

@@ -20,14 +20,13 @@ from penstock.spark.sink.refused_rows import RefusedRows
 from penstock.spark.sink.topic import TopicTarget
 from penstock.spark.sink.topic_delivery import topics_for
 from penstock.spark.source.queue_spool import QueueSpool
-from penstock.spark.source.read_options import absolute_url
 from penstock.spark.values.decoding import Decoder, TopicDecoders, letters_of
-from penstock.spark.values.undecodable import Letters
+from penstock.spark.values.undecodable import Letters, stream_of
 from penstock.spark.versions import FIRST, current_topic
 from penstock.streams import connect
 from penstock.streams.topic_patterns import TopicChoice, TopicPattern, described
 from penstock.streams.url import without_password
-from penstock.streams.url_settings import client_with, resolved
+from penstock.streams.url_settings import client_with
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline import Pipeline
@@ -169,8 +168,7 @@ class PipelineInputs:
             self._row_letters[topic] = self._letters(location)
 
     def _letters(self, location: str) -> Letters:
-        url, _ = resolved(absolute_url(self._url), {})
-        return Letters(url, location, client_with(self._url, self._pipeline.client))
+        return Letters(stream_of(self._url), location, client_with(self._url, self._pipeline.client))
 
     def _records(self, topic: str, partition: int, pointers: Sequence[int]) -> Iterator[Record]:
         """The records at these pointers, without those that have expired or were compacted away."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from pyspark.sql.pandas import functions
 
 import penstock as ps
 from penstock.dead_letters import redrive
-from penstock.errors import BadRowsError, ConfigError
+from penstock.errors import BadRowsError, ConfigError, DeliveryError
 from penstock.observe.pipelines import find_pipelines
-from penstock.spark import SqlTable, guarded
+from penstock.spark import Restart, SqlTable, guarded
 from penstock.spark.pipeline import Pipeline
+from penstock.spark.sink.publishing import Mark, Publisher
+from penstock.streams.kafka.producing.producer import Row
 from tests.spark.errors.shops import COUNT, ORDERS, cents_of, letters, values
 
 
@@ -177,3 +179,38 @@ def test_too_many_bad_rows_stop_the_query_and_nothing_of_the_batch_is_written(
         run(0.05)
     with pytest.raises(Exception, match=r"most of them fail expectation even|more than 2 rows of one task are bad"):
         run(2)
+
+
+def test_letters_are_committed_in_the_transaction_of_their_batch(
+    shop: Pipeline, connection: ps.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Publisher._transact
+    rows_of_batch: list[list[str]] = []
+
+    def failing(self: Publisher, mark: Mark, rows: Callable[[], Iterable[Row]]) -> None:
+        rows_of_batch.append([row[0] for row in rows()])
+        if rows_of_batch[-1]:
+            raise DeliveryError("not today", retriable=False)
+        real(self, mark, rows)
+
+    monkeypatch.setattr(Publisher, "_transact", failing)
+    frame = shop.read(ORDERS).withColumn("cents", F.udf(failing_at(10, ValueError), "long")("cents"))
+    shop.write(frame.select("customer", "cents"), "out", restart=Restart(attempts=0))
+    with pytest.raises(Exception, match="not today"):
+        shop.run(once=True)
+    assert letters(connection) == []
+    assert sorted(rows_of_batch[-1]) == ["orders.dlq", *["out"] * (COUNT - 1)]
+    monkeypatch.undo()
+    shop.run(once=True)
+    assert [cents_of(letter) for letter in letters(connection)] == [10]
+    assert len(values(connection, "out")) == COUNT - 1
+
+
+def test_a_batch_of_bad_rows_only_still_has_letters(shop: Pipeline, connection: ps.Connection) -> None:
+    def fails(cents: int) -> int:
+        raise ValueError(f"no {cents}")
+
+    shop.write(shop.read(ORDERS).select(F.udf(fails, "long")("cents").alias("none")), "out")
+    shop.run(once=True)
+    assert values(connection, "out") == []
+    assert sorted(map(cents_of, letters(connection))) == list(range(COUNT))

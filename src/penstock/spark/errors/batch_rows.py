@@ -8,7 +8,6 @@ nothing is lost.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from pyspark import SparkContext
 
 from penstock.dead_letters.headers import letter_id_of
 from penstock.errors import BadRowsError, ConfigError
-from penstock.model import DeadLetter, Record
+from penstock.model import DeadLetter, NewRecord, Record
 from penstock.model.clock import SystemClock
 from penstock.spark.errors import reports
 from penstock.spark.errors.origins import parsed_origin, place_of
@@ -65,9 +64,25 @@ class RowLetters:
     version: str
     read: ReadRecords
 
-    def put(self, identity: QueryIdentity, batch_id: int, rows: Sequence[BadRow]) -> None:
+    def put(
+        self, identity: QueryIdentity, batch_id: int, rows: Sequence[BadRow], stream: str | None = None
+    ) -> list[NewRecord]:
         """Return when there is a letter for each row: with its record where that can be read again, else with the row
-        as JSON."""
+        as JSON.
+
+        Letters in topics of the stream at the URL `stream` are not stored: the answer has their records.
+        """
+        records: list[NewRecord] = []
+        for where, letters in self._letters_of(identity, batch_id, rows):
+            if stream is not None and where.is_topic_of(stream):
+                records += where.records(letters)
+            else:
+                where.put(letters)
+        return records
+
+    def _letters_of(
+        self, identity: QueryIdentity, batch_id: int, rows: Sequence[BadRow]
+    ) -> Iterator[tuple[Letters, list[DeadLetter]]]:
         known: dict[tuple[str, int], dict[int, BadRow]] = {}
         others: list[BadRow] = []
         for row in rows:
@@ -84,12 +99,11 @@ class RowLetters:
                 found.append(self._letter(record, row, identity, now_ms))
             others += by_pointer.values()
             if found:
-                with contextlib.closing((self.of_topic(topic) or self.default).open()) as opened:
-                    opened.letters.put(found)
-        if others:
-            refused = RefusedRows(self.default, self.group, self.version)
-            for rule in sorted({row.rule for row in others}):
-                refused.put(identity, rule, batch_id, (_refused(row) for row in others if row.rule == rule))
+                yield self.of_topic(topic) or self.default, found
+        refused = RefusedRows(self.default, self.group, self.version)
+        for rule in sorted({row.rule for row in others}):
+            of_rule = (_refused(row) for row in others if row.rule == rule)
+            yield self.default, list(refused.letters_of(identity, rule, batch_id, of_rule))
 
     def _letter(self, record: Record, row: BadRow, identity: QueryIdentity, now_ms: int) -> DeadLetter:
         return DeadLetter(
@@ -137,6 +151,7 @@ class BadRowCollector:
         self._batch_id = -1
         self._reports: list[tuple[reports.Attempt, reports.TaskReport]] = []
         self._put: set[BadRow] = set()
+        self._records: list[NewRecord] = []
 
     @property
     def collects(self) -> bool:
@@ -158,8 +173,17 @@ class BadRowCollector:
     def _set(self, name: str, value: str | None) -> None:
         self._context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
 
-    def evaluated(self, identity: QueryIdentity, batch_id: int) -> BatchReports:
-        """Store the bad rows that the tasks of a batch have reported. Raises BadRowsError above the limit."""
+    def evaluated(self, identity: QueryIdentity, batch_id: int, stream: str | None = None) -> list[NewRecord]:
+        """Store the bad rows that the tasks of a batch have reported. Raises BadRowsError above the limit.
+
+        The answer is for the transaction that commits the batch: letters in topics of the stream at the URL `stream`.
+        """
+        self._records = []
+        self.found(identity, batch_id, stream)
+        return self._records
+
+    def found(self, identity: QueryIdentity, batch_id: int, stream: str | None = None) -> BatchReports:
+        """What the tasks of a batch have reported, stored as by `evaluated`."""
         if self._letters is None:
             return _NONE
         if batch_id != self._batch_id:
@@ -180,7 +204,7 @@ class BadRowCollector:
                 self._letters.default,
                 fresh[0].error,
             )
-            self._letters.put(identity, batch_id, fresh)
+            self._records = self._letters.put(identity, batch_id, fresh, stream)
             self._put.update(fresh)
         return found
 

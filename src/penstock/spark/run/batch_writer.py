@@ -107,7 +107,7 @@ class BatchWriter:
         refused = sum(each.refused for _, each in delivered) + sum(each.refused for _, each in late)
         bad = BatchReports((), {})
         if self._bad_rows is not None:  # targets that deliver a repeated batch again leave it to the end
-            bad = self._bad_rows.evaluated(self._identity(self._query_id, BAD_ROWS), batch_id)
+            bad = self._bad_rows.found(self._identity(self._query_id, BAD_ROWS), batch_id)
         self._on_delivered(BatchOutcome(batch_id, delivered, sum(rows for rows, _ in late), refused, bad))
 
     def _open(self, frame: DataFrame) -> None:

@@ -59,7 +59,7 @@ class RefusedRows:
         batch before it say the same: the order in which Spark brings the rows does not matter. In complete mode every
         batch brings all rows again, so the batch has no part in the id.
         """
-        made = self._made(identity, label, batch_id, rows)
+        made = self.letters_of(identity, label, batch_id, rows)
         page = list(itertools.islice(made, _PAGE_LETTERS))
         if not page:
             return 0
@@ -79,9 +79,10 @@ class RefusedRows:
                 page = list(itertools.islice(made, _PAGE_LETTERS))
         return count
 
-    def _made(
+    def letters_of(
         self, identity: QueryIdentity, label: str, batch_id: int, rows: Iterable[RefusedRow]
     ) -> Iterator[DeadLetter]:
+        """The letters that `put` stores."""
         now_ms = SystemClock().wall_ms()
         query = f"{self.group}.{identity.query}"
         headers = (

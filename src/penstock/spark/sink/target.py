@@ -7,7 +7,7 @@ rows may come in another order and from other tasks. A target guarantees that ea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.errors import GuaranteeError
-from penstock.model import Guarantee
+from penstock.model import Guarantee, NewRecord
 
 if TYPE_CHECKING:
     from penstock.spark.sink.refused_rows import RefusedRows
@@ -38,17 +38,19 @@ class QueryIdentity:
     """Whether batches contain new rows, changed rows, or the complete result."""
     refused: RefusedRows | None = None
     """Where rows go that the target refuses; None: such a row fails its batch."""
-    on_evaluated: Callable[[int], object] | None = None
+    on_evaluated: Callable[[int, str | None], Sequence[NewRecord]] | None = None
     """See `evaluated`."""
 
-    def evaluated(self, batch_id: int) -> None:
+    def evaluated(self, batch_id: int, stream: str | None = None) -> Sequence[NewRecord]:
         """To be called when the rows of a batch are computed, and before any of them is committed.
 
         Stores the bad rows that were left out of the batch. Raises BadRowsError if there are too many: then nothing may
         be committed. A target that delivers batches again when they are repeated need not call it.
+
+        A target that commits in a transaction of Kafka gives the URL of its stream: dead letters in topics of that
+        stream are not stored then; they are the answer, to be appended in the same transaction.
         """
-        if self.on_evaluated is not None:
-            self.on_evaluated(batch_id)
+        return () if self.on_evaluated is None else self.on_evaluated(batch_id, stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from penstock.abc import Stream, TopicStream
 from penstock.errors import ConfigError, DeliveryError, FencedError, PipelineError, TopicExistsError
-from penstock.model import Receipt
+from penstock.model import NewRecord, Receipt
 from penstock.spark.sink.direct import WRITTEN_ROWS, DirectWriter
 from penstock.spark.sink.publishing import Publisher
 from penstock.spark.sink.rows import records_of, rows_of, topics_in
@@ -23,7 +23,9 @@ from penstock.spark.sink.task_transactions import MOST_FILES, ParallelPublisher,
 from penstock.spark.sink.topics import TopicCreator
 from penstock.spark.source.open_streams import OpenStream
 from penstock.spark.values.arrow_mapping import map_in_arrow
+from penstock.spark.values.undecodable import stream_of
 from penstock.streams import Connection
+from penstock.streams.kafka.header_names import sendable
 from penstock.streams.kafka.producing.open_transactions import TransactionCoordinators
 from penstock.streams.kafka.producing.producer import Row
 from penstock.streams.kafka.stream import KafkaStream, kafka_of
@@ -40,12 +42,20 @@ _RECEIPT_S = 120.0
 class StagedRows:
     """Iterates over the rows of a staged batch, after creating the topics that they need."""
 
-    def __init__(self, staged: Staged, topic: str | None, topics: TopicCreator) -> None:
+    def __init__(
+        self, staged: Staged, topic: str | None, topics: TopicCreator, besides: Sequence[NewRecord] = ()
+    ) -> None:
+        """`besides` are records for other topics, which exist."""
         self._staged = staged
         self._topic = topic
         self._topics = topics
+        self._besides = besides
 
     def __call__(self) -> Iterator[Row]:
+        for record in self._besides:
+            partition = -1 if record.partition is None else record.partition
+            headers = sendable(record.headers) if record.headers else None
+            yield record.topic, record.value, record.key, partition, None, None, record.timestamp_ms or 0, headers
         for batch in self._staged.batches():
             self._topics.ensure(topics_in(batch, self._topic))
             yield from rows_of(batch, self._topic)
@@ -62,6 +72,7 @@ class TransactionDelivery:
         self._target = target
         self._connection = connection
         self._identity = identity
+        self._stream = stream_of(target.url)
         self._topics = topics_for(target, connection)
         self._staging = StagingFolder(identity.staging)
         kafka = kafka_of(connection)
@@ -82,18 +93,18 @@ class TransactionDelivery:
             return Delivered(self._publisher.last.rows, repeated=True)
         staged = stage(self._target.encoded(frame), self._staging, batch_id)
         try:
-            self._identity.evaluated(batch_id)
+            letters = self._identity.evaluated(batch_id, self._stream)
         except BaseException:
             staged.discard()
             raise
         if self._parallel is not None and self._is_large(staged):
             # After an error its files stay: a mark may list them. The next attempt at the batch removes them.
-            rows = StagedRows(staged.inline, self._target.name, self._topics)
+            rows = StagedRows(staged.inline, self._target.name, self._topics, letters)
             self._parallel.publish(frame.sparkSession, staged, rows)
             return Delivered(staged.rows)
         try:
-            if staged.rows:
-                rows = StagedRows(staged, self._target.name, self._topics)
+            if staged.rows or letters:
+                rows = StagedRows(staged, self._target.name, self._topics, letters)
                 self._publisher.publish(batch_id, rows, staged.rows)
         except FencedError:
             raise  # the newer run may have staged the same batch in this folder

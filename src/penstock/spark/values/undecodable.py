@@ -21,13 +21,16 @@ from penstock.abc import DeadLetters
 from penstock.consuming.loop.failures import dead_letter_of, error_text
 from penstock.dead_letters import open_dead_letters
 from penstock.dead_letters.opening import names_a_topic
-from penstock.model import DeadLetter, Failing, Record
+from penstock.dead_letters.stream import StreamDeadLetters
+from penstock.model import DeadLetter, Failing, NewRecord, Record
 from penstock.model.clock import SystemClock
 from penstock.model.times import milliseconds
 from penstock.spark.source.open_streams import ResourceCache
+from penstock.spark.source.read_options import absolute_url
 from penstock.streams import Connection, connect
 from penstock.streams.options import ConnectOptions
 from penstock.streams.url import without_password
+from penstock.streams.url_settings import resolved
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,11 @@ class Reader:
     version: str
 
 
+def stream_of(url: str) -> str:
+    """The URL of a stream as it is in `Letters`: valid in every process, without the settings of a client."""
+    return resolved(absolute_url(url), {})[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Letters:
     """The location of dead letters, valid in every process."""
@@ -54,6 +62,21 @@ class Letters:
 
     def __str__(self) -> str:
         return without_password(self.spec)
+
+    def is_topic_of(self, url: str) -> bool:
+        """Whether they are a topic of the stream at this URL, as `stream_of` makes it."""
+        return names_a_topic(self.spec) and self.url == url
+
+    def records(self, letters: Sequence[DeadLetter]) -> list[NewRecord]:
+        """The records of these letters, for a transaction of the caller. Only for letters in a topic."""
+        with contextlib.closing(self.open()) as opened:
+            assert isinstance(opened.letters, StreamDeadLetters)
+            return opened.letters.records(letters)
+
+    def put(self, letters: Sequence[DeadLetter]) -> None:
+        """Return when the letters are durable."""
+        with contextlib.closing(self.open()) as opened:
+            opened.letters.put(letters)
 
     def open(self) -> OpenLetters:
         """Open the letters, and the connection that they need if they are in a topic."""
