@@ -73,6 +73,19 @@ def test_one_pipeline_is_shown_with_its_queries_and_its_history(run: Command, tm
     assert (done.code, "there is usage" in done.err) == (1, True)
 
 
+def test_bad_rows_are_counted_by_what_they_failed_in_the_run_and_in_the_last_batch(
+    run: Command, tmp_path: Path
+) -> None:
+    bad = {"bad_rows": {"function f": 1_204, "expectation positive": 3}, "rows_bad": 1_204, "rows_dropped": 3}
+    make(tmp_path, "usage", query="spend", state="stopped", batch_id=4, batch_bad_rows={"function f": 17}, **bad)
+    done = run.well("pipelines", "show", "usage", "--checkpoints", str(tmp_path))
+    told = "expectation positive 3 (0 in the last batch), function f 1,204 (17 in the last batch)"
+    assert f"Bad rows of spend: {told}" in " ".join(done.err.split())
+    assert {"bad", "dropped", "1,204"} <= set(done.out.split())
+    shown = run.well("pipelines", "show", "usage", "--checkpoints", str(tmp_path), "--json").json
+    assert shown["queries"][0]["batch_bad_rows"] == {"function f": 17}
+
+
 def test_where_there_is_none_it_says_how_to_run_one(run: Command, tmp_path: Path) -> None:
     done = run.well("pipelines", "--checkpoints", str(tmp_path / "none"))
     assert "penstock run FILE.py" in done.err

@@ -206,6 +206,10 @@ class QueryFacts:
     """Rows of this run that did not meet an expectation whose rows are dropped."""
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     """The rows of both kinds by what they failed, such as `expectation positive`."""
+    batch_rows_bad: int = 0
+    """`rows_bad` of the last batch, and so on."""
+    batch_rows_dropped: int = 0
+    batch_bad_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 DEAD: Final = "dead"

@@ -184,6 +184,9 @@ def _query(known: Mapping[str, Any]) -> QueryFacts:
         rows_bad=_number(known, "rows_bad"),
         rows_dropped=_number(known, "rows_dropped"),
         bad_rows=_counts(known, "bad_rows"),
+        batch_rows_bad=_number(known, "batch_rows_bad"),
+        batch_rows_dropped=_number(known, "batch_rows_dropped"),
+        batch_bad_rows=_counts(known, "batch_bad_rows"),
     )
 
 

@@ -36,6 +36,9 @@ def test_a_pipeline_shows_its_queries_its_last_error_and_its_history(page: Page,
     expect(page.get_by_text(f"The last error of spend: QueryError: {EVIL}")).to_be_visible()
     expect(page.locator("tr", has_text="12,345")).to_contain_text("4,000")
     expect(page.locator("tr", has_text="12,345")).to_contain_text("29")
+    expect(page.locator("tr", has_text=f"function {EVIL}")).to_contain_text("1,108")
+    expect(page.locator("tr", has_text=f"function {EVIL}")).to_contain_text("21")
+    expect(page.locator("tr", has_text="expectation positive")).to_contain_text("6")
     expect(page.locator(".chart svg")).to_have_count(5)
     expect(page.locator(".badge", has_text="started")).to_be_visible()
     assert page.evaluate("document.body.dataset.evil") is None

@@ -119,7 +119,9 @@ def _leave_pipeline(folder: Path) -> None:
         "query": "spend", "state": "failed", "batch_id": 41, "rows_read": 12_345, "rows_written": 12_000,
         "rows_late": 17, "rows_refused": 29, "restarts": 2, "lag": 350, "batch_s": 0.3, "rows_per_s": 512.0,
         "state_rows": 4_000, "watermark": "2023-11-14T22:13:20.000Z", "error": f"QueryError: {EVIL}", "sources": [],
-        "at": STUCK_AT_MS / 1000,
+        "at": STUCK_AT_MS / 1000, "rows_bad": 1_108, "rows_dropped": 6, "batch_rows_bad": 21,
+        "bad_rows": {f"function {EVIL}": 1_108, "expectation positive": 6},
+        "batch_bad_rows": {f"function {EVIL}": 21},
     }  # fmt: skip
     folder.joinpath("progress.json").write_text(json.dumps({"pipeline": "usage", "queries": [query]}))
     lines = [

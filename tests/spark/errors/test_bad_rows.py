@@ -181,6 +181,45 @@ def test_too_many_bad_rows_stop_the_query_and_nothing_of_the_batch_is_written(
         run(2)
 
 
+def test_a_share_of_bad_rows_is_one_of_the_rows_of_the_batch(shop: Pipeline, connection: ps.Connection) -> None:
+    def run(limit: float) -> None:
+        with Pipeline(f"share-{limit}", shop.url, spark=shop.spark, max_bad_rows=limit) as pipe:
+            few = pipe.read(ORDERS).where("cents < 12").withColumn("cents", F.udf(failing_at(10, ValueError))("cents"))
+            pipe.write(few.select("customer", "cents"), f"few-{limit}")
+            pipe.run(once=True)
+
+    run(0.02)  # 1 of 60; it is 1 of the 12 rows that the function saw
+    assert len(values(connection, "few-0.02")) == 11
+    with pytest.raises(BadRowsError, match=r"more than max_bad_rows=0\.01 of 60 rows allows"):
+        run(0.01)
+
+
+def test_bad_rows_of_the_last_batch_are_told_beside_those_of_the_run(
+    log_url: str, connection: ps.Connection, shop: Pipeline
+) -> None:
+    connection.create_topic("numbers", 1)
+    with Pipeline("batches", log_url, spark=shop.spark) as pipe:
+        rows = pipe.read("numbers", max_records_per_batch=4)
+        rows = rows.transform(pipe.expect("even", "pointer % 2 = 0")).transform(
+            pipe.expect("small", "pointer < 5", otherwise="drop")
+        )
+        pipe.write(rows.select("value"), "out")
+        for number in range(10):
+            connection.send("numbers", str(number).encode())
+        connection.flush(timeout_s=30)
+        pipe.run(once=True)
+        found = pipe.progress()["out"]
+        assert (found.rows_bad, found.rows_dropped, found.bad_rows) == (
+            5,
+            2,
+            {"expectation even": 5, "expectation small": 2},
+        )
+        assert (found.batch_rows_bad, found.batch_rows_dropped) == (1, 1)
+        assert found.batch_bad_rows == {"expectation even": 1, "expectation small": 1}
+        (query,) = find_pipelines(Path(pipe.folder.path).parent)["batches"].queries
+        assert (query.batch_rows_bad, query.batch_rows_dropped, query.batch_bad_rows) == (1, 1, found.batch_bad_rows)
+
+
 def test_letters_are_committed_in_the_transaction_of_their_batch(
     shop: Pipeline, connection: ps.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,10 @@ def test_many_queries_take_a_few_lines_and_the_cursor_goes_back_to_the_first(mon
             "spend: running · batch 0 · 0 rows read (0/s) · 5 written · 2 refused",
         ),
         (
+            QueryProgress("spend", state="running", batch_id=0, rows_bad=1_002, batch_rows_bad=3, rows_dropped=4),
+            "spend: running · batch 0 · 0 rows read (0/s) · 0 written · 1,002 bad (3 in this batch) · 4 dropped",
+        ),
+        (
             QueryProgress("spend", state="failed", error="ValueError: no, at usage.py:3 in f"),
             "spend: failed · ValueError: no, at usage.py:3 in f",
         ),

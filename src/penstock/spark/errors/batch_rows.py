@@ -139,15 +139,25 @@ class BadRowCollector:
     """Collects the bad rows of the batches of one run of a query. Used by the thread that writes its batches."""
 
     def __init__(
-        self, context: SparkContext, letters: RowLetters | None, limit: int | float, query: str, *, guards: bool
+        self,
+        context: SparkContext,
+        letters: RowLetters | None,
+        limit: int | float,
+        query: str,
+        *,
+        guards: bool,
+        rows_read: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         """Without `letters`, nothing is collected: a bad row fails its batch. `guards` says whether functions are
-        guarded without being marked."""
+        guarded without being marked. `rows_read` maps Spark's id of the query to the rows that its batch has read."""
         self._context = context
         self._letters = letters
         self._limit = limit
         self._query = query
         self._guards = guards
+        self._rows_read = rows_read
+        self._rows: int | None = None
+        """The rows that the batch has read: when it is computed again, Spark counts them again."""
         self._batch_id = -1
         self._reports: list[tuple[reports.Attempt, reports.TaskReport]] = []
         self._put: set[BadRow] = set()
@@ -187,13 +197,15 @@ class BadRowCollector:
         if self._letters is None:
             return _NONE
         if batch_id != self._batch_id:
-            self._batch_id, self._reports, self._put = batch_id, [], set()
+            self._batch_id, self._reports, self._put, self._rows = batch_id, [], set(), None
         arrived = reports.store(self._context).take((query_id_of(identity), batch_id))
         if not arrived and not self._reports:
             return _NONE
         self._reports += arrived
         found = reports.combined(self._reports)
-        self._check(found, batch_id)
+        if self._rows is None:
+            self._rows = self._rows_read(query_id_of(identity)) or found.seen
+        self._check(found, batch_id, self._rows)
         fresh = [row for row in found.bad if row not in self._put]
         if fresh:
             logger.warning(
@@ -208,7 +220,7 @@ class BadRowCollector:
             self._put.update(fresh)
         return found
 
-    def _check(self, found: BatchReports, batch_id: int) -> None:
+    def _check(self, found: BatchReports, batch_id: int, rows: int) -> None:
         count = len(found.bad)
         limit = self._limit
         if isinstance(limit, int):
@@ -216,9 +228,9 @@ class BadRowCollector:
                 return
             allowed = f"max_bad_rows={limit:,} allows"
         else:
-            if count <= limit * found.seen:
+            if count <= limit * rows:
                 return
-            allowed = f"max_bad_rows={limit:g} of {found.seen:,} rows allows"
+            allowed = f"max_bad_rows={limit:g} of {rows:,} rows allows"
         worst = max(found.counts, key=lambda rule: found.counts[rule].bad)
         example = next(row for row in found.bad if row.rule == worst)
         where = "" if example.origin is None else f" for {place_of(example.origin)}"

@@ -209,7 +209,7 @@ class BatchReports:
 
     @property
     def seen(self) -> int:
-        """The number of rows of the batch, as far as the rules know: what the busiest of them saw."""
+        """The number of rows that the busiest rule saw: the rows of the batch, where Spark does not tell them."""
         return max((count.seen for count in self.counts.values()), default=0)
 
 

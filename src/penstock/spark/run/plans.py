@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ConfigError
 from penstock.spark.durations import interval
@@ -71,6 +72,21 @@ def _address(leaf: Any) -> str | None:
     except Exception:  # py4j has no error class for a missing method; a source of API version 1 has none
         return None
     return next((str(options.get(each)) for each in _ADDRESSES if options.containsKey(each)), None)
+
+
+def rows_read(spark: SparkSession, query_id: str) -> int | None:
+    """The rows that the running batch of a query has read so far, as Spark counts them; None if it does not tell."""
+    try:
+        query: Any = spark.streams.get(query_id)
+        execution = query._jsq.streamingQuery().lastExecution()
+        counts = [
+            leaf.metrics().apply("numOutputRows").value()
+            for leaf in nodes(execution.executedPlan())
+            if leaf.children().isEmpty() and leaf.metrics().contains("numOutputRows")
+        ]
+    except (Py4JError, PySparkException, AttributeError):  # the query has just ended, or runs otherwise
+        return None
+    return sum(counts) if counts else None
 
 
 def sources(frame: DataFrame) -> list[str]:

@@ -140,6 +140,10 @@ class QueryProgress:
     """Rows that did not meet an expectation whose rows are dropped."""
     bad_rows: dict[str, int] = field(default_factory=dict)
     """The rows of both kinds by what they failed, such as `expectation positive`."""
+    batch_rows_bad: int = 0
+    """`rows_bad` of the last batch, and so on."""
+    batch_rows_dropped: int = 0
+    batch_bad_rows: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     lag: int | None = None
     """Records not read yet; None while unknown. If pointers do not count records, it is 0 or unknown."""
@@ -266,11 +270,15 @@ class ProgressTracker:
             ROWS_WRITTEN.labels(self._pipeline, known.query, "real-time").inc(rows)
 
     def _add_bad(self, known: QueryProgress, outcome: BatchOutcome) -> None:
-        for rule, count in outcome.bad.counts.items():
+        counts = outcome.bad.counts
+        known.batch_bad_rows = {rule: count.bad + count.dropped for rule, count in counts.items()}
+        known.batch_rows_bad = sum(count.bad for count in counts.values())
+        known.batch_rows_dropped = sum(count.dropped for count in counts.values())
+        known.rows_bad += known.batch_rows_bad
+        known.rows_dropped += known.batch_rows_dropped
+        for rule, count in counts.items():
             labels = (self._pipeline, known.query, rule)
-            known.bad_rows[rule] = known.bad_rows.get(rule, 0) + count.bad + count.dropped
-            known.rows_bad += count.bad
-            known.rows_dropped += count.dropped
+            known.bad_rows[rule] = known.bad_rows.get(rule, 0) + known.batch_bad_rows[rule]
             ROWS_BAD.labels(*labels, "dead_letter").inc(count.bad)
             ROWS_BAD.labels(*labels, "drop").inc(count.dropped)
 

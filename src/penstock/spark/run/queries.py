@@ -24,7 +24,7 @@ from penstock.spark.run import triggers
 from penstock.spark.run.batch_writer import BatchOutcome, BatchWriter, SideOutput
 from penstock.spark.run.checkpoint_folder import CheckpointFolder
 from penstock.spark.run.failures import Failure, failure_of
-from penstock.spark.run.plans import keeps_state, sources
+from penstock.spark.run.plans import keeps_state, rows_read, sources
 from penstock.spark.run.progress import ProgressTracker
 from penstock.spark.run.restart import Restart, is_of_a_row, is_transient
 from penstock.spark.run.state_folder import StateFolder
@@ -106,6 +106,7 @@ class RunningQuery:
             planned.max_bad_rows,
             self.spark_name,
             guards=planned.guards,
+            rows_read=functools.partial(rows_read, planned.frame.sparkSession),
         )
         self._searched: DataFrame | None = None
         """The frame without the rows for which an expression fails, once one has failed."""

@@ -140,7 +140,7 @@ def describe(name: str, progress: QueryProgress, rows_per_s: float) -> str:
         if progress.rows_refused:
             parts.append(f"{progress.rows_refused:,} refused")
         if progress.rows_bad:
-            parts.append(f"{progress.rows_bad:,} bad")
+            parts.append(f"{progress.rows_bad:,} bad ({progress.batch_rows_bad:,} in this batch)")
         if progress.rows_dropped:
             parts.append(f"{progress.rows_dropped:,} dropped")
         if progress.lag is not None:

@@ -136,6 +136,7 @@ _BAD_ROWS: Final = (
     tables.Column("query", "Query", "mono"),
     tables.Column("rule", "What they failed", "wide"),
     tables.Column("rows", "Rows", "number", text=texts.number_text),
+    tables.Column("in_batch", "In the last batch", "number", text=texts.number_text),
 )
 _EVENTS: Final = (
     tables.Column("at", "Time (UTC)", text=texts.time_text),
@@ -188,7 +189,13 @@ class _Pipeline:
         self._state.classes(replace=f"badge tone-{tone}")
         self._queries.show([_query_row(query) for query in facts.queries])
         bad = [
-            {"id": f"{query.query} {rule}", "query": query.query, "rule": rule, "rows": count}
+            {
+                "id": f"{query.query} {rule}",
+                "query": query.query,
+                "rule": rule,
+                "rows": count,
+                "in_batch": query.batch_bad_rows.get(rule, 0),
+            }
             for query in facts.queries
             for rule, count in query.bad_rows.items()
         ]
