@@ -148,12 +148,13 @@ def show(
 def _bad_rows(facts: PipelineFacts) -> Iterator[str]:
     """What the bad rows of each query failed, one line for each query that has some."""
     for query in facts.queries:
-        if query.bad_rows:
-            rules = ", ".join(
-                f"{rule} {count:,} ({query.batch_bad_rows.get(rule, 0):,} in the last batch)"
-                for rule, count in sorted(query.bad_rows.items())
-            )
-            yield f"Bad rows of {query.query}: {rules}"
+        rules = [
+            f"{rule} {count:,} ({query.batch_bad_rows.get(rule, 0):,} in the last batch)"
+            for rule, count in sorted(query.bad_rows.items())
+            if count
+        ]
+        if rules:
+            yield f"Bad rows of {query.query}: {', '.join(rules)}"
 
 
 def _folder(url: str, checkpoints: Path | None) -> Path:

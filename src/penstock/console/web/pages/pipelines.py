@@ -198,6 +198,7 @@ class _Pipeline:
             }
             for query in facts.queries
             for rule, count in query.bad_rows.items()
+            if count
         ]
         self._bad_rows.show(bad)
         self._bad_rows.element.set_visibility(bool(bad))
