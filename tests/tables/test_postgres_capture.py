@@ -71,20 +71,20 @@ class Running:
         """Wait until everything that is committed now is stored in the stream."""
         end = current_lsn(database)
         slot = f"penstock_{self.capture.name}"
-        wait_until(lambda: self._is_over() or self.capture.progress.phase == "streaming", "the snapshot is done")
-        wait_until(lambda: self._is_over() or confirmed_lsn(database, slot) >= end, "everything is captured")
+        wait_until(lambda: self.is_over() or self.capture.progress.phase == "streaming", "the snapshot is done")
+        wait_until(lambda: self.is_over() or confirmed_lsn(database, slot) >= end, "everything is captured")
         if self.error is not None:
             raise self.error
 
     def wait_for_end(self) -> BaseException | None:
-        wait_until(self._is_over, "the capture ends")
+        wait_until(self.is_over, "the capture ends")
         return self.error
 
     def stop(self) -> None:
         self.capture.close()
         self._thread.join()
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         return not self._thread.is_alive()
 
 
@@ -279,11 +279,11 @@ def test_columns_that_are_added_appear_with_a_new_schema_version(
         ({"id": 1, "name": "Ada"}, 1),
         ({"id": 2, "age": 7}, 2),
     ]
-    state = {key: value for key, value in _state(stream, "columns").items() if key == "table/public.users"}
+    state = {key: value for key, value in state_of(stream, "columns").items() if key == "table/public.users"}
     assert state["table/public.users"]["columns"] == [["id", "int4"], ["age", "int4"]]
 
 
-def _state(stream: str, name: str) -> dict[str, Any]:
+def state_of(stream: str, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for record in records_of(stream, f"penstock.cdc.{name}"):
         key = (record.key or b"").decode()

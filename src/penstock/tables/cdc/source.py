@@ -142,6 +142,24 @@ class SavedTable(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     is_again: bool = False
     """Whether older rows of it are in the topic, which do not count any more."""
+    oid: int = 0
+    """PostgreSQL's number of the table; 0 until it is published, and what wrote it before has ended."""
+    published: int = 0
+    """PostgreSQL's number of the table's entry in the publication; 0 if the publication names no tables."""
+
+    def read_again(self, columns: list[tuple[str, str]], key: list[str]) -> SavedTable:
+        """Its snapshot from the beginning, after a truncate if rows of it are in the topic."""
+        return msgspec.structs.replace(
+            self,
+            columns=columns,
+            key=key,
+            version=self.version + ([tuple(each) for each in self.columns] != columns),
+            snapshot=PENDING,
+            after=None,
+            is_again=self.is_again or self.snapshot != PENDING or self.after is not None,
+            oid=0,
+            published=0,
+        )
 
 
 Described = Mapping[str, tuple[list[tuple[str, str]], list[str]]]
@@ -187,10 +205,18 @@ def chosen_tables(patterns: Iterable[str], existing: Iterable[str], default_sche
     there = list(existing)
     chosen: set[str] = set()
     for pattern in patterns:
-        full = pattern if "." in pattern or not default_schema else f"{default_schema}.{pattern}"
-        found = fnmatch.filter(there, full)
+        found = fnmatch.filter(there, _full(pattern, default_schema))
         if not found:
             shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
             raise ConfigError(f"no table matches {pattern!r}: there are {shown or 'none that this user can see'}")
         chosen.update(found)
     return [name for name in there if name in chosen]
+
+
+def is_chosen(patterns: Iterable[str], name: str, default_schema: str) -> bool:
+    """Whether one of the patterns names this table, which may not exist."""
+    return any(fnmatch.fnmatchcase(name, _full(pattern, default_schema)) for pattern in patterns)
+
+
+def _full(pattern: str, default_schema: str) -> str:
+    return pattern if "." in pattern or not default_schema else f"{default_schema}.{pattern}"

@@ -27,7 +27,6 @@ from penstock.tables.cdc.snapshots import pending_tables, show_tables, snapshot_
 from penstock.tables.cdc.source import (
     CAPTURE,
     LEFT,
-    PENDING,
     POSITION,
     TABLE,
     CaptureProgress,
@@ -271,15 +270,7 @@ class SqliteSource:
             table, before = self._tables[name], self._saved[name]
             if before.snapshot == LEFT:
                 continue
-            is_changed = before.columns != list(table.columns)
-            renewed = msgspec.structs.replace(
-                before,
-                columns=list(table.columns),
-                version=before.version + is_changed,
-                snapshot=PENDING,
-                after=None,
-                is_again=True,
-            )
+            renewed = before.read_again(list(table.columns), list(table.key))
             self._saved[name] = renewed
             state[TABLE + name] = msgspec.json.encode(renewed)
         return state

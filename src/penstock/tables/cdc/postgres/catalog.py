@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.databases.postgres import psycopg
-from penstock.errors import ChangesLostError, ConfigError
+from penstock.errors import ChangesLostError, ConfigError, SourceUnavailableError
 from penstock.tables.cdc.postgres.connections import lsn_text, parsed_lsn, translated
 from penstock.tables.cdc.source import chosen_tables
 
@@ -40,6 +40,11 @@ WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped{stored}
 ORDER BY attrelid, attnum"""
 _PUBLICATION: Final = """
 SELECT oid, puballtables, pubinsert AND pubupdate AND pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s"""
+_ENTRIES: Final = """
+SELECT r.prrelid, r.oid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s"""
+_PRESENT: Final = """
+SELECT c.oid, n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY(%s) OR n.nspname || '.' || c.relname = ANY(%s)"""
 _SLOT: Final = """
 SELECT plugin, database, active_pid, restart_lsn::text, confirmed_flush_lsn::text{status}
 FROM pg_replication_slots WHERE slot_name = %s"""
@@ -165,35 +170,41 @@ class Publication:
     def exists(self, connection: Connection) -> bool:
         return connection.execute(_PUBLICATION, (self.name,)).fetchone() is not None
 
-    def provide(self, connection: Connection, tables: Sequence[TableInfo], where: str) -> bool:
-        """Make sure that it has these tables. Returns whether something had to be changed."""
+    def missing(self, connection: Connection, tables: Sequence[TableInfo]) -> list[TableInfo]:
+        """Those of the tables that it does not have."""
+        there = set(
+            connection.execute(
+                "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", (self.name,)
+            )
+        )
+        return [table for table in tables if (table.schema, table.name) not in there]
+
+    def entries(self, connection: Connection) -> dict[int, int]:
+        """The number of each table's entry, by the table's oid. A table that is removed and added has a new entry."""
+        return dict(connection.execute(_ENTRIES, (self.name,)).fetchall())
+
+    def provide(self, connection: Connection, tables: Sequence[TableInfo], where: str) -> None:
+        """Make sure that it has these tables."""
         wanted = ", ".join(table.sql_name for table in tables)
         row = connection.execute(_PUBLICATION, (self.name,)).fetchone()
         if row is None:
             root = " WITH (publish_via_partition_root = true)" if connection.info.server_version >= 130_000 else ""
             self._change(connection, f'CREATE PUBLICATION "{self.name}" FOR TABLE {wanted}{root}', where)
-            return True
+            return
         _, _, has_changes, has_truncates = row
         if not has_changes or not has_truncates:
             raise ConfigError(
                 f'publication {self.name!r} leaves out some changes: ALTER PUBLICATION "{self.name}" SET (publish = '
                 "'insert, update, delete, truncate')"
             )
-        there = {
-            f"{schema}.{name}"
-            for schema, name in connection.execute(
-                "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", (self.name,)
-            )
-        }
-        missing = [table for table in tables if table.full_name not in there]
+        missing = self.missing(connection, tables)
         if not missing:
-            return False
+            return
         command = f'ALTER PUBLICATION "{self.name}" ADD TABLE {", ".join(table.sql_name for table in missing)}'
         if not self._is_own:
             names = ", ".join(table.full_name for table in missing)
             raise ConfigError(f"publication {self.name!r} does not have {names}: {command}")
         self._change(connection, command, where)
-        return True
 
     def narrowed(self, connection: Connection, tables: Sequence[TableInfo]) -> list[TableInfo]:
         """The tables with only the columns and rows that the publication has."""
@@ -228,6 +239,40 @@ class Publication:
             ) from error
 
 
+class TableChangedError(SourceUnavailableError):
+    """A captured table is another one now, or was not published for a while: set up again, the capture reads it."""
+
+
+def check_tables(connection: Connection, tables: Sequence[TableInfo], publication: Publication) -> None:
+    """Raise TableChangedError, or ConfigError for a renamed table, unless the tables are what they were."""
+    names = present_names(connection, [each.oid for each in tables], [each.full_name for each in tables])
+    there = set(names.values())
+    for table in tables:
+        now = names.get(table.oid)
+        if now == table.full_name:
+            continue
+        if table.full_name in there:
+            raise TableChangedError(f"table {table.full_name} was created again: all its rows are read")
+        if now is not None:
+            raise renamed(table.full_name, now)
+        raise TableChangedError(f"table {table.full_name} was dropped")
+    for table in publication.missing(connection, tables):
+        raise TableChangedError(f"table {table.full_name} was removed from publication {publication.name!r}")
+
+
+def present_names(connection: Connection, oids: Sequence[int], names: Sequence[str] = ()) -> dict[int, str]:
+    """The names of the tables with these oids or names that exist, by oid."""
+    return dict(connection.execute(_PRESENT, (list(oids), list(names))).fetchall())
+
+
+def renamed(before: str, now: str) -> ConfigError:
+    return ConfigError(
+        f"table {before} is captured, and was renamed to {now}: rename it back, and nothing is lost; or capture it "
+        f"into a topic of its own, with a new snapshot, by --tables {now} in place of {before} (where a pattern "
+        "matches both: with --snapshot again, once)"
+    )
+
+
 def wait_for_running_transactions(connection: Connection, stopping: Any) -> None:
     """Wait until every transaction that runs now has ended.
 
@@ -250,6 +295,12 @@ def oldest_transaction(connection: Connection) -> str:
     ).fetchone()
     blamed = "" if row is None else f": the oldest is of process {row[0]} (user {row[1]}), open since {row[2]}"
     return f"the replication slot waits for the transactions that are open now to end{blamed}"
+
+
+def current_lsn(connection: Connection) -> int:
+    """Where the server's log ends."""
+    (lsn,) = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("0/0",)
+    return parsed_lsn(lsn)
 
 
 def find_slot(connection: Connection, name: str, where: str) -> SlotInfo | None:

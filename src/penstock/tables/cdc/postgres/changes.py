@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.databases.postgres import psycopg
-from penstock.errors import ConfigError, SourceUnavailableError
+from penstock.errors import ConfigError, PenstockError, SourceUnavailableError
 from penstock.tables.cdc.postgres import pgoutput
 from penstock.tables.cdc.postgres.catalog import ColumnInfo
 from penstock.tables.cdc.postgres.connections import ReplicationConnection, keepalive, lsn_text, wal_data
@@ -38,6 +38,7 @@ _LARGEST_BATCH_BYTES: Final = 16 * 1024 * 1024
 _LOOK_S: Final = 10.0
 _STATUS_S: Final = 10.0
 """How often the server is told that this side is alive. Its wal_sender_timeout is 60 s by default."""
+_ANY_LSN: Final = 1 << 64
 _UNAVAILABLE_JSON: Final = msgspec.json.encode(UNAVAILABLE)
 _RECENT_BYTES: Final = 32 * 1024 * 1024
 _LARGE_ROW_BYTES: Final = 1_900
@@ -156,9 +157,9 @@ class ChangeReader:
         *,
         batch_rows: int,
         heartbeat_s: float,
-        look: Callable[[], None],
+        look: Callable[[int], None],
     ) -> None:
-        """`look` is called now and then, to look after the slot."""
+        """`look` is called now and then, with the LSN before which everything is stored."""
         self._replication = replication
         self._queries = queries
         self._describe = describe
@@ -198,7 +199,11 @@ class ChangeReader:
                 continue
             if message[0] == _WAL_DATA:
                 lsn, replication.wal_end = wal_data(message)
-                self._take(message[_HEADER:], lsn)
+                data = message[_HEADER:]
+                if data[0] == pgoutput.RELATION:
+                    yield from self._take_relation(data)
+                else:
+                    self._take(data, lsn)
                 if self._is_full():
                     yield from self._flush()
             elif message[0] == _KEEPALIVE:
@@ -251,7 +256,7 @@ class ChangeReader:
 
     def _look_now(self) -> None:
         self._looked_s = time.monotonic()
-        self._look()
+        self._look(self._position.lsn)
 
     def _new_batch(self) -> None:
         self._records: list[Row | None] = []
@@ -278,19 +283,25 @@ class ChangeReader:
             self._sent_lsn = max(self._sent_lsn, self._done)
             self._is_inside = False
             self._transactions += self._index > self._skipped
-        elif kind == pgoutput.RELATION:
-            relation = pgoutput.parse_relation(data)
-            described = self._describe(relation)
-            self._relations[relation.oid] = described
-            if described is not None and described.state is not None:
-                name, value = described.state
-                self._state[name] = value
         elif kind in pgoutput.IGNORED:
             return
         else:
             self._index += 1
             if self._index > self._skipped:
                 self._take_change(kind, data, lsn)
+
+    def _take_relation(self, data: bytes) -> Iterator[SourceBatch]:
+        relation = pgoutput.parse_relation(data)
+        try:
+            described = self._describe(relation)
+        except PenstockError:
+            if self._records:  # the table as it was before is stored to its end
+                yield from self._flush()
+            raise
+        self._relations[relation.oid] = described
+        if described is not None and described.state is not None:
+            name, value = described.state
+            self._state[name] = value
 
     def _take_change(self, kind: int, data: bytes, lsn: int) -> None:
         if not self._records:
@@ -395,7 +406,10 @@ class ChangeReader:
                     tuple((text or b"").decode() for text in row[:width]): dict(zip(names, row[width:], strict=True))
                     for row in rows
                 }
-        except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable):  # a later change of the schema
+        except psycopg.errors.UndefinedColumn:  # a later change of the schema
+            return {}
+        except psycopg.errors.UndefinedTable:
+            self._look(_ANY_LSN)  # raises if it was renamed: the values are there
             return {}
         except psycopg.OperationalError as error:
             raise SourceUnavailableError(f"values could not be looked up: {error}") from error

@@ -27,18 +27,23 @@ from typing import Any, Final
 import msgspec
 
 from penstock.databases.postgres import psycopg
-from penstock.errors import ConfigError
+from penstock.errors import ChangesLostError, ConfigError, PenstockError
 from penstock.tables.cdc.postgres.catalog import (
     ColumnInfo,
     Publication,
+    TableChangedError,
     TableInfo,
     check_server,
     check_slot,
+    check_tables,
+    current_lsn,
     drop_slot,
     find_slot,
     find_tables,
     oldest_transaction,
+    present_names,
     release_slot,
+    renamed,
     wait_for_running_transactions,
 )
 from penstock.tables.cdc.postgres.changes import CapturedRelation, ChangeReader, Position
@@ -58,6 +63,7 @@ from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords, ch
 from penstock.tables.cdc.snapshots import pending_tables, show_tables, snapshot_batches
 from penstock.tables.cdc.source import (
     CAPTURE,
+    LEFT,
     POSITION,
     TABLE,
     CaptureProgress,
@@ -66,6 +72,7 @@ from penstock.tables.cdc.source import (
     SnapshotMode,
     SourceBatch,
     SourceOptions,
+    is_chosen,
     saved_tables,
     update_tables,
 )
@@ -121,6 +128,8 @@ class PostgresSource:
         )
         self._database = ""
         self._system = ""
+        self._problem: tuple[int, PenstockError] | None = None
+        """What is wrong with a table, and where the log ended when that was noticed."""
 
     @property
     def identity(self) -> str:
@@ -201,12 +210,69 @@ class PostgresSource:
             return (yield from self._set_up_new(known, stopping, exporter))
         slot = find_slot(self._queries, self._slot, self._where)
         check_slot(slot, self._slot, self._position.lsn, self._where)
-        if self._publication.provide(self._queries, self._tables, self._where):
-            wait_for_running_transactions(self._queries, stopping)
-        changed = self._tables_state()
+        self._check_names()
+        # What must be read again is saved before the publication is changed: a kill in between forgets nothing.
+        changed = self._outdated_state() | self._tables_state()
         if changed:
             yield SourceBatch([], changed)
+        self._publication.provide(self._queries, self._tables, self._where)
+        if any(self._saved[each.full_name].oid == 0 for each in self._tables):
+            wait_for_running_transactions(self._queries, stopping)
+            if stopping.is_set():
+                return None
+            yield SourceBatch([], self._published_state())
         return None
+
+    def _check_names(self) -> None:
+        """Raise ConfigError if a table that is to be captured has another name now."""
+        assert self._queries is not None
+        captured = {table.full_name for table in self._tables}
+        gone = {
+            saved.oid: name
+            for name, saved in self._saved.items()
+            if saved.oid and saved.snapshot != LEFT and name not in captured
+        }
+        for oid, now in present_names(self._queries, list(gone)).items():
+            if is_chosen(self._options.tables, gone[oid], "public"):
+                raise renamed(gone[oid], now)
+
+    def _outdated_state(self) -> dict[str, bytes | None]:
+        """Note that tables must be read again that were created again, or were not published for a while."""
+        assert self._queries is not None
+        missing = {table.oid for table in self._publication.missing(self._queries, self._tables)}
+        entries = self._publication.entries(self._queries)
+        state: dict[str, bytes | None] = {}
+        for table in self._tables:
+            saved = self._saved.get(table.full_name)
+            if saved is None or saved.snapshot == LEFT:
+                continue
+            is_other = saved.oid not in (0, table.oid)
+            is_unpublished = table.oid in missing or (saved.oid and saved.published != entries.get(table.oid, 0))
+            if not is_other and not is_unpublished:
+                continue
+            what = "was created again" if is_other else f"was not in publication {self._publication.name!r} for a while"
+            if self._options.snapshot is SnapshotMode.NEVER:
+                raise ChangesLostError(
+                    f"table {table.full_name} {what}, so changes of it are lost: start once with --snapshot initial "
+                    "to read the table again, or once without this table to continue without them"
+                )
+            logger.warning("table %s %s: all its rows are read again", table.full_name, what)
+            self._saved[table.full_name] = renewed = saved.read_again(self._described(table), list(table.key))
+            state[TABLE + table.full_name] = msgspec.json.encode(renewed)
+        return state
+
+    def _published_state(self) -> dict[str, bytes | None]:
+        """Note that tables are published, and that a snapshot sees what transactions wrote before."""
+        assert self._queries is not None
+        entries = self._publication.entries(self._queries)
+        state: dict[str, bytes | None] = {}
+        for table in self._tables:
+            saved = self._saved[table.full_name]
+            if saved.oid == 0:
+                saved = msgspec.structs.replace(saved, oid=table.oid, published=entries.get(table.oid, 0))
+                self._saved[table.full_name] = saved
+                state[TABLE + table.full_name] = msgspec.json.encode(saved)
+        return state
 
     def _refuse_only(self, known: SavedCapture | None) -> None:
         if known is not None and not known.is_only and known.phase == _READY and not self._is_again:
@@ -248,7 +314,7 @@ class PostgresSource:
                 self._slot, export=True, stopping=stopping, on_wait=self._what_it_waits_for
             )
         self._position = Position(start)
-        state = self._tables_state(is_new=True)
+        state = self._tables_state(is_new=True) | self._published_state()
         self._is_again = False
         yield SourceBatch(
             [],
@@ -297,14 +363,11 @@ class PostgresSource:
 
     def _tables_state(self, *, is_new: bool = False) -> dict[str, bytes | None]:
         """What to save about tables that are new, or no longer captured."""
-        described = {
-            table.full_name: (
-                [(column.name, self._types.name_of(column.type_oid)) for column in table.columns],
-                list(table.key),
-            )
-            for table in self._tables
-        }
+        described = {table.full_name: (self._described(table), list(table.key)) for table in self._tables}
         return update_tables(self._saved, described, self._options.snapshot, is_new=is_new)
+
+    def _described(self, table: TableInfo) -> list[tuple[str, str]]:
+        return [(column.name, self._types.name_of(column.type_oid)) for column in table.columns]
 
     # The snapshot
 
@@ -352,6 +415,7 @@ class PostgresSource:
 
     def _stream(self, stopping: threading.Event) -> Iterator[SourceBatch]:
         assert self._queries is not None
+        self._problem = None
         self.progress.phase = "streaming"
         self.progress.position = lsn_text(self._position.lsn)
         replication = self._start_replication(stopping)
@@ -366,9 +430,30 @@ class PostgresSource:
                 self.progress,
                 batch_rows=self._options.batch_rows,
                 heartbeat_s=self._options.heartbeat_s,
-                look=self._look_at_slot,
+                look=self._look,
             )
             yield from reader.batches(stopping)
+
+    def _look(self, stored_lsn: int) -> None:
+        """Look after the slot and the tables. What is wrong with a table is raised once all before it is stored."""
+        assert self._queries is not None
+        self._look_at_slot()
+        if self._problem is None:
+            try:
+                check_tables(self._queries, self._tables, self._publication)
+                self._check_entries()
+            except (TableChangedError, ConfigError) as error:
+                self._problem = (current_lsn(self._queries), error)
+        if self._problem is not None and stored_lsn >= self._problem[0]:
+            raise self._problem[1]
+
+    def _check_entries(self) -> None:
+        """Raise TableChangedError for a table that was removed from the publication and added again."""
+        assert self._queries is not None
+        entries = self._publication.entries(self._queries)
+        for table in self._tables:
+            if self._saved[table.full_name].published != entries.get(table.oid, 0):
+                raise TableChangedError(f"table {table.full_name} was removed from the publication, and added again")
 
     def _look_at_slot(self) -> None:
         assert self._queries is not None
@@ -400,10 +485,16 @@ class PostgresSource:
                 return None
 
     def _describe(self, relation: Relation) -> CapturedRelation | None:
-        name = relation.full_name
-        table = next((each for each in self._tables if each.full_name == name), None)
+        """A table is known by its oid: the log has the name that it had then. It is captured under the one it has."""
+        assert self._queries is not None
+        table = next((each for each in self._tables if each.oid == relation.oid), None)
+        named = next((each for each in self._tables if each.full_name == relation.full_name), None)
+        if table != named:
+            # Raises, unless the log is about the past: a table that was dropped since, or had another name.
+            check_tables(self._queries, [each for each in (table, named) if each is not None], self._publication)
         if table is None:
             return None
+        name = table.full_name
         saved = self._saved[name]
         columns = [(column.name, column.type_oid) for column in relation.columns]
         converters = self._converters(name, columns)
