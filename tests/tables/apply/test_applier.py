@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
+import random
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from penstock.tables import Capture
 from penstock.tables.apply import Applier, compare
 from penstock.tables.changes import TRUNCATE_KEY
 from tests.postgres import shared_postgres
+from tests.seeds import seed_of
 from tests.servers import Penstock
 
 _numbers = itertools.count(1)
@@ -181,6 +184,40 @@ def test_drift_is_found_and_repaired_by_ranges_of_keys(copied: tuple[str, str, s
     assert query(target, "SELECT id, name, ratio + 0.0 FROM users ORDER BY id") == [
         (1, "Ada", 0.5), (2, "Grace", 2.0), (3, None, None),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("source_is_postgres", [False, True])
+def test_tables_with_binary_keys_are_compared_and_repaired(
+    target: str, tmp_path: Path, source_is_postgres: bool
+) -> None:
+    chance = random.Random(seed_of())
+    source = shared_postgres().fresh_database() if source_is_postgres else f"sqlite:{tmp_path / 'source.db'}"
+    keys = [bytes([number]) + chance.randbytes(number % 4) for number in range(40)]
+    for url in (source, target):
+        kind, mark = ("BLOB", "x'{}'") if url.startswith("sqlite") else ("bytea", "'\\x{}'")
+        query(url, f"CREATE TABLE users (id {kind}, part int, name text, PRIMARY KEY (id, part))")
+        values = ", ".join(f"({mark.format(key.hex())}, 1, 'n')" for key in keys)
+        query(url, f"INSERT INTO users VALUES {values}")
+    mark = "x'{}'" if target.startswith("sqlite") else "'\\x{}'"
+    assert compare(source, target, table="users", pause_s=0.0, page_rows=7).rows == 40
+    query(target, f"DELETE FROM users WHERE id = {mark.format(keys[5].hex())}")
+    query(target, f"UPDATE users SET name = 'Eve' WHERE id = {mark.format(keys[6].hex())}")
+    query(target, f"INSERT INTO users VALUES ({mark.format('ffff')}, 1, 'Mallory')")
+    found = compare(source, target, table="users", pause_s=0.0, page_rows=7, repair=True)
+    assert sorted((str(each.kind), base64.b64decode(each.key["id"])) for each in found.drifted) == [
+        ("different", keys[6]), ("extra", b"\xff\xff"), ("missing", keys[5]),
+    ]  # fmt: skip
+    assert compare(source, target, table="users", pause_s=0.0, page_rows=7).drifted == []
+
+
+def test_text_that_looks_like_base64_and_bytes_may_be_keys_of_one_column(tmp_path: Path) -> None:
+    urls = [f"sqlite:{tmp_path / name}" for name in ("a.db", "b.db")]
+    for url in urls:
+        query(url, "CREATE TABLE t (id TEXT PRIMARY KEY) WITHOUT ROWID")
+        query(url, "INSERT INTO t VALUES ('abcd'), (x'00ff'), ('plain'), (x'ff')")
+    assert compare(*urls, table="t", pause_s=0.0, page_rows=1).rows == 4
+    query(urls[1], "DELETE FROM t WHERE id = x'ff'")
+    assert [each.kind for each in compare(*urls, table="t", pause_s=0.0, page_rows=1).drifted] == ["missing"]
 
 
 def test_a_row_that_is_only_late_is_not_drift_and_one_that_keeps_changing_is_undecided(

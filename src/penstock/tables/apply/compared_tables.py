@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import itertools
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +23,8 @@ Key = tuple[Any, ...]
 Rows = dict[Key, Row]
 
 _decode: Final = msgspec.json.Decoder().decode
+_MOST_VALUES: Final = 30_000
+"""SQLite takes 32,766 in a statement."""
 
 
 class ComparedTable(Protocol):
@@ -30,11 +34,11 @@ class ComparedTable(Protocol):
     key: tuple[str, ...]
     columns: tuple[str, ...]
 
-    def page(self, after: Key | None, limit: int) -> Rows:
-        """The next rows in the order of their keys."""
+    def pages(self, limit: int) -> Iterator[Rows]:
+        """All rows in the order of their keys, this many at a time, at least one."""
 
     def rows(self, keys: Sequence[Key]) -> Rows:
-        """The rows with these keys, those that exist."""
+        """The rows with these keys, those that exist. A key is what JSON has, so bytes are base64."""
 
     def locked(self) -> contextlib.AbstractContextManager[Any]:
         """A transaction, with its connection. Nobody else writes the table until it ends, and `rows` reads in it."""
@@ -68,17 +72,25 @@ class SqliteTableRows:
             problem = "has no PRIMARY KEY" if rows else "does not exist"
             raise ConfigError(f"table {table} of {self._path} {problem}: rows are compared by their key")
 
-    def page(self, after: Key | None, limit: int) -> Rows:
+    def pages(self, limit: int) -> Iterator[Rows]:
         keys = listed(self.key)
-        where = "" if after is None else f" WHERE ({keys}) > ({', '.join('?' * len(self.key))})"
-        return self._select(f"{where} ORDER BY {keys} LIMIT {limit}", list(after or ()))
+        places = [self.columns.index(name) for name in self.key]
+        where = ""
+        after: list[Any] = []
+        while rows := self._select(f"{where} ORDER BY {keys} LIMIT {limit}", after):  # ends: keys only grow
+            yield self._named(rows)
+            after = [rows[-1][place] for place in places]  # SQLite's own values: JSON has no bytes
+            where = f" WHERE ({keys}) > ({', '.join('?' * len(self.key))})"
 
     def rows(self, keys: Sequence[Key]) -> Rows:
-        if not keys:
-            return {}
+        found: Rows = {}
         one = f"({', '.join('?' * len(self.key))})"
-        values = [value for key in keys for value in key]
-        return self._select(f" WHERE ({listed(self.key)}) IN (VALUES {', '.join([one] * len(keys))})", values)
+        wanted = [stored for key in keys for stored in itertools.product(*map(_stored_as, key))]
+        limit = max(1, _MOST_VALUES // len(self.key))
+        for some in (wanted[start : start + limit] for start in range(0, len(wanted), limit)):
+            where = f" WHERE ({listed(self.key)}) IN (VALUES {', '.join([one] * len(some))})"
+            found |= self._named(self._select(where, [value for key in some for value in key]))
+        return found
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[sqlite3.Connection]:
@@ -98,9 +110,29 @@ class SqliteTableRows:
     def close(self) -> None:
         self._connection.close()
 
-    def _select(self, rest: str, values: list[Any]) -> Rows:
+    def _select(self, rest: str, values: list[Any]) -> list[tuple[Any, ...]]:
+        query = f"SELECT {listed(self.columns)} FROM {quoted(self.name)}{rest}"
+        return self._connection.execute(query, values).fetchall()
+
+    def _named(self, rows: Sequence[tuple[Any, ...]]) -> Rows:
         found: Rows = {}
-        for row in self._connection.execute(f"SELECT {listed(self.columns)} FROM {quoted(self.name)}{rest}", values):
+        for row in rows:
             named = {name: _decode(json_value(value)) for name, value in zip(self.columns, row, strict=True)}
             found[tuple(named[name] for name in self.key)] = named
         return found
+
+
+def bytes_of(value: Any) -> bytes | None:
+    """The bytes that this value of JSON may stand for."""
+    try:
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _stored_as(value: Any) -> list[Any]:
+    """What SQLite may have stored for a value of JSON: any column can have text or bytes."""
+    if value in ("Infinity", "-Infinity"):
+        return [value, float(value)]
+    data = bytes_of(value)
+    return [value] if data is None else [value, data]

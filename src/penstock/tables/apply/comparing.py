@@ -92,10 +92,10 @@ def compare(
     result = Comparison()
     with _opened(source, table) as ours, _opened(target, target_table or table) as theirs:
         comparer = _Comparer(ours, theirs, reads, pause_s, wait)
-        for rows in _pages(ours, page_rows):
+        for rows in ours.pages(page_rows):
             result.rows += len(rows)
             _settle(result, comparer, rows, theirs.rows(list(rows)), target if repair else None)
-        for rows in _pages(theirs, page_rows):
+        for rows in theirs.pages(page_rows):
             there = ours.rows(list(rows))
             extra = {key: row for key, row in rows.items() if key not in there}
             _settle(result, comparer, {}, extra, target if repair else None)
@@ -115,15 +115,6 @@ def _settle(result: Comparison, comparer: _Comparer, ours: Rows, theirs: Rows, r
 def _opened(url: str, table: str) -> Iterator[ComparedTable]:
     with contextlib.closing(open_compared(url, table)) as opened:
         yield opened
-
-
-def _pages(table: ComparedTable, limit: int) -> Iterator[Rows]:
-    after: Key | None = None
-    while rows := table.page(after, limit):  # ends: keys only grow
-        yield rows
-        after = next(reversed(rows))
-        if len(rows) < limit:
-            return
 
 
 class _Comparer:

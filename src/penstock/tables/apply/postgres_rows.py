@@ -10,14 +10,11 @@ import msgspec
 
 from penstock.databases.postgres import psycopg
 from penstock.errors import ConfigError
-from penstock.tables.apply.decoding import Row
+from penstock.tables.apply.compared_tables import Key, Rows, bytes_of
 from penstock.tables.cdc.postgres.catalog import ColumnInfo, find_tables
 from penstock.tables.cdc.postgres.connections import connect, parsed_url, translated
 from penstock.tables.cdc.postgres.snapshot import RawRow, key_range, rows_by_key
-from penstock.tables.cdc.postgres.values import TypeCatalog
-
-Key = tuple[Any, ...]
-Rows = dict[Key, Row]
+from penstock.tables.cdc.postgres.values import TypeCatalog, binary
 
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -44,20 +41,27 @@ class PostgresTableRows:
         self.key = self._table.key
         self.columns = tuple(each.name for each in self._table.columns)
 
-    def page(self, after: Key | None, limit: int) -> Rows:
-        texts = None if after is None else [_text(each) for each in after]
-        with translated(self._where):
-            return self._named(self.columns, key_range(self._connection, self._table, texts, limit))
+    def pages(self, limit: int) -> Iterator[Rows]:
+        places = [self.columns.index(name) for name in self.key]
+        after: list[str] | None = None
+        while True:  # ends: keys only grow
+            with translated(self._where):
+                rows = list(key_range(self._connection, self._table, after, limit))
+            if not rows:
+                return
+            yield self._named(self.columns, rows)
+            after = [(rows[-1][place] or b"").decode() for place in places]  # PostgreSQL's own text of the key
 
     def rows(self, keys: Sequence[Key]) -> Rows:
-        if not keys:
-            return {}
         by_name = {each.name: each for each in self._table.columns}
         key: list[ColumnInfo] = [by_name[name] for name in self.key]
-        wanted = [[_text(each) for each in one] for one in keys]
+        texts = ([self._text(name, value) for name, value in zip(self.key, one, strict=True)] for one in keys)
+        wanted = [each for each in texts if None not in each]
+        if not wanted:
+            return {}
         others = [name for name in self.columns if name not in self.key]
         with translated(self._where):
-            found = rows_by_key(self._connection, self._table.sql_name, others, key, wanted)
+            found = rows_by_key(self._connection, self._table.sql_name, others, key, wanted)  # type: ignore[arg-type]
             return self._named([*self.key, *others], found)
 
     @contextlib.contextmanager
@@ -93,8 +97,11 @@ class PostgresTableRows:
             raise ConfigError(f"{self._where} has no table {table!r} in its search path: write SCHEMA.TABLE")
         return f"{schema}.{table}"
 
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    def _text(self, column: str, value: Any) -> str | None:
+        """PostgreSQL's text of a value of JSON; None if the column cannot have it."""
+        if self._converters[column] is binary:
+            data = bytes_of(value)
+            return None if data is None else "\\x" + data.hex()
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return str(value)
