@@ -369,7 +369,8 @@ class SourceUnavailableError(PenstockError):
 
 
 class ChangesLostError(PenstockError):
-    """The database no longer has changes that were not captured yet. Take a new snapshot: `--snapshot again`."""
+    """Changes are gone that were not captured yet, or not applied. Capture a new snapshot: `--snapshot again`; repair a
+    target: `penstock cdc compare --repair`."""
 
 
 class UnsupportedTypeError(ConfigError):

@@ -12,11 +12,13 @@ import pytest
 import penstock
 from penstock.abc import Transactional
 from penstock.errors import ConfigError, QueryError, QueryStoppedError, RegistryError, SerdeError, UnknownTopicError
+from penstock.model import NewRecord
 from penstock.querying.database import TopicDatabase
 from penstock.querying.topic_table import TopicSource
 from penstock.serde import AvroSerde
 from penstock.serde.registry.client import SchemaRegistry
 from penstock.streams.capability import capability
+from penstock.tables.changes import TRUNCATE_KEY
 from tests.clients.names import fresh
 from tests.querying.orders import ORDERS, Order
 from tests.serde.registry_server import registry_server
@@ -181,6 +183,26 @@ def test_latest_has_the_newest_row_of_every_key_without_tombstones(
     stream.flush(30)
     query = f"select key, value->>'n' from latest('{users.name}') order by key"
     assert rows(database, query) == [("b", "4"), ("c", "5")]
+
+
+@pytest.mark.parametrize("prefix", [b"text ", b"\xff"])
+def test_latest_is_without_the_rows_that_a_truncate_removed_from_its_partition(
+    stream: penstock.Connection, database: TopicDatabase, prefix: bytes
+) -> None:
+    topic = fresh()
+    stream.create_topic(topic, 2)
+    opened = stream.open_topic(topic)
+
+    def write(*changes: tuple[bytes, bytes, int]) -> None:
+        for receipt in opened.append([NewRecord(topic, value, key, partition=part) for key, value, part in changes]):
+            receipt.result(30)
+
+    a, b, c = (prefix + name for name in (b"a", b"b", b"c"))
+    write((a, b"1", 0), (b, b"1", 1), (c, b"1", 0), (c, b"2", 0))
+    write((TRUNCATE_KEY, b'{"__op":"t"}', 0), (c, b"3", 0))
+    opened.close()
+    assert rows(database, f"select key::blob, value from latest('{topic}') order by partition") == [(c, "3"), (b, "1")]
+    assert rows(database, f'select count(*) from "{topic}"') == [(6,)]
 
 
 def test_records_of_open_and_aborted_transactions_are_not_seen(

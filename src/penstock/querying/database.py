@@ -58,6 +58,7 @@ from penstock.serde.registry.schema import SchemaKind
 from penstock.streams import Connection
 from penstock.streams.connecting import connect
 from penstock.streams.options import ConnectOptions
+from penstock.tables.changes import TRUNCATE_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -458,21 +459,29 @@ def _resolved(parts: tuple[str, ...], names: Sequence[str]) -> str:
 
 
 def _latest_view(name: str, called: str, table: TopicTable) -> str:
-    """The newest row of every key, without those whose newest record is a tombstone.
+    """The newest row of every key, without those whose newest record is a tombstone, or that a truncate removed.
 
     A key usually stays in one partition, where the offset decides. After partitions were added it may be in two: then
     the time decides.
     """
     names = table.columns.names
     partition, offset, time_, key, value = (quoted(names[each]) for each in (PARTITION, OFFSET, TIMESTAMP, KEY, VALUE))
+    is_text = table.columns.schema.field(names[KEY]).type in (pa.string(), pa.string_view())
+    truncate = f"'{TRUNCATE_KEY.decode()}'" + ("" if is_text else "::blob")
     newest = (
         f"select {key} as k, {partition} as p, max({offset}) as o, arg_max({time_}, {offset}) as t "
         f"from {quoted(name)} where {key} is not null group by {key}, {partition}"
     )
+    chosen = f"select p, o from newest where k <> {truncate}"
     if len(table.source.spans) > 1:
-        newest = f"select p, o from ({newest}) qualify row_number() over (partition by k order by t desc, p desc) = 1"
+        chosen += " qualify row_number() over (partition by k order by t desc, p desc) = 1"
+    kept = (
+        f"select n.p, n.o from ({chosen}) n anti join (select p, o from newest where k = {truncate}) cut "
+        "on n.p = cut.p and n.o < cut.o"
+    )
     return (
         # `query_table` would take a dot in a name for a schema.
-        f"create temp view {quoted(f'{LATEST} {called.encode().hex().upper()}')} as select r.* from {quoted(name)} r "
-        f"semi join ({newest}) n on r.{partition} = n.p and r.{offset} = n.o where r.{value} is not null"
+        f"create temp view {quoted(f'{LATEST} {called.encode().hex().upper()}')} as with newest as materialized "
+        f"({newest}) select r.* from {quoted(name)} r semi join ({kept}) n "
+        f"on r.{partition} = n.p and r.{offset} = n.o where r.{value} is not null"
     )

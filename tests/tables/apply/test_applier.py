@@ -8,6 +8,8 @@ import itertools
 import json
 import random
 import sqlite3
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.errors import ConfigError, SchemaMismatchError, SerdeError
+from penstock.errors import ChangesLostError, ConfigError, SchemaMismatchError, SerdeError
 from penstock.model import Position
+from penstock.model.clock import SystemClock
 from penstock.streams import Connection, connect
 from penstock.tables import Capture
-from penstock.tables.apply import Applier, compare
+from penstock.tables.apply import Applier, compare, freshness
 from penstock.tables.changes import TRUNCATE_KEY
 from tests.postgres import shared_postgres
 from tests.seeds import seed_of
 from tests.servers import Penstock
+from tests.tables.captured import wait_until
 
 _numbers = itertools.count(1)
 
@@ -252,3 +256,56 @@ def test_a_repair_does_not_replace_a_newer_row_by_an_older_one(
     assert query(target, "SELECT name FROM users WHERE id = 1") == [("newest",)]
     Applier(stream, topic, target, table="users").run(end=Position.LATEST)
     assert query(target, "SELECT name FROM users WHERE id = 1") == [("newest",)]
+
+
+def test_an_applier_that_was_away_for_longer_than_deletions_are_kept_does_not_keep_deleted_rows_in_silence(
+    stream: Connection, topic: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.admin().change_config(topic, {"cleanup.policy": "compact", "delete.retention.ms": "60000"})
+    write(stream, topic, (1, {"name": "Ada"}), (2, {"name": "Grace"}))
+    apply(stream, topic, target)
+    away = [0]
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda _: time.time_ns() // 1_000_000 + away[0])
+    away[0] = 50_000
+    write(stream, topic, (3, {"name": "Alan"}))
+    apply(stream, topic, target)
+    away[0] = 109_000  # less than a minute after the last run
+    write(stream, topic, (4, {"name": "Alan"}))
+    apply(stream, topic, target)
+    away[0] = 300_000
+    apply(stream, topic, target)  # nothing was written meanwhile: nothing can be missing
+    away[0] = 400_000
+    write(stream, topic, (1, None))
+    with pytest.raises(ChangesLostError, match=r"min.*ago, and keeps deletions for 1 min.*cdc compare --repair"):
+        apply(stream, topic, target)
+    assert query(target, "SELECT id FROM users ORDER BY id") == [(1,), (2,), (3,), (4,)]
+    apply(stream, topic, target, continue_after_loss=True)
+    apply(stream, topic, target)
+    assert query(target, "SELECT id FROM users ORDER BY id") == [(2,), (3,), (4,)]
+
+
+def test_a_running_applier_notes_now_and_then_that_its_target_is_fresh(
+    stream: Connection, topic: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freshness, "_LOOK_S", 0.02)
+    stream.admin().change_config(topic, {"cleanup.policy": "compact"})
+    begun_ms = time.time_ns() // 1_000_000
+    applier = Applier(stream, topic, target, table="users", format="flat")
+    thread = threading.Thread(target=applier.run)
+    thread.start()
+    try:
+        write(stream, topic, (1, {"name": "Ada"}))
+        wait_until(lambda: applier.applied == 1, "the row is applied")
+        moments = []
+        for _ in range(2):
+            moments.append(time.time_ns() // 1_000_000)
+            wait_until(lambda: _fresh_ms(target) > moments[-1], "it is noted")
+        assert begun_ms < moments[0] <= moments[1]
+    finally:
+        applier.stop()
+        thread.join()
+
+
+def _fresh_ms(target: str) -> int:
+    rows = query(target, "SELECT fresh_ms FROM penstock_appliers")
+    return int(rows[0][0]) if rows else 0

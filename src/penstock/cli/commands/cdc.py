@@ -156,6 +156,13 @@ def apply(
     evolve: Annotated[bool, typer.Option(help="Add columns that are missing.")] = True,
     batch: Annotated[int, typer.Option(min=1, help="Changes applied together, at most.")] = 1_000,
     once: Annotated[bool, typer.Option("--once", help="End when the changes that exist now are applied.")] = False,
+    continue_after_loss: Annotated[
+        bool,
+        typer.Option(
+            "--continue-after-loss",
+            help="Go on although the topic no longer has all deletions; then repair: penstock cdc compare --repair.",
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and errors.")] = False,
 ) -> None:
     """Apply the changes of a topic to a table until stopped: upserts, deletes and truncates, exactly-once.
@@ -165,7 +172,16 @@ def apply(
     show_log_of("penstock", quiet=True)
     table = topic.rpartition(".")[2] if table is None else table
     with Applier(
-        stream, topic, target, table=table, format=form, name=name, create=create, evolve=evolve, batch=batch
+        stream,
+        topic,
+        target,
+        table=table,
+        format=form,
+        name=name,
+        create=create,
+        evolve=evolve,
+        batch=batch,
+        continue_after_loss=continue_after_loss,
     ) as applier:
         with on_stop_signals(lambda _: applier.stop(), once=True):
             applier.run(end=Position.LATEST if once else None)

@@ -11,16 +11,19 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from penstock.abc import Stream
+from penstock.checkpoints.opening import open_store
 from penstock.consuming.context import Context
 from penstock.consuming.handler_consumer import HandlerConsumer
 from penstock.consuming.handlers import handler_of
 from penstock.consuming.loop.failures import ExhaustedError
 from penstock.consuming.options import ConsumerOptions
+from penstock.consuming.topic_wait import wait_for_topic
 from penstock.errors import ConfigError, PenstockError, SchemaMismatchError
 from penstock.model import Guarantee, Ordering, Position
 from penstock.model.retry import Retry
 from penstock.streams.connecting import connect
 from penstock.tables.apply.decoding import decode_change
+from penstock.tables.apply.freshness import Freshness, open_freshness_store
 from penstock.tables.apply.target import TargetTable, is_sqlite
 from penstock.tables.cdc.records import Form
 from penstock.tables.changes import Outcome
@@ -49,9 +52,11 @@ class Applier:
         create: bool = True,
         evolve: bool = True,
         batch: int = _BATCH,
+        continue_after_loss: bool = False,
     ) -> None:
         """`target` is postgresql://... or sqlite:FILE, and `name`, by default that of topic and table, tells appliers
-        into one database apart. `create` and `evolve` allow to create the table and to add columns."""
+        into one database apart. `create` and `evolve` allow to create the table and to add columns.
+        `continue_after_loss`: go on after a ChangesLostError; then repair the target with `compare`."""
         self._is_sqlite = is_sqlite(target)
         try:
             self._form = Form(format)
@@ -69,6 +74,7 @@ class Applier:
         self._stream = stream
         self._target = target
         self._batch = batch
+        self._accepts_loss = continue_after_loss
         self._table = TargetTable(table, is_sqlite=self._is_sqlite, create=create, evolve=evolve)
         self._partitions: Callable[[], Sequence[int]] = lambda: (0,)
         self._stopping = threading.Event()
@@ -77,7 +83,8 @@ class Applier:
     def run(self, *, end: Position | None = None) -> None:
         """Apply changes until `stop`, or up to `end`: `Position.LATEST` are the changes that exist now.
 
-        While database or stream are unavailable, it retries. Raises SchemaMismatchError for a row that does not fit.
+        While database or stream are unavailable, it retries. Raises SchemaMismatchError for a row that does not fit,
+        and ChangesLostError if it was away for longer than the topic keeps deletions.
         """
         with contextlib.ExitStack() as closing:
             given = self._stream
@@ -94,14 +101,23 @@ class Applier:
                 # Databases come back; what does not fit does not change by itself.
                 retry=Retry(None, max_delay_s=5.0, on={ConfigError: Retry(1)}),
             )
-            self._consumer = HandlerConsumer(
-                stream, self.topic, replace(handler), group=self.group, options=options, checkpoints=self._target
+            store = open_store(self._target, stream)
+            closing.callback(store.close)
+            consumer = HandlerConsumer(
+                stream, self.topic, replace(handler), group=self.group, options=options, checkpoints=store
             )
+            closing.callback(consumer.abandon)
+            if not wait_for_topic(stream, opened, handler, self._stopping.wait, ends=end is not None):
+                return
+            kept = open_freshness_store(self._target, is_sqlite=self._is_sqlite)
+            closing.callback(kept.close)
+            freshness = Freshness(stream, opened, self.group, store, kept)
+            freshness.start(accept_loss=self._accepts_loss)
+            closing.callback(freshness.stop)
+            self._consumer = consumer
             try:
-                if self._stopping.is_set():
-                    self._consumer.abandon()
-                else:
-                    self._consumer.run()
+                if not self._stopping.is_set():
+                    consumer.run()
             except ExhaustedError as error:
                 raise _cause(error) from error
             finally:

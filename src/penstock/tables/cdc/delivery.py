@@ -25,7 +25,12 @@ from penstock.tables.cdc.source import Saved
 
 OWNER: Final = "owner"
 """The key under which the newest capture with a name leaves its id."""
-TOPIC_SETTINGS: Final = {"cleanup.policy": "compact", "max.message.bytes": str(16 * 1024 * 1024)}
+TOPIC_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": str(16 * 1024 * 1024),
+    # Whoever reads the topic may be away for a week until it misses a deletion; Kafka's default is a day.
+    "delete.retention.ms": str(7 * 24 * 60 * 60 * 1000),
+}
 _STATE_SETTINGS: Final = {
     "cleanup.policy": "compact",
     # The position is written with every batch: small segments are compacted soon, so a restart reads little.
