@@ -15,6 +15,9 @@ import pytest
 from penstock.errors import ChangesLostError, ConfigError, OvertakenError, SourceUnavailableError, UnsupportedTypeError
 from penstock.streams import connect
 from penstock.tables import Capture
+from penstock.tables.cdc.postgres import pgoutput
+from penstock.tables.cdc.postgres.changes import CapturedRelation, RecentValues
+from penstock.tables.cdc.postgres.pgoutput import RelationColumn
 from penstock.tables.cdc.status import capture_status
 from tests.postgres import PostgresServer
 from tests.servers import Penstock
@@ -516,6 +519,40 @@ def test_the_status_tells_how_long_until_the_log_is_full(
     assert found.time_to_loss_s == pytest.approx(found.room_bytes / found.written_bytes_per_s)
     with pytest.raises(ConfigError, match="no replication slot"):
         capture_status(url, "other", 0.0)
+
+
+def test_the_log_is_watched_while_the_snapshot_is_read(
+    url: str, stream: str, database: psycopg.Connection[Any]
+) -> None:
+    database.execute("CREATE TABLE users (id int PRIMARY KEY, body text)")
+    database.execute("INSERT INTO users SELECT i, repeat('x', 100) FROM generate_series(1, 1000) i")
+    capture = Capture(url, stream, tables=["users"], snapshot_rows=1)
+    thread = threading.Thread(target=capture.run)
+    thread.start()
+    wait_until(lambda: capture.progress.phase != "starting", "it has begun")
+    database.execute("UPDATE users SET body = 'y'")
+    wait_until(lambda: capture.progress.room_bytes is not None, "the room is known")
+    is_in_snapshot = capture.progress.phase == "snapshot"
+    capture.close()
+    thread.join()
+    assert is_in_snapshot
+    assert capture.progress.lag_bytes is not None
+
+
+def test_what_is_remembered_of_large_rows_is_bounded() -> None:
+    relation = pgoutput.Relation(1, "public", "t", "d", tuple(RelationColumn(f"c{n}", 25, n == 0) for n in range(300)))
+    table = CapturedRelation(relation, None, (), (0,), (), "", None)  # type: ignore[arg-type]  # only asked for names
+    recent = RecentValues(limit_bytes=60_000)
+    for number in range(1_000):
+        small: list[Any] = [b"%d" % number, *([b"short value"] * 299)]
+        recent.keep(table, b"%d" % number, small, 4_000)
+    assert len(recent) == 0
+    for number in range(1_000):
+        large: list[Any] = [b"%d" % number, *([b"x" * 40] * 299)]
+        recent.keep(table, b"%d" % number, large, 12_000)
+    assert len(recent) == 1
+    recent.forget_table(1)
+    assert len(recent) == 0
 
 
 @pytest.mark.parametrize(

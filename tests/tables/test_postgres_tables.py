@@ -45,7 +45,7 @@ def database(url: str) -> Iterator[psycopg.Connection[Any]]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Captures look after their tables all the time."""
-    monkeypatch.setattr(changes, "_LOOK_S", 0.05)
+    monkeypatch.setattr(changes, "LOOK_S", 0.05)
 
 
 def rows(stream: str, url: str, table: str = "users") -> dict[int, str]:

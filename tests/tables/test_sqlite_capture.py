@@ -92,6 +92,20 @@ def test_rows_and_changes_of_every_kind_of_value(database: sqlite3.Connection, s
         assert [rows[f'{{"id":{first + number}}}']["va\"l'ue"] for number in range(len(values))] == shown
 
 
+@pytest.mark.parametrize("count", [63, 64, 130])
+def test_tables_of_many_columns_are_captured(database: sqlite3.Connection, stream: str, count: int) -> None:
+    names = ["id", *(f"c{number}" for number in range(1, count))]
+    database.execute(f"CREATE TABLE wide ({', '.join(names)}, PRIMARY KEY (id))")
+    insert = f"INSERT INTO wide VALUES ({', '.join('?' * count)})"
+    database.execute(insert, [1, *range(1, count)])
+    with running(database, stream, "wide", name=f"wide{count}"):
+        database.execute(insert, [2, *range(1, count)])
+        database.execute(f"UPDATE wide SET {names[-1]} = 'changed' WHERE id = 2")
+        database.execute("DELETE FROM wide WHERE id = 1")
+    rows = materialised(stream, topic_of(database, "wide")).rows
+    assert list(rows.values()) == [dict(zip(names, [2, *range(1, count - 1), "changed"], strict=True))]
+
+
 def test_a_killed_capture_neither_loses_nor_repeats_a_change(database: sqlite3.Connection, stream: str) -> None:
     chance = random.Random(seed_of())
     database.execute("CREATE TABLE items (a TEXT, b INTEGER, body TEXT, PRIMARY KEY (a, b)) WITHOUT ROWID")

@@ -47,6 +47,8 @@ _BUSY_S: Final = 30.0
 _POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 0.25
 _SCHEMA: Final = "main"
+_PAIRS: Final = 63
+"""Columns in a call of json_object: SQLite's functions take 127 arguments."""
 _WHEN_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 
@@ -178,7 +180,11 @@ class SqliteSource:
 
     def _triggers(self, table: str, columns: list[str]) -> dict[str, str]:
         def image(row: str) -> str:
-            return f"json_object({', '.join(f'{_text(each)}, quote({row}.{_quoted(each)})' for each in columns)})"
+            pairs = [f"{_text(each)}, quote({row}.{_quoted(each)})" for each in columns]
+            parts = [
+                f"json_object({', '.join(pairs[start : start + _PAIRS])})" for start in range(0, len(pairs), _PAIRS)
+            ]
+            return parts[0] if len(parts) == 1 else f"json_array({', '.join(parts)})"
 
         found = {}
         for event, op, old, new in (
@@ -425,10 +431,12 @@ class SqliteSource:
 
 
 def _image(text: str | None) -> dict[str, bytes] | None:
-    """A row as the trigger wrote it: SQL literals by column."""
+    """A row as the trigger wrote it: SQL literals by column, in an array of objects if there are many."""
     if text is None:
         return None
-    return {column: json_value(_parsed(literal)) for column, literal in msgspec.json.decode(text).items()}
+    image = msgspec.json.decode(text)
+    parts = image if isinstance(image, list) else [image]
+    return {column: json_value(_parsed(literal)) for part in parts for column, literal in part.items()}
 
 
 def _parsed(literal: str) -> Any:

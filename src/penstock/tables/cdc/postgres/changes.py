@@ -35,12 +35,15 @@ _WAIT_S: Final = 0.25
 _LONGEST_BATCH_S: Final = 0.1
 """While changes keep coming, a batch ends at the first commit after this long."""
 _LARGEST_BATCH_BYTES: Final = 16 * 1024 * 1024
-_LOOK_S: Final = 10.0
+LOOK_S: Final = 10.0
+"""How often a capture looks after its slot and its tables."""
 _STATUS_S: Final = 10.0
 """How often the server is told that this side is alive. Its wal_sender_timeout is 60 s by default."""
 _ANY_LSN: Final = 1 << 64
 _UNAVAILABLE_JSON: Final = msgspec.json.encode(UNAVAILABLE)
 _RECENT_BYTES: Final = 32 * 1024 * 1024
+_ENTRY_BYTES: Final = 100
+"""What Python needs besides the bytes themselves, about."""
 _LARGE_ROW_BYTES: Final = 1_900
 """PostgreSQL stores values apart (TOAST) in rows of more than about 2,000 bytes."""
 _LARGE_VALUE_BYTES: Final = 32
@@ -91,6 +94,9 @@ class RecentValues:
         self._rows: OrderedDict[tuple[int, bytes], dict[str, bytes]] = OrderedDict()
         self._size_bytes = 0
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def fill(self, table: CapturedRelation, key: bytes, values: Values) -> None:
         """Put what is known in place of what was not sent."""
         known = self._rows.get((table.relation.oid, key), {})
@@ -108,8 +114,10 @@ class RecentValues:
             for column, value in zip(table.relation.columns, values, strict=True)
             if isinstance(value, bytes) and len(value) >= _LARGE_VALUE_BYTES
         }
+        if not kept:
+            return
         self._rows[table.relation.oid, key] = kept
-        self._size_bytes += sum(map(len, kept.values()))
+        self._size_bytes += _size(key, kept)
         while self._size_bytes > self._limit_bytes:
             self._drop(next(iter(self._rows)))
 
@@ -122,7 +130,11 @@ class RecentValues:
             self._drop(place)
 
     def _drop(self, place: tuple[int, bytes]) -> None:
-        self._size_bytes -= sum(map(len, self._rows.pop(place).values()))
+        self._size_bytes -= _size(place[1], self._rows.pop(place))
+
+
+def _size(key: bytes, kept: dict[str, bytes]) -> int:
+    return _ENTRY_BYTES + len(key) + sum(_ENTRY_BYTES + len(value) for value in kept.values())
 
 
 Describe = Callable[[Relation], CapturedRelation | None]
@@ -187,7 +199,7 @@ class ChangeReader:
         while not stopping.is_set():
             message = replication.receive()
             if message is None:
-                if time.monotonic() - self._looked_s >= _LOOK_S:
+                if time.monotonic() - self._looked_s >= LOOK_S:
                     self._look_now()
                 if self._records and not self._is_inside:
                     yield from self._flush()
@@ -251,7 +263,7 @@ class ChangeReader:
         self._saved_s = time.monotonic()
         self._is_asked = False
         self._new_batch()
-        if time.monotonic() - self._looked_s >= _LOOK_S:
+        if time.monotonic() - self._looked_s >= LOOK_S:
             self._look_now()
 
     def _look_now(self) -> None:

@@ -46,7 +46,7 @@ from penstock.tables.cdc.postgres.catalog import (
     renamed,
     wait_for_running_transactions,
 )
-from penstock.tables.cdc.postgres.changes import CapturedRelation, ChangeReader, Position
+from penstock.tables.cdc.postgres.changes import LOOK_S, CapturedRelation, ChangeReader, Position
 from penstock.tables.cdc.postgres.connections import (
     ReplicationConnection,
     SlotInUseError,
@@ -379,12 +379,17 @@ class PostgresSource:
             return
         self.progress.phase = "snapshot"
         connection = connect(self._settings, self._where)
+        looked_s = 0.0
         with contextlib.closing(connection):
             if snapshot_name:
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot_name}'".encode())
             for name in waiting:
-                yield from self._table_snapshot(connection, tables[name], stopping)
+                for batch in self._table_snapshot(connection, tables[name], stopping):
+                    if time.monotonic() - looked_s >= LOOK_S and self._options.snapshot is not SnapshotMode.ONLY:
+                        looked_s = time.monotonic()
+                        self._look_at_slot()  # nothing is confirmed during a snapshot: the log fills
+                    yield batch
 
     def _table_snapshot(
         self, connection: psycopg.Connection[Any], table: TableInfo, stopping: threading.Event
@@ -459,6 +464,8 @@ class PostgresSource:
         assert self._queries is not None
         found = self._watch.look(self._queries)
         if found is not None:
+            if self.progress.phase == "snapshot":
+                self.progress.lag_bytes = found.behind_bytes
             self.progress.room_bytes, self.progress.time_to_loss_s = found.room_bytes, found.time_to_loss_s
 
     def _start_replication(self, stopping: threading.Event) -> ReplicationConnection | None:
