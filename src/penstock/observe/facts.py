@@ -1,4 +1,4 @@
-"""The state of a system at one moment: topics, groups, dead letters and pipelines. Pure data.
+"""The state of a system at one moment: topics, groups, dead letters, pipelines and captures. Pure data.
 
 Everything that shows or evaluates a running system (the console, `penstock lag`, alerts, metrics) uses these facts, so
 that all of them agree.
@@ -213,7 +213,7 @@ class QueryFacts:
 
 
 DEAD: Final = "dead"
-"""The state of a query whose process ended without reporting it."""
+"""The state of a query or a capture whose process ended without reporting it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +241,36 @@ class PipelineFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureFacts:
+    """A capture of a database (`penstock cdc`), as it last reported."""
+
+    name: str
+    source: str
+    """The URL of the database, without a password."""
+    phase: str
+    """starting, snapshot, streaming or stopped; waiting for the database or the stream; failed; dead when it has not
+    reported for a while."""
+    at_ms: int
+    """When it reported."""
+    behind_bytes: int | None = None
+    """The database's log after the last change that it has confirmed; None where it is unknown."""
+    room_bytes: int | None = None
+    """How much the database may write until it removes changes that are not captured; None where it is unknown."""
+    time_to_loss_s: float | None = None
+    """When that happens if it goes on as now; for one that does not run, at the rate at which the database wrote. None:
+    never, or unknown."""
+    is_lost: bool = False
+    """Whether changes are lost."""
+    tables: int = 0
+    changes: int = 0
+    """Changes that it has stored since it was started."""
+    last_change_ms: int | None = None
+    """When the last of them was committed in the database."""
+    position: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     at_ms: int
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
@@ -256,3 +286,4 @@ class Snapshot:
     """Whether the stream keeps groups itself, as `Feature.GROUPS` says."""
     has_store: bool = True
     """Whether it is known where apps keep their checkpoints: the store was named, or the stream has a default."""
+    captures: Mapping[str, CaptureFacts] = field(default_factory=dict)

@@ -39,6 +39,36 @@ class LagRow:
     """Whether the stream counts records."""
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureRow:
+    """A capture of a database, as `penstock lag` shows it. `CaptureFacts` explains the fields."""
+
+    capture: str
+    source: str
+    phase: str
+    behind_bytes: int | None
+    room_bytes: int | None
+    time_to_loss_s: float | None
+    is_lost: bool
+    error: str | None
+
+
+def capture_rows(snapshot: Snapshot) -> list[CaptureRow]:
+    return [
+        CaptureRow(
+            each.name,
+            each.source,
+            each.phase,
+            each.behind_bytes,
+            each.room_bytes,
+            each.time_to_loss_s,
+            each.is_lost,
+            each.error,
+        )
+        for each in snapshot.captures.values()
+    ]
+
+
 def lag_rows(snapshots: Sequence[Snapshot], groups: Collection[str] = (), topics: Collection[str] = ()) -> list[LagRow]:
     """A row for each group and topic of the last snapshot, with rates from all snapshots; optionally only some."""
     return [

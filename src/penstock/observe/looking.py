@@ -1,4 +1,4 @@
-"""One cheap pass over everything: the stream, its checkpoints, its dead letters, and the folders of pipelines.
+"""One cheap pass over everything: the stream, its checkpoints, dead letters, captures, and the folders of pipelines.
 
 A look at a stream of 1,000 topics is a handful of requests, whatever has happened since the last one. What changes
 seldom (settings, sizes) is asked for seldom; what costs reading (dead letters, the time of a single record) is bounded
@@ -17,6 +17,7 @@ from penstock.abc import CheckpointStore, Clock, Feature, RecordTimes
 from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError, StreamError
 from penstock.model.administration import PartitionId, RecordTime
 from penstock.model.clock import SystemClock
+from penstock.observe.captures import CaptureObserver
 from penstock.observe.facts import GroupFacts, LetterFacts, PipelineFacts, Snapshot, TopicFacts
 from penstock.observe.groups import GroupObserver
 from penstock.observe.letters import LetterCounting
@@ -62,6 +63,7 @@ class Looker:
         self._groups = GroupObserver()
         self._library = LibraryGroups(checkpoints, self._clock)
         self._letters = LetterCounting(dead_letters, self._clock)
+        self._captures = CaptureObserver()
         self._times: RecordTimes | None = None
         self._connection: Connection | None = None
         self._is_counted = self._has_groups = self._has_store = True
@@ -86,6 +88,7 @@ class Looker:
         self._groups.use(survey)
         self._library.use(connection)
         self._letters.use(connection)
+        self._captures.use(connection)
 
     def look(self) -> Snapshot:
         """A snapshot; the last known facts, with `problem` set, when the stream cannot be asked. Never raises one of
@@ -95,10 +98,12 @@ class Looker:
         try:
             topics, groups = self._look_at_stream(at_ms)
             letters = self._letters.look(topics)
+            captures = self._captures.look(topics, at_ms)
             problem = None
         except PenstockError as error:
             topics, groups = dict(self._last.topics), dict(self._last.groups)
             letters = {**self._last.letters, **self._letters.look_elsewhere()}
+            captures = self._captures.known(at_ms)
             problem = str(error)
         self._last = Snapshot(
             at_ms,
@@ -111,6 +116,7 @@ class Looker:
             is_counted=self._is_counted,
             has_groups=self._has_groups,
             has_store=self._has_store,
+            captures=captures,
         )
         return self._last
 
@@ -121,6 +127,7 @@ class Looker:
             at_ms=self._clock.wall_ms(),
             letters={**self._last.letters, **self._letters.look_elsewhere()},
             pipelines=self._look_at_pipelines(),
+            captures=self._captures.known(self._clock.wall_ms()),
             problem=problem,
             took_s=0.0,
         )

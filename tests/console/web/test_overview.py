@@ -6,7 +6,15 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from penstock.console.web.pages import overview as glance
-from penstock.observe.facts import GroupFacts, LetterFacts, PartitionFacts, ReaderFacts, Snapshot, TopicFacts
+from penstock.observe.facts import (
+    CaptureFacts,
+    GroupFacts,
+    LetterFacts,
+    PartitionFacts,
+    ReaderFacts,
+    Snapshot,
+    TopicFacts,
+)
 from tests.console.web.console_process import ConsoleProcess
 
 pytestmark = pytest.mark.xdist_group("chromium")
@@ -27,6 +35,22 @@ def test_who_will_lose_records_first_stands_first() -> None:
     rows = glance.groups_behind(Snapshot(1, groups={each.name: each for each in groups}))
     assert [row["name"] for row in rows] == ["in-danger", "slow", "grows"]
     assert rows[0]["loss_text"] == "30 min"
+
+
+def test_the_capture_that_will_lose_changes_first_stands_first() -> None:
+    facts = [
+        CaptureFacts("fine", "postgresql://db/a", "streaming", 1),
+        CaptureFacts("dead", "postgresql://db/b", "dead", 1, time_to_loss_s=1800.0, behind_bytes=2048),
+        CaptureFacts("lost", "postgresql://db/c", "failed", 1, is_lost=True),
+        CaptureFacts("waits", "sqlite:d.db", "waiting", 1),
+    ]
+    rows = glance.captures(Snapshot(1, captures={each.name: each for each in facts}))
+    assert [(row["name"], row["loss_text"], row["loss_tone"]) for row in rows] == [
+        ("lost", "lost", "bad"),
+        ("dead", "30 min", "bad"),
+        ("waits", "–", "plain"),
+        ("fine", "–", "plain"),
+    ]
 
 
 def test_the_figures_leave_out_what_is_internal_and_what_nobody_knows() -> None:

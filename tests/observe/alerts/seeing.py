@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.observe.facts import (
+    CaptureFacts,
     GroupFacts,
     LetterFacts,
     PartitionFacts,
@@ -20,7 +21,7 @@ BEGAN_MS: Final = 1_800_000_000_000
 
 def at(
     second: float,
-    *facts: GroupFacts | TopicFacts | LetterFacts | PipelineFacts,
+    *facts: GroupFacts | TopicFacts | LetterFacts | PipelineFacts | CaptureFacts,
     problem: str | None = None,
 ) -> Snapshot:
     return Snapshot(
@@ -30,6 +31,22 @@ def at(
         letters={each.spec: each for each in facts if isinstance(each, LetterFacts)},
         pipelines={each.name: each for each in facts if isinstance(each, PipelineFacts)},
         problem=problem,
+        captures={each.name: each for each in facts if isinstance(each, CaptureFacts)},
+    )
+
+
+def capture(
+    name: str = "shop",
+    *,
+    phase: str = "streaming",
+    reported_s: float = 0.0,
+    time_to_loss_s: float | None = None,
+    error: str | None = None,
+    is_lost: bool = False,
+) -> CaptureFacts:
+    at_ms = BEGAN_MS + round(reported_s * 1000)
+    return CaptureFacts(
+        name, "postgresql://db/shop", phase, at_ms, time_to_loss_s=time_to_loss_s, is_lost=is_lost, error=error
     )
 
 

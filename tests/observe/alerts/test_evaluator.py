@@ -9,7 +9,7 @@ from penstock.observe.alerts import Evaluator, Phase, Rule, RuleKind
 from penstock.observe.alerts.evaluator import MOST_RESOLVED, EvaluatorState
 from penstock.observe.alerts.rules import AlertState
 from penstock.observe.facts import GroupFacts, ReaderFacts, Snapshot
-from tests.observe.alerts.seeing import at, group, letters, pipeline, topic
+from tests.observe.alerts.seeing import at, capture, group, letters, pipeline, topic
 
 BEHIND = Rule(name="behind", kind=RuleKind.LAG_S, threshold=100, for_s=30, quiet_s=20)
 
@@ -351,3 +351,34 @@ def test_what_needs_attention_first_comes_first() -> None:
         ]
     )
     assert [state.rule for state in evaluator.evaluate(at(0, group(end=5)))] == ["high", "low", "soon"]
+
+
+def test_a_capture_whose_database_will_soon_remove_its_changes_is_an_alert() -> None:
+    evaluator = Evaluator([Rule(name="loss-near", kind=RuleKind.TIME_TO_LOSS_S, threshold=3600)])
+    assert phases(evaluator, at(0, capture()), at(5, capture(time_to_loss_s=7200.0))) == [None, None]
+    state = only(evaluator.evaluate(at(10, capture(time_to_loss_s=600.0))))
+    assert (state.subject, state.phase, state.value) == ("shop", Phase.FIRING, 600.0)
+    assert (
+        "in 10 min, postgresql://db/shop will remove changes that capture shop (streaming) has not read" in state.text
+    )
+
+
+def test_a_group_and_a_capture_of_one_name_are_one_subject_with_the_shorter_time_to_loss() -> None:
+    rule = Rule(name="loss-near", kind=RuleKind.TIME_TO_LOSS_S, threshold=3600)
+    for of_group, of_capture in ((100.0, 200.0), (200.0, 100.0)):
+        seen = at(0, group("shop", time_to_loss_s=of_group), capture("shop", time_to_loss_s=of_capture))
+        assert only(Evaluator([rule]).evaluate(seen)).value == 100.0
+
+
+def test_a_capture_that_failed_died_or_waits_stands_still() -> None:
+    rule = Rule(name="stalled", kind=RuleKind.STALLED, threshold=300)
+    failed = only(Evaluator([rule]).evaluate(at(1, capture(phase="failed", error="the slot is gone"))))
+    assert failed.text == "capture shop has failed: the slot is gone"
+    for phase in ("dead", "waiting"):
+        evaluator = Evaluator([rule])
+        assert phases(evaluator, at(100, capture(phase=phase)), at(301, capture(phase=phase))) == [None, Phase.FIRING]
+    assert Evaluator([rule]).evaluate(at(1000, capture(phase="stopped"))) == []
+    lost = Evaluator([Rule(name="lost", kind=RuleKind.LOST, threshold=1)])
+    assert only(lost.evaluate(at(1, capture(phase="failed", is_lost=True, error="gone")))).text == (
+        "capture shop lost changes: gone"
+    )

@@ -11,16 +11,17 @@ from typing import Annotated, Final
 import typer
 
 from penstock.cli.options import DEFAULT_URL, AsJson, Checkpoints, Url, examples
-from penstock.cli.output import print_json, say
+from penstock.cli.output import print_json, say, size_text
 from penstock.cli.quantities import seconds
 from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
 from penstock.errors import BrokerUnavailableError, GroupError, UnknownTopicError
 from penstock.model.administration import ANSWER_TIMEOUT_S
-from penstock.model.text import duration_text
+from penstock.model.text import LONGEST_ERROR, duration_text, shown_name
+from penstock.observe.captures import LOSS_REMEDY
 from penstock.observe.facts import Snapshot
 from penstock.observe.history.history import History
-from penstock.observe.lag_rows import LagRow, history_beside, lag_rows, recalled
+from penstock.observe.lag_rows import CaptureRow, LagRow, capture_rows, history_beside, lag_rows, recalled
 from penstock.observe.library_groups import check_given, no_groups_text
 from penstock.observe.looking import Looker
 
@@ -37,6 +38,7 @@ _MEASURE_S: Final = 4.0
 _EVERY_S: Final = 2.0
 _MOST: Final = 40
 """Rates are computed from this many looks, the newest."""
+_CAPTURES: Final = ("capture", "database", "behind", "room", "to loss", "state")
 _COLUMNS: Final = ("group", "topic", "lag", "waiting", "read/s", "to drain", "to loss", "state")
 
 
@@ -68,11 +70,15 @@ def lag(
     fail_if_loss_within: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Exit with 1 if retention will overtake a group within this, such as 6h."
+            metavar="DURATION",
+            help="Exit with 1 if a group or a capture will lose records within this, such as 6h.",
         ),
     ] = None,
 ) -> None:
     """Show the lag of groups: in records, in seconds, when they will have caught up, and when records will be lost.
+
+    Captures of databases (penstock cdc) follow, unless groups or topics are chosen: how far they are behind, and when
+    the database will remove changes that they have not read.
 
     Rates need two looks, a few seconds apart, unless a console keeps a history beside the log.
     """
@@ -80,6 +86,7 @@ def lag(
     loss_s = _seconds(fail_if_loss_within, "--fail-if-loss-within")
     groups, topics = group or [], topic or []
     rows: list[LagRow] = []
+    captures: list[CaptureRow] = []
     with open_connection(url) as stream:
         check_given(stream, checkpoints)
         nothing = no_groups_text(stream, checkpoints)
@@ -87,8 +94,9 @@ def lag(
             looks = _watched(looker, for_s) if watch else iter([_measured(looker, stream.url, for_s, as_json)])
             for snapshots in looks:
                 rows = _chosen(snapshots, groups, topics)
-                _show(rows, nothing, as_json, watch)
-    reasons = list(_failures(rows, fail_if_lag_s, loss_s))
+                captures = [] if groups or topics else capture_rows(snapshots[-1])
+                _show(rows, captures, nothing, as_json, watch)
+    reasons = [*_failures(rows, fail_if_lag_s, loss_s), *_losses(captures, loss_s)]
     for reason in reasons:
         say(reason)
     if reasons:
@@ -150,9 +158,9 @@ def _chosen(snapshots: list[Snapshot], groups: list[str], topics: list[str]) -> 
     return lag_rows(snapshots, groups, topics)
 
 
-def _show(rows: list[LagRow], nothing: str, as_json: bool, watch: bool) -> None:
+def _show(rows: list[LagRow], captures: list[CaptureRow], nothing: str, as_json: bool, watch: bool) -> None:
     if as_json:
-        print_json(rows, indent=not watch)
+        print_json([*rows, *captures], indent=not watch)
         return
     if watch and sys.stdout.isatty():
         typer.echo("\x1b[H\x1b[2J", nl=False)
@@ -160,8 +168,12 @@ def _show(rows: list[LagRow], nothing: str, as_json: bool, watch: bool) -> None:
         print_table(_COLUMNS, map(_cells, rows), numbers=_COLUMNS[2:7])
         if any(row.lag is None for row in rows):
             say("Pointers of this stream do not count records, so the lag in records is unknown.")
-    else:
+    elif not captures:
         say(nothing)
+    if captures:
+        if rows:
+            typer.echo("")
+        print_table(_CAPTURES, map(_capture_cells, captures), numbers=_CAPTURES[2:5])
     if watch and not sys.stdout.isatty():
         typer.echo("")
 
@@ -187,6 +199,18 @@ def _cells(row: LagRow) -> tuple[object, ...]:
     )
 
 
+def _capture_cells(row: CaptureRow) -> tuple[object, ...]:
+    loss = "-" if row.time_to_loss_s is None else duration_text(row.time_to_loss_s) if row.time_to_loss_s else "now"
+    return (
+        row.capture,
+        row.source,
+        size_text(row.behind_bytes),
+        size_text(row.room_bytes),
+        "lost" if row.is_lost else loss,
+        row.phase if row.error is None else f"{row.phase}: {shown_name(row.error, LONGEST_ERROR)}",
+    )
+
+
 def _unread(row: LagRow) -> str:
     if row.unread is None:
         return " (+ partitions not read yet)"
@@ -201,6 +225,15 @@ def _failures(rows: list[LagRow], lag_s: float | None, loss_s: float | None) -> 
         if loss_s is not None and row.time_to_loss_s is not None and row.time_to_loss_s <= loss_s:
             when = f"in {duration_text(row.time_to_loss_s)}" if row.time_to_loss_s else "now"
             yield f"{row.group} will lose records of {row.topic} {when}: read faster, or raise the topic's retention."
+
+
+def _losses(captures: list[CaptureRow], loss_s: float | None) -> Iterator[str]:
+    for row in captures:
+        if loss_s is not None and row.is_lost:
+            yield f"Capture {row.capture} has lost changes: {row.error}"
+        elif loss_s is not None and row.time_to_loss_s is not None and row.time_to_loss_s <= loss_s:
+            when = f"in {duration_text(row.time_to_loss_s)}" if row.time_to_loss_s else "now"
+            yield f"Capture {row.capture} ({row.phase}) will lose changes of {row.source} {when}: {LOSS_REMEDY}."
 
 
 def _seconds(text: str | None, option: str) -> float | None:

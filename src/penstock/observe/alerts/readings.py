@@ -12,8 +12,10 @@ import msgspec
 
 from penstock.model.text import LONGEST_ERROR, count_text, duration_text, number_text, shown_name
 from penstock.observe.alerts.rules import Rule, RuleKind
+from penstock.observe.captures import LOSS_REMEDY
 from penstock.observe.facts import (
     DEAD,
+    CaptureFacts,
     GroupFacts,
     LetterFacts,
     PipelineFacts,
@@ -156,13 +158,14 @@ class RuleInput:
 def readings(rule: Rule, given: RuleInput) -> Iterator[Reading]:
     """One reading per subject of the rule. Not for stream_away, which is read from missing snapshots.
 
-    A group and a pipeline of the same name are one subject, with the worse of their values.
+    A group, a pipeline and a capture of the same name are one subject, with the worst of their values.
     """
     worst: dict[str, Reading] = {}
+    worse = min if rule.kind.is_worse_when_lower else max
     for reading in _READERS[rule.kind](given):
         if rule.is_for(reading.subject):
             known = worst.get(reading.subject)
-            worst[reading.subject] = reading if known is None else max(known, reading, key=_badness)
+            worst[reading.subject] = reading if known is None else worse(known, reading, key=_badness)
     yield from worst.values()
 
 
@@ -214,6 +217,18 @@ def _time_to_loss_s(given: RuleInput) -> Iterator[Reading]:
             f"{_group(group)} will lose records of {shown_name(topic)} in {duration_text(group.time_to_loss_s)}, when "
             f"retention overtakes it; it {_behind(group)}. Give it more workers, or raise the topic's retention now",
         )
+    yield from _capture_losses(given)
+
+
+def _capture_losses(given: RuleInput) -> Iterator[Reading]:
+    for capture in given.snapshot.captures.values():
+        if capture.time_to_loss_s is not None:
+            yield Reading(
+                capture.name,
+                capture.time_to_loss_s,
+                f"in {duration_text(capture.time_to_loss_s)}, {shown_name(capture.source)} will remove changes that "
+                f"capture {shown_name(capture.name)} ({capture.phase}) has not read: {LOSS_REMEDY}",
+            )
 
 
 def _letters_rate(given: RuleInput) -> Iterator[Reading]:
@@ -249,6 +264,8 @@ def _stalled(given: RuleInput) -> Iterator[Reading]:
         )
     for pipeline in given.snapshot.pipelines.values():
         yield _stalled_pipeline(pipeline, given)
+    for capture in given.snapshot.captures.values():
+        yield _stalled_capture(capture, given.snapshot.at_ms)
 
 
 def _stalled_pipeline(pipeline: PipelineFacts, given: RuleInput) -> Reading:
@@ -264,6 +281,15 @@ def _stalled_pipeline(pipeline: PipelineFacts, given: RuleInput) -> Reading:
     ended = "" if pipeline.is_running else "; its process ended without reporting it"
     text = f"{name}: query {longest_query} has finished no batch for {duration_text(longest_s)}{ended}"
     return Reading(pipeline.name, longest_s, text)
+
+
+def _stalled_capture(capture: CaptureFacts, at_ms: int) -> Reading:
+    name = f"capture {shown_name(capture.name)}"
+    why = f": {shown_name(capture.error, LONGEST_ERROR)}" if capture.error else ""
+    if capture.phase == "failed":
+        return Reading(capture.name, 0.0, f"{name} has failed{why}", True)
+    silent_s = max(0.0, (at_ms - capture.at_ms) / 1000) if capture.phase in (DEAD, "waiting") else 0.0
+    return Reading(capture.name, silent_s, f"{name} has captured nothing for {duration_text(silent_s)}{why}: start it")
 
 
 def _topic_silent(given: RuleInput) -> Iterator[Reading]:
@@ -286,6 +312,13 @@ def _lost(given: RuleInput) -> Iterator[Reading]:
             f"{how_many} of {topics} expired before {_group(group)} read them. They are gone; "
             "raise the retention, and see why the group was so far behind",
         )
+    yield from _lost_by_captures(given)
+
+
+def _lost_by_captures(given: RuleInput) -> Iterator[Reading]:
+    for capture in given.snapshot.captures.values():
+        why = shown_name(capture.error or "", LONGEST_ERROR)
+        yield Reading(capture.name, float(capture.is_lost), f"capture {shown_name(capture.name)} lost changes: {why}")
 
 
 def _nothing(_: RuleInput) -> Iterator[Reading]:

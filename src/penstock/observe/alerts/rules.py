@@ -32,17 +32,19 @@ class RuleKind(StrEnum):
     LAG = "lag"
     """A group or pipeline that is this many records behind or more."""
     TIME_TO_LOSS_S = "time_to_loss_s"
-    """A group that retention will overtake in this many seconds or fewer."""
+    """A group that retention will overtake in this many seconds or fewer, or a capture whose database will remove
+    changes that are not captured."""
     LETTERS_RATE = "letters_rate"
     """A dead-letter store that receives this many letters a minute or more."""
     LETTERS_WAITING = "letters_waiting"
     """A dead-letter store in which this many letters wait or more."""
     STALLED = "stalled"
-    """A group or pipeline that has records to read and no progress for this many seconds, or a query that failed."""
+    """A group or pipeline that has records to read and no progress for this many seconds, a query or a capture that
+    failed, or a capture that has not reported for this many seconds."""
     TOPIC_SILENT = "topic_silent"
     """A topic with no append for this many seconds."""
     LOST = "lost"
-    """A group that lost this many records or more because they expired unread."""
+    """A group that lost this many records or more because they expired unread, or a capture that lost changes."""
     STREAM_AWAY = "stream_away"
     """The stream has not answered for this many seconds."""
 
@@ -70,12 +72,12 @@ _UNITS: Final = {
 _SUBJECTS: Final = {
     RuleKind.LAG_S: "groups",
     RuleKind.LAG: "groups and pipelines",
-    RuleKind.TIME_TO_LOSS_S: "groups",
+    RuleKind.TIME_TO_LOSS_S: "groups and captures",
     RuleKind.LETTERS_RATE: "places of dead letters",
     RuleKind.LETTERS_WAITING: "places of dead letters",
-    RuleKind.STALLED: "groups and pipelines",
+    RuleKind.STALLED: "groups, pipelines and captures",
     RuleKind.TOPIC_SILENT: "topics",
-    RuleKind.LOST: "groups",
+    RuleKind.LOST: "groups and captures",
     RuleKind.STREAM_AWAY: "the stream, which has no name",
 }
 
@@ -186,7 +188,7 @@ class AlertState:
     rule: str
     kind: RuleKind
     subject: str
-    """The name of the group, topic, pipeline or dead-letter store; empty for the stream itself."""
+    """The name of the group, topic, pipeline, capture or dead-letter store; empty for the stream itself."""
     severity: Severity
     phase: Phase
     since_ms: int

@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeVar
 from penstock.abc import Stream
 from penstock.errors import (
     BrokerUnavailableError,
+    ChangesLostError,
     ConfigError,
     DeliveryError,
     OvertakenError,
@@ -32,7 +33,8 @@ from penstock.streams.schemes import scheme_of
 from penstock.streams.url import without_password
 from penstock.tables.cdc.delivery import Delivery, open_delivery
 from penstock.tables.cdc.records import Form
-from penstock.tables.cdc.source import CaptureProgress, SnapshotMode, Source, SourceOptions
+from penstock.tables.cdc.reports import FAILED, STOPPED, WAITING, Reporter
+from penstock.tables.cdc.source import CaptureProgress, SnapshotMode, Source, SourceBatch, SourceOptions
 from penstock.tables.cdc.sqlite import SqliteSource
 
 logger = logging.getLogger(__name__)
@@ -187,9 +189,26 @@ class Capture:
             )
             closing.callback(delivery.close)
             self.progress.guarantee = str(delivery.guarantee)
+            reporter = Reporter(self.name, self.source_url) if delivery.has_reports else None
             with contextlib.closing(_generator(self._source.batches(delivery.load(), self._stopping))) as batches:
-                for batch in batches:
-                    delivery.deliver(batch.records, batch.state)
+                self._deliver(batches, delivery, reporter)
+            if reporter is not None:
+                delivery.deliver([], {}, reporter.report(self.progress, STOPPED))
+
+    def _deliver(self, batches: Iterator[SourceBatch], delivery: Delivery, reporter: Reporter | None) -> None:
+        while True:  # ends with the source
+            try:
+                batch = next(batches, None)
+            except PenstockError as error:
+                if reporter is not None:
+                    phase, is_lost = WAITING if is_passing(error) else FAILED, isinstance(error, ChangesLostError)
+                    delivery.deliver([], {}, reporter.report(self.progress, phase, str(error), is_lost=is_lost))
+                raise
+            if batch is None:
+                return
+            report = None if reporter is None else reporter.due(self.progress)
+            if batch.records or batch.state or report is not None:
+                delivery.deliver(batch.records, batch.state, report)
 
 
 def _generator(iterator: Any) -> Any:

@@ -21,6 +21,7 @@ from penstock.streams.capability import capability
 from penstock.streams.declared import provide_topic
 from penstock.streams.key_value_topic import KeyValueTopic
 from penstock.tables.cdc.records import BY_KEY, EVERY_PARTITION, Row
+from penstock.tables.cdc.reports import REPORTS
 from penstock.tables.cdc.source import Saved
 
 OWNER: Final = "owner"
@@ -54,12 +55,17 @@ class Delivery(Protocol):
     """Stores the batches of one capture. Used by one thread. After an error, close it and open another."""
 
     guarantee: Guarantee
+    has_reports: bool
+    """Whether the stream has a place for reports of captures."""
 
     def load(self) -> Saved:
         """The saved state."""
 
-    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None]) -> None:
-        """Return once records and state are stored. Raises OvertakenError or FencedError if a newer capture runs."""
+    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None], report: bytes | None = None) -> None:
+        """Return once records, state and the capture's report are stored.
+
+        Raises OvertakenError or FencedError if a newer capture runs.
+        """
 
     def close(self) -> None: ...
 
@@ -95,6 +101,8 @@ def _open_transactional(
 ) -> tuple[Delivery, str]:
     topic = state_topic(name, kind)
     _provide(stream, topic, 1, _STATE_SETTINGS)
+    if kind == CAPTURES:
+        _provide(stream, REPORTS, 1, _STATE_SETTINGS)
     state = KeyValueTopic(stream, topic)
     if owner is not None and state.read().get(OWNER, b"").decode() not in ("", owner):
         raise OvertakenError(f"another process with the name {name!r} has taken over: this one stops")
@@ -115,6 +123,7 @@ class TransactionalDelivery:
     """Records and state in one transaction of the stream."""
 
     guarantee = Guarantee.EXACTLY_ONCE
+    has_reports = True
 
     def __init__(self, name: str, state: KeyValueTopic, producer: Transaction, counts: Mapping[str, int]) -> None:
         self._name = name
@@ -125,7 +134,7 @@ class TransactionalDelivery:
     def load(self) -> Saved:
         return self._state.read()
 
-    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None]) -> None:
+    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None], report: bytes | None = None) -> None:
         producer = self._producer
         produce = producer.produce
         try:
@@ -138,6 +147,8 @@ class TransactionalDelivery:
                     produce(topic, value, key, partition)
             for name, new in state.items():
                 produce(self._state.topic, new, name.encode(), 0)
+            if report is not None:
+                produce(REPORTS, report, self._name.encode(), 0)
             producer.commit()
         except OvertakenError as error:
             raise OvertakenError(
@@ -178,6 +189,7 @@ class CheckpointedDelivery:
     """Records first, then the state in a checkpoint store."""
 
     guarantee = Guarantee.AT_LEAST_ONCE
+    has_reports = False
 
     def __init__(
         self, stream: Stream, store: CheckpointStore, key: CheckpointKey, lease: Lease, counts: Mapping[str, int]
@@ -192,7 +204,8 @@ class CheckpointedDelivery:
     def load(self) -> Saved:
         return {name.decode(): value for name, value in self._store.state(self._key).items()}
 
-    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None]) -> None:
+    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None], report: bytes | None = None) -> None:
+        assert report is None, "there is no place for it"
         receipts: list[Receipt] = []
         for run in _runs(records):
             topic = run[0].topic

@@ -73,6 +73,8 @@ class CaptureProgress:
     """How much of the database's log is not confirmed yet; None where it is unknown."""
     room_bytes: int | None = None
     """How much the database may write until it drops changes that are not captured; None where it is unknown."""
+    written_bytes_per_s: float | None = None
+    """How fast the database writes its log; None where it is unknown."""
     time_to_loss_s: float | None = None
     """When that is used up at the present rate, if the capture does not move on; None where it is unknown."""
     snapshot_rows: int = 0
@@ -122,6 +124,7 @@ class Source(Protocol):
     def batches(self, saved: Saved, stopping: threading.Event) -> Iterator[SourceBatch]:
         """First the snapshot, then changes, until `stopping`. Asking for the next batch says that the last is stored.
 
+        While nothing happens, an empty batch every second or so lets the capture report that it is alive.
         Raises SourceUnavailableError, ChangesLostError, ConfigError.
         """
 

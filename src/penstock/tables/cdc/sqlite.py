@@ -355,6 +355,7 @@ class SqliteSource:
             elif version != self._schema_version:
                 yield from self._follow_schema(stopping)
             else:
+                yield SourceBatch()
                 stopping.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 

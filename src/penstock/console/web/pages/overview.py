@@ -17,11 +17,13 @@ from penstock.console.web.pages.groups import row_of as group_row
 from penstock.console.web.pages.pipelines import state_of
 from penstock.console.web.pages.topics import row_of as topic_row
 from penstock.observe.alerts.rules import AlertState
-from penstock.observe.facts import GroupFacts, PipelineFacts, Snapshot, total
+from penstock.observe.facts import CaptureFacts, GroupFacts, PipelineFacts, Snapshot, total
 from penstock.streams.url import without_password
 
 WORRYING_LAG_S = 60.0
 """A group is behind when a record has been waiting for longer than this, or when its lag grows."""
+WORRYING_LOSS_S: Final = 6 * 3600.0
+"""A capture whose database removes changes before then is shown in red."""
 MOST = 6
 """How many of each kind are shown; the linked pages show all."""
 
@@ -129,6 +131,20 @@ def pipelines(snapshot: Snapshot) -> list[tables.Row]:
     return [_pipeline_row(each) for each in known[:MOST]]
 
 
+def captures(snapshot: Snapshot) -> list[tables.Row]:
+    """Those that lose changes soonest first."""
+    known = sorted(
+        snapshot.captures.values(),
+        key=lambda each: (
+            not each.is_lost,
+            float("inf") if each.time_to_loss_s is None else each.time_to_loss_s,
+            _CAPTURE_TONES.get(each.phase, "plain") == "good",
+            each.name,
+        ),
+    )
+    return [_capture_row(each) for each in known[:MOST]]
+
+
 def _group_row(group: GroupFacts) -> tables.Row:
     lag_text = texts.short_text(group.lag) + (" ↑" if group.is_growing else "")
     return {**group_row(group), "id": group.name, "lag_text": lag_text, "lag_s_tone": "warn"}
@@ -144,6 +160,22 @@ def _pipeline_row(pipeline: PipelineFacts) -> tables.Row:
         "state_tone": tone,
         "rows": sum(query.rows_per_s for query in pipeline.queries),
         "lag": pipeline.lag,
+    }
+
+
+def _capture_row(capture: CaptureFacts) -> tables.Row:
+    loss = "lost" if capture.is_lost else texts.duration_text(capture.time_to_loss_s)
+    is_near = capture.is_lost or (capture.time_to_loss_s is not None and capture.time_to_loss_s < WORRYING_LOSS_S)
+    return {
+        "id": capture.name,
+        "name": capture.name,
+        "state": capture.phase,
+        "state_tone": _CAPTURE_TONES.get(capture.phase, "plain"),
+        "behind": capture.behind_bytes,
+        "behind_text": texts.size_text(capture.behind_bytes),
+        "loss": 0 if capture.is_lost else capture.time_to_loss_s,
+        "loss_text": loss,
+        "loss_tone": "bad" if is_near else "plain",
     }
 
 
@@ -190,6 +222,21 @@ _PIPELINES: Final = (
     tables.Column("rows", "Rows", "number", text=texts.rate_text),
     tables.Column("lag", "Lag", "number", text=texts.short_text),
 )
+
+
+_CAPTURES: Final = (
+    tables.Column("name", "Capture", "mono"),
+    tables.Column("state", "State", "badge"),
+    tables.Column("behind", "Behind", "number"),
+    tables.Column("loss", "Loss in", "number"),
+)
+_CAPTURE_TONES: Final[dict[str, tables.Tone]] = {
+    "streaming": "good",
+    "snapshot": "good",
+    "waiting": "warn",
+    "dead": "bad",
+    "failed": "bad",
+}
 
 
 def register(console: Console) -> None:
@@ -255,6 +302,16 @@ class _Overview:
                 ),
                 title="Pipelines",
             )
+            self._captures = Listing(
+                self._console,
+                _CAPTURES,
+                (
+                    "No database is captured.",
+                    "Capture tables, and every change to them, into topics:",
+                    f"penstock cdc SOURCE_URL {url} --tables TABLE",
+                ),
+                title="Captures of databases",
+            )
             self._letters = Listing(
                 self._console,
                 _LETTERS,
@@ -276,6 +333,7 @@ class _Overview:
         self._alerts.show(firing_alerts(alerts, int(time.time() * 1000)))
         self._topics.show(busiest_topics(snapshot))
         self._pipelines.show(pipelines(snapshot))
+        self._captures.show(captures(snapshot))
         self._letters.show(dead_letter_rows(snapshot))
         if time.monotonic() - self._plotted_s >= PLOTS_EVERY_S:
             self._plotted_s = time.monotonic()

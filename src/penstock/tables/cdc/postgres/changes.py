@@ -208,6 +208,7 @@ class ChangeReader:
                 else:
                     replication.keep_alive(_STATUS_S)
                     replication.wait(_WAIT_S)
+                    yield SourceBatch()
                 continue
             if message[0] == _WAL_DATA:
                 lsn, replication.wal_end = wal_data(message)

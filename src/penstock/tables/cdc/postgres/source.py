@@ -467,6 +467,7 @@ class PostgresSource:
             if self.progress.phase == "snapshot":
                 self.progress.lag_bytes = found.behind_bytes
             self.progress.room_bytes, self.progress.time_to_loss_s = found.room_bytes, found.time_to_loss_s
+            self.progress.written_bytes_per_s = found.written_bytes_per_s
 
     def _start_replication(self, stopping: threading.Event) -> ReplicationConnection | None:
         """None if stopped. An earlier capture of this name is fenced already, and loses the slot."""
