@@ -16,11 +16,13 @@ from typer.testing import CliRunner
 import penstock
 from penstock.cli.main import app
 from penstock.errors import ConfigError
+from penstock.model.clock import SystemClock
 from penstock.observe.captures import CaptureObserver
-from penstock.observe.facts import CaptureFacts, Snapshot, TopicFacts
+from penstock.observe.facts import CaptureFacts
 from penstock.observe.looking import Looker
 from penstock.tables import Capture, CaptureProgress
 from penstock.tables.cdc import reports
+from penstock.tables.cdc.delivery import forget_capture
 from penstock.tables.cdc.postgres import changes
 from penstock.tables.cdc.reports import REPORTS, CaptureReport, Reporter
 from penstock.testing.clock import VirtualClock
@@ -55,8 +57,8 @@ def database(tmp_path: Path) -> Path:
 def look(connection: penstock.Connection, later_s: float = 0.0) -> dict[str, CaptureFacts]:
     observer = CaptureObserver()
     observer.use(connection)
-    now_ms = Snapshot(penstock.model.clock.SystemClock().wall_ms()).at_ms + round(later_s * 1000)
-    return observer.look({REPORTS: TopicFacts(REPORTS, ())}, now_ms)
+    now_ms = SystemClock().wall_ms() + round(later_s * 1000)
+    return observer.look([REPORTS], now_ms)
 
 
 def test_a_capture_is_seen_while_it_runs_and_when_it_was_stopped_or_killed(
@@ -167,7 +169,7 @@ def test_time_to_loss_is_that_of_the_present_course() -> None:
 
 
 def test_the_time_to_loss_of_a_dead_capture_runs_out(connection: penstock.Connection) -> None:
-    now_ms = penstock.model.clock.SystemClock().wall_ms()
+    now_ms = SystemClock().wall_ms()
     report = CaptureReport(
         name="gone", source="postgresql://db/shop", phase="streaming", at_ms=now_ms, room_bytes=7200 * MB,
         behind_bytes=5, written_bytes_per_s=float(MB),
@@ -189,7 +191,7 @@ def _send(connection: penstock.Connection, report: CaptureReport, *, is_removed:
 def test_lag_shows_captures_and_fails_when_one_will_lose_changes(
     connection: penstock.Connection, broker: Penstock
 ) -> None:
-    now_ms = penstock.model.clock.SystemClock().wall_ms()
+    now_ms = SystemClock().wall_ms()
     report = CaptureReport(
         name="ending", source="postgresql://db/shop", phase="stopped", at_ms=now_ms - 600_000, room_bytes=4200 * MB,
         behind_bytes=3 * MB, written_bytes_per_s=float(MB),
@@ -217,3 +219,32 @@ def test_lag_shows_captures_and_fails_when_one_will_lose_changes(
     assert "Capture ending has lost changes: the slot is gone" in err
     assert "lost" in out
     _send(connection, lost, is_removed=True)
+
+
+def test_a_capture_that_was_stopped_for_good_is_forgotten(
+    connection: penstock.Connection, broker: Penstock, database: Path
+) -> None:
+    url = f"kafka://{broker.bootstrap}"
+    Capture(f"sqlite:{database}", url, tables=["users"], name="old", snapshot="only").run()
+    assert look(connection)["old"].phase == "stopped"
+
+    def forget(name: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["cdc", "forget", url, name])
+        return done.exit_code, done.stderr
+
+    assert forget("old")[0] == 0
+    assert "old" not in look(connection)
+    assert "penstock.cdc.old" not in connection.topics()
+    with pytest.raises(ConfigError, match="has no capture of the name 'old'"):
+        forget_capture(connection, "old")
+    capture = Capture(f"sqlite:{database}", url, tables=["users"], name="running")
+    thread = threading.Thread(target=capture.run)
+    thread.start()
+    try:
+        wait_until(lambda: "running" in look(connection), "it reports")
+        code, said = forget("running")
+        assert code == 1
+        assert "capture 'running' runs" in said
+    finally:
+        capture.close()
+        thread.join()

@@ -7,6 +7,7 @@ import dataclasses
 from prometheus_client import CollectorRegistry
 
 from penstock.observe.facts import (
+    CaptureFacts,
     GroupFacts,
     LetterFacts,
     PartitionFacts,
@@ -37,6 +38,11 @@ EVERYTHING = Snapshot(
     letters={"orders.dlq": LetterFacts("orders.dlq", 3)},
     pipelines={"usage@v2": PipelineFacts("usage@v2", "folder", True, (QUERY,))},
     took_s=0.25,
+    captures={
+        "shop": CaptureFacts("shop", "postgresql://db/shop", "dead", 1, behind_bytes=7, time_to_loss_s=60.0),
+        "gone": CaptureFacts("gone", "postgresql://db/gone", "failed", 1, is_lost=True),
+        "fine": CaptureFacts("fine", "postgresql://db/fine", "streaming", 1, behind_bytes=0),
+    },
 )
 
 
@@ -58,6 +64,11 @@ def test_a_snapshot_becomes_metrics() -> None:
     assert samples("penstock_dead_letters_waiting", place="orders.dlq") == 3
     assert samples("penstock_query_lag_records", pipeline="usage@v2", query="spend") == 17
     assert samples("penstock_query_running", pipeline="usage@v2", query="spend") == 1
+    assert samples("penstock_captures_behind_bytes", capture="shop") == 7
+    assert samples.all("penstock_captures_time_to_loss_seconds", capture="shop") == [60]
+    assert samples.all("penstock_captures_time_to_loss_seconds", capture="gone") == [0]
+    assert samples.all("penstock_captures_time_to_loss_seconds", capture="fine") == []
+    assert [samples("penstock_captures_running", capture=name) for name in ("shop", "gone", "fine")] == [0, 0, 1]
     assert samples("penstock_stream_up") == 1
     assert samples("penstock_stream_look_seconds") == 0.25
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from penstock.abc import TopicStream
 from penstock.errors import PenstockError
 from penstock.model import Pointer
-from penstock.observe.facts import DEAD, CaptureFacts, TopicFacts
+from penstock.observe.facts import DEAD, RUNNING_PHASES, CaptureFacts
 from penstock.streams import Connection
 from penstock.tables.cdc.reports import FAILED, REPORT_S, REPORTS, STOPPED, CaptureReport
 
@@ -38,8 +38,8 @@ class CaptureObserver:
     def use(self, connection: Connection) -> None:
         self._connection = connection
 
-    def look(self, topics: Mapping[str, TopicFacts], now_ms: int) -> dict[str, CaptureFacts]:
-        """All captures, by name. What cannot be read is as it was."""
+    def look(self, topics: Collection[str], now_ms: int) -> dict[str, CaptureFacts]:
+        """All captures, by name, given the topics that exist. What cannot be read is as it was."""
         if REPORTS not in topics:
             self._reports, self._next = {}, 0
         elif self._connection is not None:
@@ -81,7 +81,7 @@ def _facts(report: CaptureReport, now_ms: int) -> CaptureFacts:
     has_ended = report.phase in (STOPPED, FAILED)
     phase = DEAD if not has_ended and age_s > DEAD_S else report.phase
     time_to_loss_s = report.time_to_loss_s
-    if phase not in ("starting", "snapshot", "streaming"):
+    if phase not in RUNNING_PHASES:
         time_to_loss_s = report.time_to_loss_if_dead_s
         time_to_loss_s = None if time_to_loss_s is None else max(0.0, time_to_loss_s - age_s)
     return CaptureFacts(

@@ -240,6 +240,10 @@ class PipelineFacts:
         return total(each.lag for each in self.queries) if self.queries else None
 
 
+RUNNING_PHASES: Final = frozenset({"starting", "snapshot", "streaming"})
+"""Phases in which a capture makes progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureFacts:
     """A capture of a database (`penstock cdc`), as it last reported."""

@@ -18,15 +18,20 @@ from penstock.cli.logs import show_log_of
 from penstock.cli.options import AsJson, examples
 from penstock.cli.output import print_json, say, size_text, time_text
 from penstock.cli.quantities import seconds
+from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
+from penstock.errors import ConfigError
 from penstock.model import Position
 from penstock.model.stop_signals import on_stop_signals
 from penstock.model.text import duration_text
+from penstock.observe.captures import CaptureObserver
+from penstock.observe.facts import RUNNING_PHASES
 from penstock.observe.metrics.serving import serve
 from penstock.streams.url import without_password
 from penstock.tables import Capture, CaptureProgress
 from penstock.tables.apply import Applier
 from penstock.tables.apply import compare as compare_tables
+from penstock.tables.cdc.delivery import forget_capture
 from penstock.tables.cdc.records import Form
 from penstock.tables.cdc.source import SnapshotMode
 from penstock.tables.cdc.status import CaptureStatus, capture_status
@@ -255,6 +260,25 @@ def status(
     if any(each.is_lost for each in found):
         say("Changes were lost: take a new snapshot with `penstock cdc ... --snapshot again`.")
         raise typer.Exit(1)
+
+
+@app.command("forget", epilog=examples("penstock cdc forget log:./data shop"))
+def forget(
+    stream: Annotated[str, typer.Argument(metavar="STREAM_URL", help="Where the capture wrote: log:./data.")],
+    name: Annotated[str, typer.Argument(help="The name of the capture.")],
+) -> None:
+    """Forget a capture that was stopped for good: its position, and what it reported for penstock lag and alerts.
+
+    Its topics stay, and so does its replication slot, which keeps the database's log: drop it in the database.
+    """
+    with open_connection(stream) as connection:
+        observer = CaptureObserver()
+        observer.use(connection)
+        known = observer.look(connection.topics(), time.time_ns() // 1_000_000).get(name)
+        if known is not None and known.phase in RUNNING_PHASES:
+            raise ConfigError(f"capture {name!r} runs ({known.phase}): stop it first")
+        forget_capture(connection, name)
+    say(f"Capture {name} is forgotten. If its database still has its replication slot, drop it there.")
 
 
 def _cells(each: CaptureStatus) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""The metrics of a whole stream, from a snapshot: its groups, dead letters and pipelines."""
+"""The metrics of a whole stream, from a snapshot: its groups, dead letters, pipelines and captures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.observe.facts import Snapshot
+from penstock.observe.facts import RUNNING_PHASES, Snapshot
 from penstock.observe.metrics.definition import Definition, gauge
 from penstock.streams.url import without_password
 
@@ -146,6 +146,25 @@ QUERY_RESTARTS: Final = gauge(
     "How often this run was restarted after an error.",
     "Rising: it survives, but its error will not go away by itself; `penstock pipelines` shows it.",
 )
+CAPTURE_RUNNING: Final = gauge(
+    "penstock_captures_running",
+    ("capture",),
+    "1 while the capture of a database reads its rows or changes; 0 when it was stopped, failed, waits or died.",
+    "0 unexpectedly: `penstock lag` says why. The database keeps its log for it until the room is used up.",
+)
+CAPTURE_BEHIND: Final = gauge(
+    "penstock_captures_behind_bytes",
+    ("capture",),
+    "The database's log after the last change that a capture has confirmed, as it last reported.",
+    "Rising over minutes: the stream is slow, or one capture is not enough for all tables.",
+)
+CAPTURE_LOSS: Final = gauge(
+    "penstock_captures_time_to_loss_seconds",
+    ("capture",),
+    "When the database will remove changes that a capture has not read, if it goes on as now; also of captures that do "
+    "not run. Missing: never, or unknown. 0: they are lost, or may be.",
+    "Below a day: start the capture, raise max_slot_wal_keep_size, or make room on the database's disk.",
+)
 
 STREAM: Final = tuple(each for each in list(globals().values()) if isinstance(each, Definition))
 
@@ -180,6 +199,10 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
     for place in snapshot.letters.values():
         found.put(LETTERS_WAITING, place.waiting, without_password(place.spec))
     _put_queries(found, snapshot)
+    for capture in snapshot.captures.values():
+        found.put(CAPTURE_RUNNING, capture.phase in RUNNING_PHASES, capture.name)
+        found.put(CAPTURE_BEHIND, capture.behind_bytes, capture.name)
+        found.put(CAPTURE_LOSS, 0.0 if capture.is_lost else capture.time_to_loss_s, capture.name)
     yield from found.all()
 
 

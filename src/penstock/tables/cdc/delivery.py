@@ -17,6 +17,7 @@ from penstock.checkpoints.opening import open_store
 from penstock.consuming.defaults import default_store
 from penstock.errors import ConfigError, DeliveryError, OvertakenError, TransactionLostError
 from penstock.model import Change, Checkpoint, CheckpointKey, Guarantee, Lease, NewRecord, Receipt
+from penstock.streams import Connection
 from penstock.streams.capability import capability
 from penstock.streams.declared import provide_topic
 from penstock.streams.key_value_topic import KeyValueTopic
@@ -49,6 +50,20 @@ CAPTURES: Final = "cdc"
 def state_topic(name: str, kind: str = CAPTURES) -> str:
     """The topic with the state of a capture, in a stream with transactions."""
     return f"penstock.{kind}.{name}"
+
+
+def forget_capture(connection: Connection, name: str) -> None:
+    """Delete the state and the reports of a capture that does not run. Raises ConfigError if there are none."""
+    topics = set(connection.topics())
+    known = KeyValueTopic(connection, REPORTS).read() if REPORTS in topics else {}
+    if state_topic(name) not in topics and name not in known:
+        raise ConfigError(
+            f"{connection.url} has no capture of the name {name!r}; `penstock lag` shows those that it has"
+        )
+    if state_topic(name) in topics:
+        connection.admin().delete(state_topic(name))
+    if name in known:
+        connection.send(REPORTS, None, key=name).result(_TIMEOUT_S)
 
 
 class Delivery(Protocol):
