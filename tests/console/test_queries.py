@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,13 @@ from penstock.console import queries
 from penstock.console.service import Service
 from penstock.console.web.pages.query import columns_of, rows_of
 from penstock.errors import ConfigError, QueryError, QueryStoppedError
+from penstock.serde import AvroSerde, MsgpackSerde
+from penstock.serde.registry.client import SchemaRegistry
+from tests.clients.names import fresh
+from tests.querying.orders import Order
 from tests.querying.test_queries import ENDLESS
+from tests.serde.registry_server import registry_server
+from tests.servers import Penstock
 
 
 def test_a_query_returns_its_rows_as_text(service: Service, stream: penstock.Connection, topic: str) -> None:
@@ -31,6 +38,23 @@ def test_rows_and_cells_are_limited(service: Service) -> None:
     answer = service.open_query().run("select repeat('x', 5000) from range(5000)")
     assert (len(answer.rows), answer.is_cut) == (queries.MOST_ROWS, True)
     assert len(answer.rows[0][0] or "") < 2 * queries.LONGEST_CELL
+
+
+def test_a_query_knows_the_types_that_the_console_was_started_with(
+    server: Penstock, stream: penstock.Connection, tmp_path: Path
+) -> None:
+    typed, registered = fresh(), fresh()
+    with registry_server() as running:
+        address = running.url
+        avro = AvroSerde(Order, registry=SchemaRegistry(address))
+        stream.send(penstock.Topic(registered, Order, serde=avro), Order("ann", 7)).result(30)
+        packed = penstock.Topic(typed, Order, serde=MsgpackSerde(Order))
+        stream.send(packed, Order("bob", 8)).result(30)
+        with Service(
+            f"kafka://{server.bootstrap}", state=tmp_path, every_s=60.0, registry=address, types=[packed]
+        ) as service:
+            for topic, expected in ((registered, ("ann", "7")), (typed, ("bob", "8"))):
+                assert service.open_query().run(f'select customer, cents from "{topic}"').rows == [expected]
 
 
 def test_a_query_changes_nothing(service: Service, topic: str) -> None:

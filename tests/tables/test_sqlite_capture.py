@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ChangesLostError, ConfigError
-from penstock.tables import Capture
+from penstock.errors import ChangesLostError, ConfigError, HistoryLostError
+from penstock.streams import connect
+from penstock.tables import Capture, Table
 from tests.sampling import times
 from tests.seeds import seed_of
 from tests.servers import Penstock
@@ -180,6 +181,26 @@ def test_columns_that_are_added_while_it_runs_appear(database: sqlite3.Connectio
 def _age(stream: str, database: sqlite3.Connection) -> dict[int, Any]:
     rows = materialised(stream, topic_of(database, "users")).rows
     return {row["id"]: row.get("age") for row in rows.values()}
+
+
+def test_a_captured_topic_with_a_history_can_be_looked_at_as_it_was(database: sqlite3.Connection, stream: str) -> None:
+    database.execute("CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT)")
+    database.execute("INSERT INTO users VALUES (1, 'Ada')")
+    with running(database, stream, "users"):
+        database.execute("UPDATE users SET name = 'Ada L.'")
+    with connect(stream) as connection, Table(connection, topic_of(database, "users"), format="debezium") as users:
+        assert users[1]["name"] == "Ada L."
+        then = users.pointers
+        for history_s in (None, 3600.0):
+            with running(database, stream, "users", history_s=history_s):
+                database.execute("UPDATE users SET name = name || '!'")
+                wait_until(lambda: users[1]["name"].endswith("!"), "the change arrives")
+            if history_s is None:
+                with pytest.raises(HistoryLostError, match=r"min\.compaction\.lag\.ms"):
+                    users.as_of(then)
+        assert users.as_of(then)[1]["name"] == "Ada L."
+    with pytest.raises(ConfigError, match="history_s=-1 must be seconds"):
+        Capture(url_of(database), stream, tables=["users"], history_s=-1)
 
 
 def test_changes_that_are_gone_are_data_loss(database: sqlite3.Connection, stream: str) -> None:

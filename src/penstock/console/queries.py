@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.console.link import Link
 from penstock.console.views import QueryAnswer
 from penstock.errors import ConfigError
+from penstock.serde import Topic
 
 if TYPE_CHECKING:
     from penstock.querying.database import TopicDatabase
@@ -24,10 +26,14 @@ LONGEST_CELL: Final = 2_000
 class Query:
     """The queries of one page. Any thread may `cancel`."""
 
-    def __init__(self, link: Link, url: str, places: threading.Semaphore) -> None:
+    def __init__(
+        self, link: Link, url: str, places: threading.Semaphore, types: Sequence[Topic[Any]], registry: str | None
+    ) -> None:
         self._link = link
         self._url = url
         self._places = places
+        self._types = types
+        self._registry = registry
         self._lock = threading.Lock()
         self._running: TopicDatabase | None = None
         self._is_closed = False
@@ -41,7 +47,13 @@ class Query:
             raise ConfigError(f"{AT_ONCE} queries are running already: wait until one has ended")
         try:
             database = TopicDatabase(
-                self._link.connection(), self._url, timeout_s=TIMEOUT_S, memory_limit=MEMORY, threads=THREADS
+                self._link.connection(),
+                self._url,
+                types=self._types,
+                registry=self._registry,
+                timeout_s=TIMEOUT_S,
+                memory_limit=MEMORY,
+                threads=THREADS,
             )
             with self._lock:
                 if self._is_closed or self._running is not None:
@@ -88,15 +100,17 @@ class Query:
 class Queries:
     """The queries of all pages."""
 
-    def __init__(self, link: Link, url: str) -> None:
+    def __init__(self, link: Link, url: str, *, types: Sequence[Topic[Any]] = (), registry: str | None = None) -> None:
         self._link = link
         self._url = url
+        self._types = types
+        self._registry = registry
         self._places = threading.Semaphore(AT_ONCE)
         self._lock = threading.Lock()
         self._open: list[Query] = []
 
     def open(self) -> Query:
-        query = Query(self._link, self._url, self._places)
+        query = Query(self._link, self._url, self._places, self._types, self._registry)
         with self._lock:
             self._open = [each for each in self._open if not each.is_closed]
             self._open.append(query)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from penstock.abc import Clock
 from penstock.console.administration import Groups, Topics
@@ -60,6 +60,7 @@ from penstock.observe.history.history import History
 from penstock.observe.pipelines import pipeline_events
 from penstock.observe.place import HISTORY_FILE, RULES_FILE, state_folder
 from penstock.observe.watching import Watch
+from penstock.serde import Topic
 from penstock.streams import Connection
 from penstock.streams.connecting import connect_for
 from penstock.streams.url import without_password
@@ -78,7 +79,7 @@ class Service:
     `state` is the folder for what must survive a restart: history, audit log, alerts; by default beside an embedded
     log's records, or else in the working folder. `dead_letters`, `checkpoints` and `pipelines` say where those are,
     where that is not the default (see `observe.looking.Looker`). `rules` is the file of alert rules, `registry` the
-    URL of a schema registry.
+    URL of a schema registry. `types` are topics whose types the SQL page uses.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Service:
         every_s: float = 5.0,
         rules: Path | None = None,
         registry: str | None = None,
+        types: Sequence[Topic[Any]] = (),
         clock: Clock | None = None,
     ) -> None:
         self.url = without_password(url)
@@ -128,7 +130,7 @@ class Service:
         self._groups = Groups(self._link, self.snapshot, self.look_now, self._now, self._consumers.stores)
         self._letters = Letters(self._link, dead_letters, self.snapshot, self.look_now, self._clock)
         self._jobs = Jobs(self._clock)
-        self._queries = Queries(self._link, url)
+        self._queries = Queries(self._link, url, types=types, registry=registry)
         self._tails: list[Tail] = []
         self._tails_lock = threading.Lock()
 

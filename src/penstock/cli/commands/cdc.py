@@ -106,6 +106,13 @@ def run(
     heartbeat: Annotated[
         str, typer.Option(metavar="DURATION", help="How often an idle capture lets the database remove its log.")
     ] = "10s",
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How far back Table.as_of can look: compaction keeps replaced rows for as long, such as 7d.",
+        ),
+    ] = None,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve metrics for Prometheus there.")
     ] = None,
@@ -137,6 +144,7 @@ def run(
             snapshot_rows=snapshot_rows,
             batch_rows=batch_rows,
             heartbeat_s=seconds(heartbeat, "--heartbeat"),
+            history_s=None if history is None else seconds(history, "--history"),
         ) as capture,
     ):
         with on_stop_signals(lambda _: capture.stop(), once=True), _shown(capture, stream, quiet):

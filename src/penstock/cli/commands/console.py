@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock.cli.logs import TextFormatter
+from penstock.cli.modules import topics_of
 from penstock.cli.options import DEFAULT_URL, Url, examples
 from penstock.cli.stream import silence_log
 from penstock.console.service import Service
@@ -68,7 +69,16 @@ def console(
         ),
     ] = None,
     registry: Annotated[
-        str | None, typer.Option(help="A schema registry for decoding messages.", metavar="URL")
+        str | None,
+        typer.Option(help="A schema registry for decoding messages, and for the types of SQL queries.", metavar="URL"),
+    ] = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE[:NAME]",
+            help="A module whose variables that are a penstock.Topic say the types of topics to SQL queries, or one of "
+            "them. May be repeated.",
+        ),
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
@@ -107,6 +117,7 @@ def console(
         pipelines=pipelines,
         rules=rules,
         registry=registry,
+        types=[topic for each in types or () for topic in topics_of(each)],
     )
     try:
         service.start()

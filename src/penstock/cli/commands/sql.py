@@ -7,21 +7,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from penstock.cli.modules import module_of
+from penstock.cli.modules import topics_of
 from penstock.cli.options import DEFAULT_URL, Url, examples
 from penstock.cli.output import plain_json, say
 from penstock.cli.quantities import seconds, size_bytes
 from penstock.cli.stream import open_connection
 from penstock.cli.tables import print_table
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 from penstock.querying.cells import cell_text, is_number, json_cell, rows_of
 from penstock.querying.database import MEMORY_LIMIT, QueryResult, TopicDatabase
-from penstock.serde import Topic
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -111,7 +110,7 @@ def sql(
         TopicDatabase(
             stream,
             url,
-            types=[topic for each in types or () for topic in _topics_of(each)],
+            types=[topic for each in types or () for topic in topics_of(each)],
             registry=registry,
             timeout_s=timeout_s,
             memory_limit=memory,
@@ -130,18 +129,6 @@ def sql(
                 say(str(error))
             except KeyboardInterrupt:
                 say("the query was cancelled")
-
-
-def _topics_of(text: str) -> list[Topic[Any]]:
-    """The topics that --types names."""
-    module, _, name = text.partition(":")
-    found = vars(module_of(module, f"--types {text}"))
-    topics = [value for key, value in found.items() if isinstance(value, Topic) and name in ("", key)]
-    if not topics:
-        raise ConfigError(
-            f"--types {text}: {module} has no {'variable' if not name else repr(name)} that is a penstock.Topic"
-        )
-    return topics
 
 
 def _asked() -> Iterator[str]:

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[a-z0-9_]{1,50}")
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 30.0
+_LONGEST_HISTORY_S: Final = 100 * 365 * 86_400.0
 Choice = TypeVar("Choice", bound=StrEnum)
 POSTGRES: Final = ("postgresql", "postgres")
 
@@ -72,6 +73,7 @@ class Capture:
         snapshot_rows: int = 20_000,
         batch_rows: int = 10_000,
         heartbeat_s: float = 10.0,
+        history_s: float | None = None,
     ) -> None:
         """`tables` are names with their schema; `*` and `?` match any. `name`, by default that of the database, tells
         captures into one stream apart. `partitions` are those of topics that do not exist: with one, the default, a
@@ -88,6 +90,9 @@ class Capture:
                 raise ConfigError(f"{option}={number!r} must be an integer >= 1")
         if not heartbeat_s > 0:
             raise ConfigError(f"heartbeat_s={heartbeat_s!r} must be positive")
+        if history_s is not None and not 0 <= history_s < _LONGEST_HISTORY_S:
+            raise ConfigError(f"history_s={history_s!r} must be seconds, from 0 to {_LONGEST_HISTORY_S:g}")
+        self._history_s = history_s
         name = _database_name(source) if name is None else name
         if _NAME.fullmatch(name) is None:
             raise ConfigError(f"name={name!r} must have 1 to 50 of the characters a-z, 0-9 and _: it names a slot")
@@ -185,7 +190,13 @@ class Capture:
             self._has_started = True
             delivery: Delivery
             delivery, self._owner = open_delivery(
-                stream, self.name, topics.values(), self._partitions, self._checkpoints, self._owner
+                stream,
+                self.name,
+                topics.values(),
+                self._partitions,
+                self._checkpoints,
+                self._owner,
+                history_s=self._history_s,
             )
             closing.callback(delivery.close)
             self.progress.guarantee = str(delivery.guarantee)

@@ -66,6 +66,22 @@ def forget_capture(connection: Connection, name: str) -> None:
         connection.send(REPORTS, None, key=name).result(_TIMEOUT_S)
 
 
+def _history_settings(history_s: float) -> dict[str, str]:
+    return {"min.compaction.lag.ms": str(round(history_s * 1000))}
+
+
+def _keep_history(stream: Stream, topics: Iterable[str], history_s: float) -> None:
+    administered = capability(stream, HasAdmin)
+    if administered is None:
+        raise ConfigError(f"history={history_s:g} s: {stream.url} does not compact topics by age: omit it")
+    admin = administered.admin()
+    wanted = _history_settings(history_s)
+    for topic in topics:
+        known = {each.name: each.value for each in admin.config(topic)}
+        if any(known.get(name) != value for name, value in wanted.items()):
+            admin.change_config(topic, wanted)
+
+
 class Delivery(Protocol):
     """Stores the batches of one capture. Used by one thread. After an error, close it and open another."""
 
@@ -94,13 +110,18 @@ def open_delivery(
     owner: str | None,
     *,
     kind: str = CAPTURES,
+    history_s: float | None = None,
 ) -> tuple[Delivery, str]:
     """A delivery that is the newest of this kind and name, and its owner id.
 
     `topics` are created, compacted; others may be delivered to. With `owner`, that of an earlier delivery of this
-    process: OvertakenError if another process has taken over.
+    process: OvertakenError if another process has taken over. `history_s`: how long replaced records are kept, also in
+    topics that exist.
     """
-    counts = {topic: _provide(stream, topic, partitions, TOPIC_SETTINGS) for topic in topics}
+    settings = TOPIC_SETTINGS if history_s is None else {**TOPIC_SETTINGS, **_history_settings(history_s)}
+    counts = {topic: _provide(stream, topic, partitions, settings) for topic in topics}
+    if history_s is not None:
+        _keep_history(stream, counts, history_s)
     transactional = capability(stream, Transactional)
     if transactional is not None:
         if checkpoints is not None:
