@@ -229,7 +229,7 @@ def test_a_capture_that_was_stopped_for_good_is_forgotten(
     assert look(connection)["old"].phase == "stopped"
 
     def forget(name: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["cdc", "forget", url, name])
+        done = CliRunner().invoke(app, ["cdc", "forget", name, url])
         return done.exit_code, done.stderr
 
     assert forget("old")[0] == 0

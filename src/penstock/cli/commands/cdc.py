@@ -33,6 +33,7 @@ from penstock.tables.apply import Applier
 from penstock.tables.apply import compare as compare_tables
 from penstock.tables.cdc.delivery import forget_capture
 from penstock.tables.cdc.records import Form
+from penstock.tables.cdc.requests import request_snapshot, wait_until_done
 from penstock.tables.cdc.source import SnapshotMode
 from penstock.tables.cdc.status import CaptureStatus, capture_status
 
@@ -69,6 +70,12 @@ Target = Annotated[
     str,
     typer.Argument(metavar="TARGET_URL", help="The copy: postgresql://USER@HOST/DATABASE or sqlite:FILE."),
 ]
+
+
+CaptureName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The name of the capture, as `penstock lag` shows it.")
+]
+CaptureStream = Annotated[str, typer.Argument(metavar="STREAM_URL", help="Where the capture writes: log:./data.")]
 
 
 @app.command("run", epilog=examples("penstock cdc run postgresql://localhost/shop log:./data --tables public.users"))
@@ -270,11 +277,29 @@ def status(
         raise typer.Exit(1)
 
 
-@app.command("forget", epilog=examples("penstock cdc forget log:./data shop"))
-def forget(
-    stream: Annotated[str, typer.Argument(metavar="STREAM_URL", help="Where the capture wrote: log:./data.")],
-    name: Annotated[str, typer.Argument(help="The name of the capture.")],
+@app.command("snapshot", epilog=examples("penstock cdc snapshot shop log:./data --table public.users --wait"))
+def snapshot(
+    name: CaptureName,
+    stream: CaptureStream,
+    table: Annotated[str, typer.Option("--table", "-t", help="TABLE or SCHEMA.TABLE, which the capture has.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it is done.")] = False,
 ) -> None:
+    """Let a capture read all rows of one table again, while its changes go on.
+
+    Each row becomes a record of its topic, in ranges of keys; a newer record is never replaced. A capture that does not
+    run begins when it is started; killed, it continues. Rows that only the topic has stay there.
+    """
+    with open_connection(stream) as connection:
+        is_done = request_snapshot(connection, name, table)
+        if not wait:
+            say(f"Capture {name} will read {table} again; with --wait, this command returns when it has.")
+            return
+        wait_until_done(is_done)
+    say(f"Capture {name} has read {table} again.")
+
+
+@app.command("forget", epilog=examples("penstock cdc forget shop log:./data"))
+def forget(name: CaptureName, stream: CaptureStream) -> None:
     """Forget a capture that was stopped for good: its position, and what it reported for penstock lag and alerts.
 
     Its topics stay, and so does its replication slot, which keeps the database's log: drop it in the database.

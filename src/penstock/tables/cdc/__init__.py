@@ -5,6 +5,7 @@ both together, where the stream has transactions; `records` writes rows as Debez
 """
 
 from penstock.tables.cdc.capture import Capture as Capture
+from penstock.tables.cdc.requests import request_snapshot as request_snapshot
 from penstock.tables.cdc.source import CaptureProgress as CaptureProgress
 
-__all__ = ["Capture", "CaptureProgress"]
+__all__ = ["Capture", "CaptureProgress", "request_snapshot"]

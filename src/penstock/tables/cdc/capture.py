@@ -34,7 +34,8 @@ from penstock.streams.url import without_password
 from penstock.tables.cdc.delivery import Delivery, open_delivery
 from penstock.tables.cdc.records import Form
 from penstock.tables.cdc.reports import FAILED, STOPPED, WAITING, Reporter
-from penstock.tables.cdc.source import CaptureProgress, SnapshotMode, Source, SourceBatch, SourceOptions
+from penstock.tables.cdc.requests import RequestReader
+from penstock.tables.cdc.source import CaptureProgress, Refreshing, SnapshotMode, Source, SourceBatch, SourceOptions
 from penstock.tables.cdc.sqlite import SqliteSource
 
 logger = logging.getLogger(__name__)
@@ -201,12 +202,21 @@ class Capture:
             closing.callback(delivery.close)
             self.progress.guarantee = str(delivery.guarantee)
             reporter = Reporter(self.name, self.source_url) if delivery.has_reports else None
+            requests = RequestReader(stream, self.name) if delivery.has_reports else None
+            if requests is not None:
+                closing.callback(requests.close)
             with contextlib.closing(_generator(self._source.batches(delivery.load(), self._stopping))) as batches:
-                self._deliver(batches, delivery, reporter)
+                self._deliver(batches, delivery, reporter, requests)
             if reporter is not None:
                 delivery.deliver([], {}, reporter.report(self.progress, STOPPED))
 
-    def _deliver(self, batches: Iterator[SourceBatch], delivery: Delivery, reporter: Reporter | None) -> None:
+    def _deliver(
+        self,
+        batches: Iterator[SourceBatch],
+        delivery: Delivery,
+        reporter: Reporter | None,
+        requests: RequestReader | None,
+    ) -> None:
         while True:  # ends with the source
             try:
                 batch = next(batches, None)
@@ -220,6 +230,17 @@ class Capture:
             report = None if reporter is None else reporter.due(self.progress)
             if batch.records or batch.state or report is not None:
                 delivery.deliver(batch.records, batch.state, report)
+            if requests is not None and self.progress.phase == "streaming":
+                self._take_requests(requests)
+
+    def _take_requests(self, requests: RequestReader) -> None:
+        for table, request in requests.open().items():
+            source = self._source
+            if not isinstance(source, Refreshing):
+                logger.warning("table %s is not read again: captures of this database cannot do that", table)
+            elif not source.refresh(table, request):
+                continue
+            requests.close_request(table, request)
 
 
 def _generator(iterator: Any) -> Any:

@@ -22,7 +22,7 @@ from penstock.streams.capability import capability
 from penstock.streams.declared import provide_topic
 from penstock.streams.key_value_topic import KeyValueTopic
 from penstock.tables.cdc.records import BY_KEY, EVERY_PARTITION, Row
-from penstock.tables.cdc.reports import REPORTS
+from penstock.tables.cdc.reports import REPORTS, REQUESTS
 from penstock.tables.cdc.source import Saved
 
 OWNER: Final = "owner"
@@ -87,7 +87,7 @@ class Delivery(Protocol):
 
     guarantee: Guarantee
     has_reports: bool
-    """Whether the stream has a place for reports of captures."""
+    """Whether the stream has a place for reports of captures, and for requests to them."""
 
     def load(self) -> Saved:
         """The saved state."""
@@ -139,6 +139,7 @@ def _open_transactional(
     _provide(stream, topic, 1, _STATE_SETTINGS)
     if kind == CAPTURES:
         _provide(stream, REPORTS, 1, _STATE_SETTINGS)
+        _provide(stream, REQUESTS, 1, _STATE_SETTINGS)
     state = KeyValueTopic(stream, topic)
     if owner is not None and state.read().get(OWNER, b"").decode() not in ("", owner):
         raise OvertakenError(f"another process with the name {name!r} has taken over: this one stops")

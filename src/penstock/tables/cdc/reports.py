@@ -14,6 +14,8 @@ from penstock.tables.cdc.source import CaptureProgress
 
 REPORTS: Final = "penstock.cdc.all-captures"
 """The topic of the reports, by the names of captures. No capture has this name: it has a dash."""
+REQUESTS: Final = "penstock.cdc.all-requests"
+"""The topic of requests to captures, by NAME/TABLE: the id of the request, until it is done."""
 REPORT_S: Final = 10.0
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"

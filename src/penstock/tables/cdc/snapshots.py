@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
 from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords
-from penstock.tables.cdc.source import DONE, PENDING, TABLE, CaptureProgress, SavedTable, SourceBatch, TableProgress
+from penstock.tables.cdc.source import (
+    DONE,
+    LEFT,
+    PENDING,
+    TABLE,
+    CaptureProgress,
+    SavedRefresh,
+    SavedTable,
+    SourceBatch,
+    TableProgress,
+)
+
+logger = logging.getLogger(__name__)
 
 ReadRange = Callable[[list[str] | None, int, Callable[[Fragments], Row], list[Row]], list[str] | None]
 """Appends the records of the next rows after a key, up to a limit, made by the function. Returns the last key."""
@@ -19,6 +32,51 @@ def show_tables(progress: CaptureProgress, tables: Mapping[str, int | None], sav
     for name, total in tables.items():
         table = saved[name]
         progress.tables[name] = TableProgress(name, table.rows, total, table.snapshot == DONE)
+
+
+def take_request(saved: dict[str, SavedTable], name: str, request: str) -> bool:
+    """Note that a table is to be read again. Returns whether the request is done, or cannot be done."""
+    table = saved.get(name)
+    if table is None or table.snapshot == LEFT:
+        logger.warning("table %s cannot be read again: it is not captured", name)
+        return True
+    if table.refreshed == request:
+        return True
+    if table.refresh is None or table.refresh.request != request:
+        logger.info("table %s is read again, as was asked for", name)
+        saved[name] = msgspec.structs.replace(table, refresh=SavedRefresh(request))
+    return False
+
+
+def refreshed_table(tables: Iterable[str], saved: Mapping[str, SavedTable]) -> str | None:
+    """A table that is to be read again; None: there is none."""
+    return next((name for name in tables if saved[name].refresh is not None and saved[name].snapshot == DONE), None)
+
+
+def refresh_batch(
+    name: str,
+    saved: dict[str, SavedTable],
+    records: TableRecords,
+    read: ReadRange,
+    at: Moment,
+    limit: int,
+) -> tuple[SourceBatch, SavedTable]:
+    """The next rows of a table that is read again, and what is true of it once they are stored.
+
+    The caller sees to it that they are no older than what is stored.
+    """
+    table = saved[name]
+    refresh = table.refresh
+    assert refresh is not None, "it was asked for"
+    rows: list[Row] = []
+    after = read(refresh.after, limit, records.snapshot_writer(at), rows)
+    count = refresh.rows + len(rows)
+    if len(rows) >= limit:
+        table = msgspec.structs.replace(table, refresh=SavedRefresh(refresh.request, after, count))
+    else:
+        table = msgspec.structs.replace(table, refresh=None, refreshed=refresh.request)
+        logger.info("table %s was read again: %d rows", name, count)
+    return SourceBatch(rows, {TABLE + name: msgspec.json.encode(table)}), table
 
 
 def pending_tables(tables: Iterable[str], saved: Mapping[str, SavedTable]) -> list[str]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -131,6 +131,15 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class SavedRefresh(msgspec.Struct, frozen=True):
+    """How far a table was read again, while its changes go on."""
+
+    request: str
+    after: list[str] | None = None
+    """The key of the last row that is stored."""
+    rows: int = 0
+
+
 class SavedTable(msgspec.Struct, frozen=True, kw_only=True):
     """The columns of a table, and the progress of its snapshot."""
 
@@ -150,6 +159,11 @@ class SavedTable(msgspec.Struct, frozen=True, kw_only=True):
     published: int = 0
     """PostgreSQL's number of the table's entry in the publication; 0 if the publication names no tables."""
 
+    refresh: SavedRefresh | None = None
+    """None: the table is not being read again on request."""
+    refreshed: str = ""
+    """The last request that is done."""
+
     def read_again(self, columns: list[tuple[str, str]], key: list[str]) -> SavedTable:
         """Its snapshot from the beginning, after a truncate if rows of it are in the topic."""
         return msgspec.structs.replace(
@@ -162,7 +176,16 @@ class SavedTable(msgspec.Struct, frozen=True, kw_only=True):
             is_again=self.is_again or self.snapshot != PENDING or self.after is not None,
             oid=0,
             published=0,
+            refresh=None,
         )
+
+
+@runtime_checkable
+class Refreshing(Protocol):
+    """A source that reads a table again on request, while changes go on."""
+
+    def refresh(self, table: str, request: str) -> bool:
+        """Begin, unless that request is being worked on. Returns whether it is done, or cannot be done."""
 
 
 Described = Mapping[str, tuple[list[tuple[str, str]], list[str]]]

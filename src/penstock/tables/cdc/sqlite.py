@@ -23,7 +23,14 @@ import msgspec
 
 from penstock.errors import ChangesLostError, ConfigError, SourceUnavailableError
 from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords, check_topics, text_json, topic_name
-from penstock.tables.cdc.snapshots import pending_tables, show_tables, snapshot_batches
+from penstock.tables.cdc.snapshots import (
+    pending_tables,
+    refresh_batch,
+    refreshed_table,
+    show_tables,
+    snapshot_batches,
+    take_request,
+)
 from penstock.tables.cdc.source import (
     CAPTURE,
     LEFT,
@@ -350,7 +357,8 @@ class SqliteSource:
             (version,) = self._sql.execute("PRAGMA schema_version").fetchone()
             sequence = self._sequence
             yield from self._drain(None)
-            if self._sequence > sequence:
+            yield from self._refresh()
+            if self._sequence > sequence or refreshed_table(self._tables, self._saved) is not None:
                 pause_s = _POLL_S
             elif version != self._schema_version:
                 yield from self._follow_schema(stopping)
@@ -358,6 +366,22 @@ class SqliteSource:
                 yield SourceBatch()
                 stopping.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+
+    def refresh(self, table: str, request: str) -> bool:
+        return take_request(self._saved, table, request)
+
+    def _refresh(self) -> Iterator[SourceBatch]:
+        """The next rows of a table that is read again: what is stored is committed, so they are no older."""
+        name = refreshed_table(self._tables, self._saved)
+        if name is not None:
+            saved = self._saved[name]
+            records = self._records_of(name, [column for column, _ in saved.columns], saved.key)
+            at = Moment(_now_ms(), self._sequence, b"", is_snapshot=True)
+            read, limit = self._range_reader(self._tables[name]), self._options.snapshot_rows
+            batch, refreshed = refresh_batch(name, self._saved, records, read, at, limit)
+            yield batch
+            self._saved[name] = refreshed
+            self.progress.snapshot_rows += len(batch.records)
 
     def _drain(self, last: int | None) -> Iterator[SourceBatch]:
         """One batch of changes; with `last`, all up to that one."""

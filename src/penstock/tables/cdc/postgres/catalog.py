@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ Connection = psycopg.Connection[Any]
 OLDEST: Final = 110_000
 """The oldest supported version of the server, as libpq counts: 11."""
 _POLL_S: Final = 0.05
+_LOWER: Final = (1 << 32) - 1
+_HALF: Final = 1 << 31
 
 _TABLES: Final = """
 SELECT c.oid, n.nspname, c.relname, c.relpersistence, c.relreplident, c.relispartition,
@@ -285,6 +287,17 @@ def wait_for_running_transactions(connection: Connection, stopping: Any) -> None
         if oldest >= now:
             return
         time.sleep(_POLL_S)
+
+
+def hides(snapshot: str, transactions: Iterable[int]) -> bool:
+    """Whether a query does not see one of these transactions; `snapshot` is that of txid_current_snapshot().
+
+    The log has the lower 32 bits of a transaction's number.
+    """
+    _, end_text, open_text = snapshot.split(":")
+    end = int(end_text)
+    are_open = {int(each) & _LOWER for each in open_text.split(",") if each}
+    return any(each in are_open or (each - end) & _LOWER < _HALF for each in transactions)
 
 
 def oldest_transaction(connection: Connection) -> str:

@@ -11,8 +11,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,6 +42,8 @@ _STATUS_S: Final = 10.0
 _ANY_LSN: Final = 1 << 64
 _UNAVAILABLE_JSON: Final = msgspec.json.encode(UNAVAILABLE)
 _RECENT_BYTES: Final = 32 * 1024 * 1024
+_REFRESH_PAUSE_S: Final = 0.02
+_MOST_STORED: Final = 100_000
 _ENTRY_BYTES: Final = 100
 """What Python needs besides the bytes themselves, about."""
 _LARGE_ROW_BYTES: Final = 1_900
@@ -170,8 +172,10 @@ class ChangeReader:
         batch_rows: int,
         heartbeat_s: float,
         look: Callable[[int], None],
+        refresh: Callable[[Collection[int], int], Iterator[SourceBatch]],
     ) -> None:
-        """`look` is called now and then, with the LSN before which everything is stored."""
+        """`look` is called now and then, with the LSN before which everything is stored. `refresh` yields some rows of
+        a table that is read again, if there is one, with the effects of these transactions; none: not now."""
         self._replication = replication
         self._queries = queries
         self._describe = describe
@@ -180,6 +184,10 @@ class ChangeReader:
         self._batch_rows = batch_rows
         self._heartbeat_s = heartbeat_s
         self._look = look
+        self._refresh = refresh
+        self._refresh_due_s = 0.0
+        self._stored: deque[int] = deque(maxlen=_MOST_STORED)
+        """Transactions that are stored, and that may not be visible yet to a query: see `refresh`."""
         self._looked_s = 0.0
         self._relations: dict[int, CapturedRelation | None] = {}
         self._recent = RecentValues()
@@ -197,6 +205,8 @@ class ChangeReader:
         """Until `stopping`: then what is read is still stored."""
         replication = self._replication
         while not stopping.is_set():
+            if not self._is_inside and not self._records and time.monotonic() >= self._refresh_due_s:
+                yield from self._refresh_some()
             message = replication.receive()
             if message is None:
                 if time.monotonic() - self._looked_s >= LOOK_S:
@@ -229,6 +239,15 @@ class ChangeReader:
             self._progress.lag_bytes = max(0, replication.wal_end - replication.confirmed)
         if self._records and not self._is_inside:
             yield from self._flush()
+
+    def _refresh_some(self) -> Iterator[SourceBatch]:
+        """Everything that was read is stored: so is what follows, after it. Changes get as much time as this takes."""
+        begun_s = time.monotonic()
+        for batch in self._refresh(self._stored, self._position.lsn):
+            yield batch
+            self._stored.clear()  # what one query sees, later ones see
+        now_s = time.monotonic()
+        self._refresh_due_s = now_s + max(_REFRESH_PAUSE_S, now_s - begun_s)
 
     def _is_full(self) -> bool:
         if len(self._records) >= self._batch_rows or self._size_bytes >= _LARGEST_BATCH_BYTES:
@@ -295,6 +314,7 @@ class ChangeReader:
             self._done = max(self._done, pgoutput.parse_commit(data))
             self._sent_lsn = max(self._sent_lsn, self._done)
             self._is_inside = False
+            self._stored.append(self._transaction)
             self._transactions += self._index > self._skipped
         elif kind in pgoutput.IGNORED:
             return

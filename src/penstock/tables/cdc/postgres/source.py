@@ -21,7 +21,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +40,7 @@ from penstock.tables.cdc.postgres.catalog import (
     drop_slot,
     find_slot,
     find_tables,
+    hides,
     oldest_transaction,
     present_names,
     release_slot,
@@ -60,7 +61,15 @@ from penstock.tables.cdc.postgres.slots import SlotWatch
 from penstock.tables.cdc.postgres.snapshot import key_range
 from penstock.tables.cdc.postgres.values import Converter, TypeCatalog
 from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords, check_topics, topic_name
-from penstock.tables.cdc.snapshots import pending_tables, show_tables, snapshot_batches
+from penstock.tables.cdc.snapshots import (
+    ReadRange,
+    pending_tables,
+    refresh_batch,
+    refreshed_table,
+    show_tables,
+    snapshot_batches,
+    take_request,
+)
 from penstock.tables.cdc.source import (
     CAPTURE,
     LEFT,
@@ -396,9 +405,18 @@ class PostgresSource:
     ) -> Iterator[SourceBatch]:
         saved = self._saved[table.full_name]
         names = [column.name for column in table.columns]
-        converters = self._converters(table.full_name, [(column.name, column.type_oid) for column in table.columns])
         records = self._records_of(table.full_name, names, saved.key, saved.version)
-        key_places = [names.index(name) for name in saved.key]
+
+        def moment() -> Moment:
+            return Moment(_now_ms(), self._position.lsn, b"", is_snapshot=True)
+
+        read, limit = self._range_reader(connection, table), self._options.snapshot_rows
+        return snapshot_batches(table.full_name, self._saved, records, read, moment, limit, self.progress, stopping)
+
+    def _range_reader(self, connection: psycopg.Connection[Any], table: TableInfo) -> ReadRange:
+        converters = self._converters(table.full_name, [(column.name, column.type_oid) for column in table.columns])
+        names = [column.name for column in table.columns]
+        key_places = [names.index(name) for name in table.key]
 
         def read(
             after: list[str] | None, limit: int, write: Callable[[Fragments], Row], rows: list[Row]
@@ -410,11 +428,40 @@ class PostgresSource:
                 )
             return [(last[place] or b"").decode() for place in key_places] if last else after
 
-        def moment() -> Moment:
-            return Moment(_now_ms(), self._position.lsn, b"", is_snapshot=True)
+        return read
 
-        limit = self._options.snapshot_rows
-        return snapshot_batches(table.full_name, self._saved, records, read, moment, limit, self.progress, stopping)
+    def refresh(self, table: str, request: str) -> bool:
+        return take_request(self._saved, table, request)
+
+    def _refresh_some(self, stored: Collection[int], lsn: int) -> Iterator[SourceBatch]:
+        """The next rows of a table that is read again; none while a query does not see all stored transactions.
+
+        PostgreSQL sends a transaction when its commit is in the log, which is a little before queries see it; with
+        synchronous replication, much before. Rows without it would replace newer ones.
+        """
+        assert self._queries is not None
+        name = refreshed_table([each.full_name for each in self._tables], self._saved)
+        if name is None:
+            return
+        check_tables(self._queries, [each for each in self._tables if each.full_name == name], self._publication)
+        (table,) = self._publication.narrowed(self._queries, find_tables(self._queries, [name]))
+        saved = self._saved[name]
+        if table.key != tuple(saved.key):
+            raise _key_changed(name, saved.key, table.key)
+        records = self._records_of(name, [column.name for column in table.columns], saved.key, saved.version)
+        at = Moment(_now_ms(), lsn, b"", is_snapshot=True)
+        read = self._range_reader(self._queries, table)
+        self._queries.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            (visible,) = self._queries.execute("SELECT txid_current_snapshot()::text").fetchone() or ("",)
+            if hides(visible, stored):
+                return
+            batch, refreshed = refresh_batch(name, self._saved, records, read, at, self._options.snapshot_rows)
+        finally:
+            self._queries.execute("ROLLBACK")
+        yield batch
+        self._saved[name] = refreshed
+        self.progress.snapshot_rows += len(batch.records)
 
     # Changes
 
@@ -436,6 +483,7 @@ class PostgresSource:
                 batch_rows=self._options.batch_rows,
                 heartbeat_s=self._options.heartbeat_s,
                 look=self._look,
+                refresh=self._refresh_some,
             )
             yield from reader.batches(stopping)
 
@@ -511,10 +559,7 @@ class PostgresSource:
         if relation.identity in "di":
             logged = {column.name for column in relation.columns if column.is_key}
             if logged != set(saved.key):
-                raise ConfigError(
-                    f"the key of table {name} changed from ({', '.join(saved.key)}) to ({', '.join(sorted(logged))}): "
-                    "its topic would have two kinds of keys. Start over with --snapshot again, or restore the key"
-                )
+                raise _key_changed(name, saved.key, sorted(logged))
         elif not set(key) <= set(names):
             raise ConfigError(f"table {name} has lost its key column {min(set(key) - set(names))!r}: restore it")
         described = [(column, self._types.name_of(oid)) for column, oid in columns]
@@ -551,6 +596,13 @@ class PostgresSource:
         }
         topic = topic_name(self.prefix, schema, name)
         return TableRecords(topic, columns, key, self._options.form, origin, "lsn", _now_ms)
+
+
+def _key_changed(table: str, before: Iterable[str], now: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"the key of table {table} changed from ({', '.join(before)}) to ({', '.join(now)}): its topic would have two "
+        "kinds of keys. Start over with --snapshot again, or restore the key"
+    )
 
 
 def _now_ms() -> int:

@@ -1,0 +1,86 @@
+"""Requests to a running capture: read all rows of a table again, while its changes go on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from penstock.abc import Stream
+from penstock.errors import ConfigError
+from penstock.streams.key_value_topic import Changes, KeyValueTopic, Notices
+from penstock.tables.cdc.delivery import state_topic
+from penstock.tables.cdc.reports import REQUESTS
+from penstock.tables.cdc.source import LEFT, saved_tables
+
+_EVERY_S: Final = 2.0
+_POLL_S: Final = 0.2
+
+
+def request_snapshot(stream: Stream, name: str, table: str) -> Callable[[], bool]:
+    """Ask the capture with this name to read a table again, now or when it runs next.
+
+    Returns a function that says whether that is done. Raises ConfigError if there is no such capture or table.
+    """
+    tables = saved_tables(KeyValueTopic(stream, state_topic(name)).read())
+    known = [each for each, saved in tables.items() if saved.snapshot != LEFT]
+    if not known:
+        raise ConfigError(f"{stream.url} has no capture of the name {name!r} that follows changes")
+    found = [each for each in known if table in (each, each.partition(".")[2])]
+    if len(found) != 1:
+        problem = "is in several schemas: write SCHEMA.TABLE" if found else "is not captured"
+        raise ConfigError(f"table {table!r} {problem}: the capture {name!r} has {', '.join(sorted(known))}")
+    key, request = f"{name}/{found[0]}", uuid.uuid4().hex
+    requests = KeyValueTopic(stream, REQUESTS)
+    requests.change(lambda _: {key: request.encode()})
+    return lambda: requests.read().get(key) != request.encode()
+
+
+def wait_until_done(is_done: Callable[[], bool]) -> None:
+    """Return once a request is done."""
+    while not is_done():
+        time.sleep(_POLL_S)
+
+
+class RequestReader:
+    """The requests to one capture. Used by its thread."""
+
+    def __init__(self, stream: Stream, name: str) -> None:
+        self._prefix = f"{name}/"
+        self._values = KeyValueTopic(stream, REQUESTS)
+        self._opened = stream.open_topic(REQUESTS)
+        self._end = 0
+        self._known: dict[str, str] = {}
+        self._due_s = 0.0
+
+    def open(self) -> dict[str, str]:
+        """The id of the request for each table, looked up every few seconds; none in between."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return {}
+        self._due_s = now_s + _EVERY_S
+        _, end = self._opened.span(0)
+        if end != self._end:
+            self._end = end
+            self._known = {
+                key.removeprefix(self._prefix): value.decode()
+                for key, value in self._values.read().items()
+                if key.startswith(self._prefix)
+            }
+        return dict(self._known)
+
+    def close_request(self, table: str, request: str) -> None:
+        """It is done, unless another one was made since."""
+        key = self._prefix + table
+
+        def removed(known: Notices) -> Changes:
+            return {key: None} if known.get(key) == request.encode() else {}
+
+        self._values.change(removed)
+        self._known.pop(table, None)
+
+    def close(self) -> None:
+        with contextlib.closing(self._opened):
+            self._known = {}
