@@ -9,6 +9,7 @@ how many of the cases were tried, and with the seed: PENSTOCK_SEED set to it tri
 
 A `make test` of every room also leaves out some tests of the rooms in `SHARES`, which start JVMs, browsers, servers and
 processes that are killed: all of them would take an hour. Another seed chooses others, so that a few runs try them all.
+The cases in `ALWAYS` are left out by no run: each system has its server killed, and loses nothing.
 `make test TEST=spark` runs all tests of one room.
 """
 
@@ -53,6 +54,11 @@ SHARES: Final = {
     "tests/tables/": 1 / 2,
 }
 """Which share of the tests of a module, or of a class in it, a run of every room tries."""
+ALWAYS: Final = (
+    "test_nothing_acknowledged_is_lost_when_the_server_is_killed",
+    "test_no_record_is_lost_when_the_server_is_killed",
+)
+"""Cases of the conformance suites that every run tries on every system."""
 
 Case = TypeVar("Case")
 
@@ -124,7 +130,7 @@ class Sampling:
                     left_out.add(item)
             elif marker is not None:
                 groups[marker.kwargs.get(AMONG) or unparametrised_name(item), stratum_of(item, marker)].append(item)
-            elif share_of(item) < 1:
+            elif share_of(item) < 1 and item.name.partition("[")[0] not in ALWAYS:
                 groups[unparametrised_name(item).rpartition("::")[0], ""].append(item)
         for (test, _), cases in groups.items():
             marker = cases[0].get_closest_marker(MARKER)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sampling import EVERY_ROOM, SOAK
+from tests.sampling import ALWAYS, EVERY_ROOM, SOAK
 from tests.seeds import VARIABLE
 from tests.test_could_not_run import IN_ONE_PROCESS, IN_WORKERS, run_pytest
 
@@ -100,6 +100,7 @@ def test_a_run_of_every_room_leaves_out_some_tests_of_the_rooms_that_take_long(t
     numbered = (
         "import pathlib\nimport pytest\n@pytest.mark.parametrize('number', range(12))\n"
         "def test_number(number):\n    pathlib.Path('tried').open('a').write(f'{__name__} {number}\\n')\n"
+        f"def {ALWAYS[0]}():\n    pathlib.Path('tried').open('a').write('killed\\n')\n"
     )
     for room in ("systems", "log"):
         (tmp_path / "tests" / room).mkdir(parents=True)
@@ -110,6 +111,7 @@ def test_a_run_of_every_room_leaves_out_some_tests_of_the_rooms_that_take_long(t
         done = run_pytest(tmp_path, *IN_ONE_PROCESS, "tests", **{VARIABLE: "7", **environment})
         assert done.returncode == 0, done.stdout + done.stderr
         said = (tmp_path / "tried").read_text()
+        assert said.count("killed") == 2, "in each room"
         return said.count("test_systems"), said.count("test_log"), done.stdout
 
     *tried_of_rooms, printed = counts(**{EVERY_ROOM: "1"})
