@@ -10,9 +10,15 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import penstock
 from penstock.cluster.brokers import Cluster
 from penstock.cluster.drills.stage import Stage
+from penstock.streams.kafka.producing.open_transactions import TransactionCoordinators
+from penstock.streams.kafka.producing.transactions import start_transactional
+from penstock.streams.kafka.stream import kafka_of
+from tests.clients.names import fresh
 
 pytestmark = pytest.mark.xdist_group("kafka-cluster")
 TIMEOUT_S = 60.0
+TRANSACTIONS = 9
+"""Enough for one on each broker, as good as always."""
 
 
 @pytest.fixture
@@ -41,6 +47,36 @@ def test_offsets_are_found_and_records_deleted_after_leaders_have_moved(cluster:
         stage.move_leader(topic, 2)
         admin.delete_before(topic, {0: 2})
         assert opened.span(0) == (2, 4)
+
+
+@pytest.mark.timeout(300)
+def test_open_transactions_are_committed_and_aborted_while_the_first_broker_hangs(
+    cluster: Cluster, stage: Stage
+) -> None:
+    """It coordinates some of them, which others take over."""
+    topic, prefix = stage.topic("transactions", [[2, 3, 1]]), fresh("transaction")
+    with penstock.connect(cluster.url) as stream:
+        kafka = kafka_of(stream)
+        ids = [f"{prefix}.{number}" for number in range(TRANSACTIONS)]
+        for each in ids:
+            producer = start_transactional(
+                kafka.bootstrap, kafka.options, each, timeout_s=60, transaction_timeout_s=300
+            )
+            producer.begin()
+            producer.produce(topic, each.encode())
+            assert producer.flush(TIMEOUT_S) == 0
+            producer.close()
+        coordinators = TransactionCoordinators(cluster.bootstrap, kafka.options, TIMEOUT_S)
+        owners = {each: coordinators.owner(each) for each in ids}
+        stage.pause(1)
+        for each in ids[1:]:
+            assert coordinators.commit(each, owners[each].producer_id, owners[each].epoch)
+        assert coordinators.open_ids(prefix) == ids[:1]
+        coordinators.fence(ids[0])
+        assert coordinators.open_ids(prefix) == []
+        assert coordinators.is_supported()
+        coordinators.close()
+        assert sorted(record.value or b"" for record in stream.read(topic)) == [each.encode() for each in ids[1:]]
 
 
 @pytest.mark.timeout(300)

@@ -19,7 +19,14 @@ from pyspark.sql import functions as F
 
 import penstock
 from penstock import Connection
-from penstock.errors import DeliveryError, FencedError, PipelineError, TransactionAbortedError, TransactionLostError
+from penstock.errors import (
+    ConfigError,
+    DeliveryError,
+    FencedError,
+    PipelineError,
+    TransactionAbortedError,
+    TransactionLostError,
+)
 from penstock.spark import TopicTarget
 from penstock.spark.sink import staging as staged_module
 from penstock.spark.sink.publishing import Publisher, TaskTransaction
@@ -30,6 +37,7 @@ from penstock.spark.sink.topic_delivery import StagedRows, TransactionDelivery
 from penstock.streams.kafka.producing.open_transactions import TransactionCoordinators
 from penstock.streams.kafka.producing.transactions import TransactionalProducer
 from penstock.streams.options import Options
+from penstock.testing import TcpProxy
 from tests.clients import wire
 from tests.clients.waiting import eventually
 from tests.servers import ApacheKafka, Penstock
@@ -547,6 +555,47 @@ def test_small_batches_go_through_the_driver(
     runs.open(parallel_above_bytes=10_000_000).deliver(numbered(spark, 0, 400, 4), 0)
     runs.open(parallel_above_bytes=None).deliver(numbered(spark, 400, 800, 4), 1)
     assert numbers_in(connection, runs.topic) == once_each(0, 800)
+
+
+def test_a_batch_that_cannot_be_completed_stops_the_run_before_it_computes_anything(
+    spark: SparkSession,
+    runs: Runs,
+    connection: Connection,
+    dying: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dying(TransactionCoordinators, "commit", False, 2)
+    with pytest.raises(Killed):
+        runs.open().deliver(numbered(spark, 0, 400, 4), 0)
+
+    def refused(*_: Any) -> None:
+        raise ConfigError("only the SASL mechanism PLAIN is supported")
+
+    with monkeypatch.context() as other_login:
+        other_login.setattr(TransactionCoordinators, "__init__", refused)
+        with pytest.raises(PipelineError, match=r"batch 0 .* are not yet committed.* the SASL mechanism PLAIN"):
+            runs.open()
+    with monkeypatch.context() as old_brokers:
+        old_brokers.setattr(TransactionCoordinators, "is_supported", lambda _: False)
+        with pytest.raises(PipelineError, match=r"not yet committed.*the brokers are older than Kafka 3\.0"):
+            runs.open()
+    assert runs.staged_files(), "the run that can complete the batch may need them"
+    runs.open(parallel_above_bytes=None).deliver(numbered(spark, 0, 400, 4), 0)
+    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+
+
+def test_a_large_batch_is_published_while_the_first_broker_hangs(
+    spark: SparkSession, server: Any, runs: Runs, connection: Connection
+) -> None:
+    with TcpProxy(server.port) as hung:
+        hung.freeze()
+        runs.url = f"kafka://{hung.address},{server.bootstrap}"
+        delivery = runs.open(transaction_timeout_s=20)
+        asked = hung.connections
+        assert delivery.deliver(numbered(spark, 0, 1_000, 4), 0) == Delivered(1_000)
+        assert parallel_of(delivery)._coordinators.bootstrap().endswith(hung.address), "it was asked last"
+        assert asked > 0
+    assert numbers_in(connection, runs.topic) == once_each(0, 1_000)
 
 
 def test_a_broker_that_is_killed_between_the_steps_costs_nothing(

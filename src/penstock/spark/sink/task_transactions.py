@@ -289,7 +289,8 @@ class ParallelPublisher:
     ) -> tuple[TaskTransaction, ...]:
         """Have tasks write the files. Their transactions are open when this returns, and aborted if it raises."""
         self._witnesses()  # their topic is there before tasks write to it
-        writer = dataclasses.replace(self._writer, batch_id=batch_id)
+        # If tasks waited for a broker that hangs, the first transactions would expire before the last are written.
+        writer = dataclasses.replace(self._writer, batch_id=batch_id, bootstrap=self._coordinators.bootstrap())
         try:
             outcomes = spark.sparkContext.parallelize(assignments, len(assignments)).map(writer).collect()
             written: list[TaskTransaction] = []
@@ -318,12 +319,17 @@ class ParallelPublisher:
         kept = {each.id for each in self._publisher.last.open}
         newest = self._publisher.last.epoch
         try:
-            for found in self._coordinators.open_ids(prefix):
+            for found in self._coordinators.open_ids(prefix, _left_to_timeout):
                 match = _TASK_ID.search(found)
                 if match is not None and int(match["epoch"]) <= newest and found not in kept:
                     self._coordinators.fence(found)
         except (StreamError, NotAllowedError) as error:
-            logger.warning("transactions of failed tasks are left to their timeout: %s", error)
+            _left_to_timeout(str(error))
+
+
+def _left_to_timeout(reason: str) -> None:
+    """No mark lists them, so they are never committed: until the timeout, they only hold readers up."""
+    logger.warning("transactions of failed tasks may be left to their timeout: %s", reason)
 
 
 _TASK_ID: Final = re.compile(r"\.tasks\.(?P<epoch>\d+)\.\d+\.\d+\Z")

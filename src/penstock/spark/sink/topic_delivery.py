@@ -88,7 +88,8 @@ class TransactionDelivery:
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
         is_delivered = self._publisher.is_delivered(batch_id)
         if self._publisher.last.open:
-            self._finish(frame)
+            assert self._parallel is not None, "a target with such a batch is not opened without"
+            self._parallel.finish(frame.sparkSession)
         if is_delivered:
             return Delivered(self._publisher.last.rows, repeated=True)
         staged = stage(self._target.encoded(frame), self._staging, batch_id)
@@ -127,28 +128,24 @@ class TransactionDelivery:
         is_large = limit_bytes is not None and sum(part.size_bytes for part in files) > limit_bytes
         return is_large and 0 < len(files) <= MOST_FILES
 
-    def _finish(self, frame: DataFrame) -> None:
-        if self._parallel is None:
-            last = self._publisher.last
-            raise PipelineError(
-                f"batch {last.batch} for {last.target} was published by tasks and is not yet committed: start the "
-                "pipeline with the settings of the run that published it, so that it can be committed"
-            )
-        self._parallel.finish(frame.sparkSession)
-
     def _parallel_publisher(self, kafka: KafkaStream) -> ParallelPublisher | None:
-        """None if all batches go through the driver."""
-        target = self._target
-        if target.parallel_above_bytes is None and not self._publisher.last.open:
+        """None if all batches go through the driver.
+
+        Raises PipelineError if the last batch was published by tasks, and its transactions cannot be committed here.
+        """
+        target, last = self._target, self._publisher.last
+        if target.parallel_above_bytes is None and not last.open:
             return None
         try:
-            coordinators = TransactionCoordinators(kafka.bootstrap, kafka.options, target.transaction_timeout_s)
+            coordinators = self._coordinators(kafka)
         except ConfigError as error:
+            if last.open:
+                raise PipelineError(
+                    f"batch {last.batch} for {last.target} was published by tasks, and {len(last.open)} of its "
+                    f"transactions are not yet committed, which this run cannot do: {error}. Start the pipeline with "
+                    "the connection settings of the run that published it"
+                ) from error
             logger.info("%s: large batches go through the driver: %s", target.label, error)
-            return None
-        if not coordinators.is_supported():
-            coordinators.close()
-            logger.info("%s: large batches go through the driver: the brokers are older than Kafka 3.0", target.label)
             return None
         writer = TaskWriter(
             bootstrap=kafka.bootstrap,
@@ -160,6 +157,17 @@ class TransactionDelivery:
             timeout_s=target.transaction_timeout_s,
         )
         return ParallelPublisher(kafka, self._publisher, writer, coordinators)
+
+    def _coordinators(self, kafka: KafkaStream) -> TransactionCoordinators:
+        """Raises ConfigError if they cannot be asked, and StreamError if none of the brokers answers."""
+        coordinators = TransactionCoordinators(kafka.bootstrap, kafka.options, self._target.transaction_timeout_s)
+        try:
+            if not coordinators.is_supported():
+                raise ConfigError("the brokers are older than Kafka 3.0")
+        except BaseException:
+            coordinators.close()
+            raise
+        return coordinators
 
 
 class DirectDelivery:

@@ -64,15 +64,19 @@ class PlainConnection:
 
     def check_version(self) -> None:
         """Raises BrokerUnavailableError if the broker is too old."""
-        answer = self.ask(API_VERSIONS, version=0, body=b"")
-        answer.number(">h")
-        ranges = {key: newest for key, _, newest in (answer.fields(">hhh") for _ in range(answer.count()))}
-        if ranges.get(PRODUCE, 0) < _OLDEST_PRODUCE:
+        newest = self.newest_versions().get(PRODUCE, 0)
+        if newest < _OLDEST_PRODUCE:
             raise BrokerUnavailableError(
-                f"the broker at {self.host} is too old: it takes no records with headers (Produce version "
-                f"{ranges.get(PRODUCE, 0)}). Apache Kafka 0.11 or newer is needed: upgrade it",
+                f"the broker at {self.host} is too old: it takes no records with headers (Produce version {newest}). "
+                "Apache Kafka 0.11 or newer is needed: upgrade it",
                 retriable=False,
             )
+
+    def newest_versions(self) -> dict[int, int]:
+        """The newest version of each request that the broker knows, by the key of the request."""
+        answer = self.ask(API_VERSIONS, version=0, body=b"")
+        answer.number(">h")
+        return {key: newest for key, _, newest in (answer.fields(">hhh") for _ in range(answer.count()))}
 
     def cluster_id(self) -> str | None:
         answer = self.ask(METADATA, version=2, body=struct.pack(">i", 0))

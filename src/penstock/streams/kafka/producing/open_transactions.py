@@ -6,11 +6,11 @@ coordinator directly. EndTxn is sent in version 2, which does not change the epo
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import random
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +32,9 @@ _TRANSACTION_COORDINATOR: Final = 1
 _ONGOING: Final = "Ongoing"
 
 _ANSWER_S: Final = 10.0
+_TRIES: Final = 4
+"""A broker that does not answer takes at most this part of the time, which leaves the rest for others."""
+_SHORTEST_ANSWER_S: Final = 0.5
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.5
 _RETRIED: Final = frozenset(
@@ -76,16 +79,19 @@ class TransactionCoordinators:
     """Asks the coordinators of transactional ids. Used by one thread.
 
     Requests are retried for `timeout_s`, and then raise StreamError. They raise NotAllowedError if an ACL forbids them.
+    A broker that fails or hangs is asked last from then on.
     """
 
     def __init__(self, bootstrap: str, options: Options, timeout_s: float) -> None:
         """Raises ConfigError for a login that is supported only by librdkafka."""
         brokers = kafka_url(f"kafka://{bootstrap}")
         assert brokers is not None, "a bootstrap address has hosts"
-        self._bootstrap = brokers.hosts
+        self._hosts = list(brokers.hosts)
+        """Who is asked which broker coordinates what, the best one first: the given brokers, and those met since."""
         self._security = Security(options.librdkafka)
         self._security.login()
         self._timeout_s = timeout_s
+        self._answer_s = min(_ANSWER_S, max(_SHORTEST_ANSWER_S, timeout_s / _TRIES))
         self._connections: dict[Host, PlainConnection] = {}
 
     def owner(self, transactional_id: str) -> TransactionOwner:
@@ -136,41 +142,84 @@ class TransactionCoordinators:
         code, _ = self._of_coordinator("abort", transactional_id, ask)
         _check(code, f"the transaction of {transactional_id!r} cannot be aborted")
 
-    def open_ids(self, prefix: str) -> list[str]:
-        """The transactional ids with this prefix that have an open transaction."""
-        _, brokers = self._retried("list the brokers", lambda: _brokers(self._first()))
-        found = []
-        for host in brokers:
-            code, ids = self._retried("list transactions", functools.partial(self._open_ids_at, host))
-            _check(code, "open transactions cannot be listed")
-            found += [each for each in ids if each.startswith(prefix)]
-        return found
+    def open_ids(self, prefix: str, on_unreachable: Callable[[str], None] | None = None) -> list[str]:
+        """The transactional ids with this prefix that have an open transaction.
+
+        A broker that does not answer is given up after one attempt. It may coordinate more of them: `on_unreachable`
+        is told which broker and why. Without `on_unreachable`, StreamError is raised.
+        """
+        found, unreachable = self._listed(self._brokers())
+        if unreachable:
+            # Once the cluster has given a broker up, others coordinate what it did, perhaps only since they were asked.
+            brokers = self._brokers()
+            if unreachable.keys().isdisjoint(brokers):
+                found, unreachable = self._listed(brokers)
+        for host, problem in unreachable.items():
+            what = f"broker {host} did not say which transactions are open there: {problem}"
+            if on_unreachable is None:
+                raise StreamError(what)
+            on_unreachable(what)
+        return [each for each in found if each.startswith(prefix)]
 
     def is_supported(self) -> bool:
         """Whether the brokers know all of these requests, as Kafka does since 3.0."""
 
         def ask() -> tuple[int, bool]:
-            connection = self._first()
-            try:
-                _open_ids(connection)
-            except NotKafkaError:  # a broker closes the connection after a request that it does not know
-                self.close()
-                return 0, False
-            return 0, True
+            with self._any() as connection:
+                known = connection.newest_versions()
+            return 0, _DESCRIBE_TRANSACTIONS in known and _LIST_TRANSACTIONS in known
 
-        return bool(self._retried("list transactions", ask)[1])
+        return bool(self._retried("ask which requests the brokers know", ask)[1])
+
+    def bootstrap(self) -> str:
+        """Addresses of brokers. The first one has just answered, so that whoever begins with it need not wait."""
+        self._brokers()
+        return ",".join(map(str, self._hosts))
 
     def close(self) -> None:
         while self._connections:
             self._connections.popitem()[1].close()
 
-    def _open_ids_at(self, host: Host) -> tuple[int, list[str]]:
-        return _open_ids(self._to(host))
+    def _brokers(self) -> list[Host]:
+        """Those that are in the cluster now."""
+
+        def ask() -> tuple[int, list[Host]]:
+            with self._any() as connection:
+                return _brokers(connection)
+
+        brokers: list[Host] = self._retried("list the brokers", ask)[1]
+        for host in brokers:
+            self._meet(host)
+        return brokers
+
+    def _listed(self, brokers: Sequence[Host]) -> tuple[list[str], dict[Host, str]]:
+        """The open transactions that these brokers coordinate, and the brokers that cannot be asked, with reasons."""
+        found: list[str] = []
+        unreachable: dict[Host, str] = {}
+        for host in brokers:
+
+            def ask(host: Host = host) -> tuple[int, list[str]]:
+                try:
+                    # One that was idle may be closed, which says nothing about its broker.
+                    with PlainConnection(host, self._answer_s, self._security) as connection:
+                        return _open_ids(connection)
+                except (OSError, NotKafkaError) as error:
+                    unreachable[host] = str(error)
+                    return 0, []
+
+            code, ids = self._retried("list transactions", ask)
+            _check(code, "open transactions cannot be listed")
+            found += ids
+        return found, unreachable
 
     def _of_coordinator(self, what: str, transactional_id: str, ask: Ask) -> tuple[int, Any]:
         def find_and_ask() -> tuple[int, Any]:
-            code, host = _coordinator(self._first(), transactional_id)
-            return (code, None) if code else ask(self._to(host))
+            with self._any() as connection:
+                code, host = _coordinator(connection, transactional_id)
+            if code:
+                return code, None
+            with self._at(host) as connection:
+                return ask(connection)
 
         return self._retried(f"{what} the transaction of {transactional_id!r}", find_and_ask)
 
@@ -185,30 +234,34 @@ class TransactionCoordinators:
                     return code, answer
                 problem = KafkaError(code).str()
             except (OSError, NotKafkaError) as error:
-                self.close()
                 problem = str(error)
             if time.monotonic() > deadline_s:
                 raise StreamError(f"could not {what} within {self._timeout_s:g} s: {problem}")
             time.sleep(random.uniform(pause_s / 2, pause_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _first(self) -> PlainConnection:
-        """A connection to any of the brokers."""
-        if self._connections:
-            return next(iter(self._connections.values()))
-        problem: OSError | None = None
-        for host in self._bootstrap:
-            try:
-                return self._to(host)
-            except OSError as error:
-                problem = error
-        assert problem is not None, "there is at least one host"
-        raise problem
+    def _any(self) -> contextlib.AbstractContextManager[PlainConnection]:
+        """A connection to the best broker to ask what any broker knows."""
+        return self._at(self._hosts[0])
 
-    def _to(self, host: Host) -> PlainConnection:
-        if host not in self._connections:
-            self._connections[host] = PlainConnection(host, min(_ANSWER_S, self._timeout_s), self._security)
-        return self._connections[host]
+    @contextlib.contextmanager
+    def _at(self, host: Host) -> Iterator[PlainConnection]:
+        """A connection to a broker. If it fails, it is closed, and that broker is asked last from then on."""
+        self._meet(host)
+        try:
+            if host not in self._connections:
+                self._connections[host] = PlainConnection(host, self._answer_s, self._security)
+            yield self._connections[host]
+        except (OSError, NotKafkaError) as error:
+            if host in self._connections:
+                self._connections.pop(host).close()
+            self._hosts.remove(host)
+            self._hosts.append(host)
+            raise OSError(f"{host}: {error}") from error
+
+    def _meet(self, host: Host) -> None:
+        if host not in self._hosts:
+            self._hosts.append(host)
 
 
 def _brokers(connection: PlainConnection) -> tuple[int, list[Host]]:
