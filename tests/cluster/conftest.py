@@ -35,8 +35,6 @@ def _whole_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
     if "cluster" in request.fixturenames:
         cluster: Cluster = request.getfixturevalue("cluster")
         cluster.state = Cluster.at(cluster.folder).state  # a command may have changed it
-        for number in cluster.running():
-            cluster.resume(number)
         if not status_of(cluster).is_whole:
             stage = Stage(cluster, 0, print)
             stage.make_whole(WHOLE_S)

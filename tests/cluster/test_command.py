@@ -9,14 +9,18 @@ import signal
 import socket
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from penstock.cluster.brokers import CONTROLLER_PORTS, Cluster, Plan, _command_line
+from penstock.cluster.brokers import Cluster, _command_line
+from penstock.cluster.drills.stage import Stage
 from penstock.cluster.jars import KAFKA_VERSION, kafka_jars
 from penstock.cluster.networks import LOOPBACK, check_ports
+from penstock.cluster.plans import CONTROLLER_PORTS, FEWEST_HEAP_MB, Plan
 from penstock.cluster.status import status_of
 from penstock.cluster.temporary import processes_of
 from penstock.errors import ClusterError, JavaMissingError
@@ -28,6 +32,7 @@ from tests.servers import free_ports
 
 pytestmark = pytest.mark.xdist_group("kafka-cluster")
 TIMEOUT_S = 60.0
+CHANGES = 50
 
 
 @pytest.fixture
@@ -83,7 +88,7 @@ def test_a_killed_broker_is_shown_and_starts_again(run: Command, cluster: Cluste
     assert again.code == 1
     assert "penstock cluster start 2" in again.err
     Cluster.at(cluster.folder).start(2)
-    cluster.state = Cluster.at(cluster.folder).state
+    cluster.refresh()
     eventually("broker 2 runs, and is in sync", lambda: status_of(cluster).is_whole, TIMEOUT_S)
 
 
@@ -94,6 +99,79 @@ def test_an_isolated_broker_is_shown_until_it_is_healed(run: Command, cluster: C
     run.well("cluster", "heal")
     cluster.state = Cluster.at(cluster.folder).state
     eventually("broker 3 runs, and is in sync", lambda: status_of(cluster).is_whole, TIMEOUT_S)
+
+
+def test_two_brokers_that_are_started_at_once_are_both_known(run: Command, cluster: Cluster) -> None:
+    """Without a lock, the second one saves what it read before the first one was started."""
+    run.well("cluster", "kill", "2")
+    run.well("cluster", "kill", "3")
+    with ThreadPoolExecutor() as both:
+        for done in list(both.map(lambda number: run("cluster", "start", number), ("2", "3"))):
+            assert done.code == 0, done.err
+    assert cluster.running() == [1], "what this object knew before is another matter"
+    cluster.refresh()
+    assert cluster.running() == [1, 2, 3]
+    assert sorted(processes_of(cluster.folder)) == sorted(broker.pid for broker in cluster.brokers)
+    eventually("the cluster is whole", lambda: status_of(cluster).is_whole, TIMEOUT_S)
+
+
+def test_changes_from_several_threads_and_objects_are_all_kept(tmp_path: Path, cluster: Cluster) -> None:
+    folder = tmp_path / "none"
+    folder.mkdir()
+    state = msgspec.structs.replace(cluster.state, plan=msgspec.structs.replace(cluster.state.plan, network="loopback"))
+    (folder / "cluster.json").write_bytes(msgspec.json.encode(state))
+    same = [Cluster.at(folder) for _ in cluster.numbers]
+
+    def change(number: int) -> None:
+        for _ in range(CHANGES):
+            with same[number - 1]._changing() as _:
+                same[number - 1].broker(number).port += 1
+                same[number - 1]._save()
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(change, cluster.numbers))
+    ports = [broker.port for broker in Cluster.at(folder).brokers]
+    assert ports == [broker.port + CHANGES for broker in cluster.brokers]
+
+
+def test_an_isolated_broker_that_dies_is_started_without_waiting_for_the_impossible(
+    run: Command, cluster: Cluster
+) -> None:
+    run.well("cluster", "isolate", "3")
+    run.well("cluster", "kill", "3")
+    started = run.well("cluster", "start", "3")
+    assert "broker 3 runs, but is isolated from all" in started.err
+    assert "penstock cluster heal 3" in started.err
+    assert "isolated from all" in run.well("cluster", "status").out
+    run.well("cluster", "heal", "3")
+    cluster.refresh()
+    eventually("broker 3 serves, and is in sync", lambda: status_of(cluster).is_whole, TIMEOUT_S)
+
+
+def test_a_broker_that_a_killed_drill_left_paused_is_shown_and_continues_with_heal(
+    run: Command, cluster: Cluster
+) -> None:
+    """Whoever paused it is gone, so only the file knows."""
+    Cluster.at(cluster.folder).pause(2)
+    cluster.refresh()
+    assert run.well("cluster", "status", "--json").json["brokers"][1]["state"] == "paused"
+    assert not cluster.serves(2)
+    run.well("cluster", "heal")
+    eventually("broker 2 serves, and is in sync", lambda: known_whole(cluster), TIMEOUT_S)
+    Cluster.at(cluster.folder).pause(2)
+    stage = Stage(cluster, 1, print)
+    stage.make_whole()
+    stage.close()
+    assert cluster.serves(2)
+    Cluster.at(cluster.folder).pause(2)
+    assert "was stopped" in run.well("cluster", "stop", "2").err
+    cluster.start(2)
+    eventually("the cluster is whole", lambda: known_whole(cluster), TIMEOUT_S)
+
+
+def known_whole(cluster: Cluster) -> bool:
+    cluster.refresh()
+    return status_of(cluster).is_whole
 
 
 def test_a_cluster_that_is_up_is_not_started_twice(run: Command) -> None:
@@ -123,6 +201,18 @@ def test_without_a_cluster_the_command_that_starts_one_is_named(nowhere: Command
         (["--min-insync-replicas", "4"], "min.insync.replicas 4 cannot be met by 3 replicas"),
         (["--brokers", "30"], "--brokers must be from 1 to 9"),
         (["--port", "70000"], "--port must be from 1 to"),
+        (["--config", "default.replication.factor=5"], "3 brokers cannot hold 5 replicas of a partition (--config def"),
+        (["--config", "min.insync.replicas=4"], "min.insync.replicas 4 (--config min.insync.replicas) cannot be met"),
+        (
+            ["--config", "offsets.topic.replication.factor=1"],
+            "min.insync.replicas 2 cannot be met by 1 replicas (--con",
+        ),
+        (["--config", "transaction.state.log.min.isr=4"], "transaction.state.log.min.isr 4 (--config transaction"),
+        (["--config", "default.replication.factor=many"], "default.replication.factor=many must be an integer >= 1"),
+        (["--config", "listeners=PLAINTEXT://:9092"], "--config listeners cannot be used: "),
+        (["--config", "node.id=7"], "choose how many with --brokers"),
+        (["--config", "log.dirs=/tmp"], "choose it with --folder"),
+        (["--config", "broker.rack=x"], "choose them with --racks"),
         (["--jars", "."], "pass the `libs` folder of a Kafka distribution"),
     ],
 )
@@ -133,6 +223,14 @@ def test_a_plan_that_cannot_work_is_refused_before_anything_starts(
     assert done.code == 1
     assert said in done.err
     assert not list((tmp_path / "none").glob("broker-*"))
+
+
+def test_the_settings_of_a_plan_are_those_that_the_brokers_are_given() -> None:
+    plan = Plan(settings={"default.replication.factor": "2", "log.retention.ms": "1000"})
+    plan.check()
+    given = plan.kafka_settings()
+    assert (given["default.replication.factor"], given["min.insync.replicas"]) == ("2", "2")
+    assert given["log.retention.ms"] == "1000"
 
 
 def test_options_with_unknown_values_list_the_known_ones(nowhere: Command) -> None:
@@ -220,7 +318,7 @@ def free_port() -> int:
 def test_a_folder_keeps_its_data_between_down_and_up_in_the_foreground(tmp_path: Path) -> None:
     real_parts.java()
     jars = real_parts.kafka_jars()
-    plan = Plan(brokers=1, replication_factor=1, min_insync_replicas=1, port=free_port())
+    plan = Plan(brokers=1, replication_factor=1, min_insync_replicas=1, port=free_port(), heap_mb=FEWEST_HEAP_MB)
     command = Command("")
     first = Cluster.up(tmp_path, plan, jars)
     try:

@@ -1,6 +1,8 @@
 """`Cluster`: the brokers of one folder, each a Java process that survives the command that started it.
 
 `cluster.json` in the folder says which processes they are and where they listen; it is there while the cluster is up.
+Several commands may change a cluster at once: each locks the file, reads it again, changes it and saves it. Except for
+`up` and `down`, none waits for a broker while it has the lock: it may need another one that is started meanwhile.
 Every broker is also a controller (KRaft), so two of three must run for leaders to be elected.
 """
 
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,21 +28,14 @@ import msgspec
 
 from penstock.cluster import networks
 from penstock.cluster.jars import SERVER_JAR, cluster_cache, kafka_jars
-from penstock.cluster.networks import CutOff, Network
+from penstock.cluster.networks import CutOff
+from penstock.cluster.plans import FIRST_HEAP_MB, Broker, Plan, State
 from penstock.cluster.proxies import OBEYED as PROXIES_OBEY
 from penstock.cluster.requests import describe_quorum
 from penstock.errors import BrokerUnavailableError, ClusterError
 from penstock.java.downloads import Tell, locked, run_program, silent
 from penstock.java.installed import find_java
 
-DEFAULT_PORT: Final = 19_092
-CONTROLLER_PORTS: Final = 100
-"""A broker's controller listens this many ports above its broker."""
-PROXIED_PORTS: Final = 200
-"""A broker behind proxies listens this many ports above them."""
-PEER_PORTS: Final = 400
-"""The listener for its peers has a proxy this many ports above its first one."""
-MOST_BROKERS: Final = 9
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
 FORMAT_TIMEOUT_S: Final = 60.0
@@ -50,7 +45,6 @@ EXEC_TIMEOUT_S: Final = 1.0
 OUTPUT_LINES: Final = 5
 
 JAVA_OPTIONS: Final = (
-    "-Xms128m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:ReservedCodeCacheSize=48m",
@@ -63,98 +57,6 @@ JAVA_OPTIONS: Final = (
     "-XX:-BytecodeVerificationRemote",
 )
 """A small Java that starts quickly: brokers for drills share a machine with everything else."""
-
-SETTINGS: Final[Mapping[str, str]] = {
-    "broker.session.timeout.ms": "6000",
-    "replica.lag.time.max.ms": "5000",
-    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
-    "group.initial.rebalance.delay.ms": "0",
-    "offsets.topic.num.partitions": "6",
-    "transaction.state.log.num.partitions": "6",
-    "share.coordinator.state.topic.num.partitions": "6",
-    "log.cleaner.backoff.ms": "1000",
-    "log.cleaner.dedupe.buffer.size": "4194304",
-    "num.network.threads": "2",
-    "num.io.threads": "4",
-    "background.threads": "4",
-}
-"""What differs from Kafka's defaults: dead brokers are noticed sooner, and everything is small."""
-
-
-class Broker(msgspec.Struct):
-    """One broker of a cluster."""
-
-    number: int
-    host: str
-    port: int
-    controller_port: int
-    rack: str
-    own_port: int = 0
-    """Where its process listens, behind the proxy at `port`; 0 without proxies."""
-    own_controller_port: int = 0
-    peer_port: int = 0
-    """Behind proxies, where other brokers connect, so that few connections need a look at where they come from."""
-    own_peer_port: int = 0
-    pid: int = 0
-    isolated_from: CutOff | None = None
-
-    @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """How a cluster is set up."""
-
-    brokers: int = 3
-    replication_factor: int = 3
-    min_insync_replicas: int = 2
-    port: int = DEFAULT_PORT
-    network: Network = "loopback"
-    host: str = networks.LOOPBACK
-    """Where brokers on `loopback` listen instead, for clients on a network of their own. They ask for no password."""
-    heap_mb: int = 160
-    racks: tuple[str, ...] = ("a", "b", "c")
-    """The racks of the brokers, in turn."""
-    settings: Mapping[str, str] = {}
-
-    def check(self) -> None:
-        """Raise ClusterError for a plan that cannot work."""
-        if not 1 <= self.brokers <= MOST_BROKERS:
-            raise ClusterError(f"--brokers must be from 1 to {MOST_BROKERS}, not {self.brokers}")
-        if not 1 <= self.replication_factor <= self.brokers:
-            raise ClusterError(
-                f"{self.brokers} brokers cannot hold {self.replication_factor} replicas of a partition: start more "
-                "brokers (--brokers), or lower --replication-factor"
-            )
-        if not 1 <= self.min_insync_replicas <= self.replication_factor:
-            raise ClusterError(
-                f"min.insync.replicas {self.min_insync_replicas} cannot be met by {self.replication_factor} replicas: "
-                "every write with acks=all would be refused. Lower --min-insync-replicas, or raise --replication-factor"
-            )
-        last = 65_535 - CONTROLLER_PORTS - self.brokers - (PEER_PORTS if self.network == "proxies" else 0)
-        if not 1 <= self.port <= last:
-            raise ClusterError(f"--port must be from 1 to {last}, not {self.port}")
-
-    def ports(self) -> list[int]:
-        """All ports of loopback that it needs."""
-        above = [0, CONTROLLER_PORTS]
-        if self.network == "proxies":
-            above += [PROXIED_PORTS, PROXIED_PORTS + CONTROLLER_PORTS, PEER_PORTS, PEER_PORTS + PROXIED_PORTS // 2]
-        return [self.port + each + step for each in above for step in range(self.brokers)]
-
-
-class State(msgspec.Struct):
-    """What `cluster.json` says."""
-
-    plan: Plan
-    subnet: int
-    java: str
-    jars: str
-    brokers: list[Broker]
-    version: int = 0
-    """Grows with each change, so that the proxies can tell which one they obey."""
-    proxies_pid: int = 0
 
 
 class Cluster:
@@ -201,7 +103,7 @@ class Cluster:
                 subnet = networks.create_namespaces(numbers)
             else:
                 networks.check_ports(plan.ports(), plan.host)
-            brokers = [_broker(plan, subnet, number) for number in numbers]
+            brokers = [plan.broker(subnet, number) for number in numbers]
             cluster = cls(folder, State(plan, subnet, java, str(jars), brokers))
             try:
                 cluster._save()
@@ -252,82 +154,123 @@ class Cluster:
         broker = self.broker(number)
         return answers(broker.host, broker.port)
 
+    def refresh(self) -> None:
+        """Read what other commands have changed. Raises ClusterError if the cluster was taken down."""
+        self.state = Cluster.at(self.folder).state
+
     def kill(self, number: int) -> None:
         """SIGKILL: the process ends at once, as in a crash."""
+        self.refresh()
         self._check_running(number)
         self._end(number, signal.SIGKILL)
 
     def stop(self, number: int) -> None:
         """SIGTERM: the broker hands its leaderships over, then ends."""
+        self.refresh()
         self._check_running(number)
+        if self.broker(number).is_paused:
+            self.resume(number)  # it obeys no SIGTERM before
         self._end(number, signal.SIGTERM)
 
     def start(self, number: int, tell: Tell = silent, *, wait: bool = True) -> None:
-        """Start a broker that was killed or stopped; with `wait`, return when it serves."""
-        if self.is_running(number):
-            raise ClusterError(f"broker {number} runs already, as process {self.broker(number).pid}")
-        self._provide_proxies()
-        self._launch([number])
-        if wait:
+        """Start a broker that was killed or stopped; with `wait`, return when it serves.
+
+        A broker that is isolated cannot serve before `heal`: it is only started.
+        """
+        with self._changing():
+            if self.is_running(number):
+                raise ClusterError(f"broker {number} runs already, as process {self.broker(number).pid}")
+            self._provide_proxies()
+            self._launch([number])
+        cut_off = self.broker(number).isolated_from
+        if cut_off is not None:
+            tell(f"broker {number} is still isolated from {cut_off}: it serves after `penstock cluster heal {number}`")
+        elif wait:
             self.wait_until_serving([number], tell)
 
     def pause(self, number: int) -> None:
         """SIGSTOP: the process hangs, as in a long collection of garbage, and its connections stay open."""
-        self._check_running(number)
-        os.kill(self.broker(number).pid, signal.SIGSTOP)
+        with self._changing():
+            self._check_running(number)
+            self.broker(number).is_paused = True
+            self._save()  # before it happens: whoever finds this process dead knows what to undo
+            os.kill(self.broker(number).pid, signal.SIGSTOP)
 
     def resume(self, number: int) -> None:
         """SIGCONT: the process goes on where it was paused."""
-        self._check_running(number)
-        os.kill(self.broker(number).pid, signal.SIGCONT)
+        with self._changing():
+            self._check_running(number)
+            self._resume(number)
+            self._save()
 
     def isolate(self, number: int, cut_off: CutOff) -> None:
         """Cut a broker off from its peers, its clients, or both, until `heal`."""
-        broker = self.broker(number)
-        if self.state.plan.network == "loopback":
-            raise ClusterError(
-                "brokers on --network loopback cannot be isolated: their connections go from process to process. Start "
-                "the cluster with `penstock cluster up --network proxies`, or, as root, with `--network namespaces`"
-            )
-        if self.state.plan.network == "namespaces":
-            if broker.isolated_from is not None:
-                networks.heal(self.state.subnet, number, self._peers(number))
-            networks.isolate(self.state.subnet, number, self._peers(number), cut_off)
-        broker.isolated_from = cut_off
-        self._save()
+        with self._changing():
+            broker = self.broker(number)
+            if self.state.plan.network == "loopback":
+                raise ClusterError(
+                    "brokers on --network loopback cannot be isolated: their connections go from process to process. "
+                    "Start the cluster with `penstock cluster up --network proxies`, or, as root, with `--network "
+                    "namespaces`"
+                )
+            if self.state.plan.network == "namespaces":
+                if broker.isolated_from is not None:
+                    networks.heal(self.state.subnet, number, self._peers(number))
+                networks.isolate(self.state.subnet, number, self._peers(number), cut_off)
+            broker.isolated_from = cut_off
+            self._save()
         self._wait_for_proxies()
 
     def heal(self, number: int) -> None:
-        """Undo `isolate`. Does nothing to a broker that is not isolated."""
+        """Undo `isolate` and `pause`. Does nothing to a broker that is neither isolated nor paused."""
+        with self._changing():
+            self._heal(number)
+            self._save()
+        self._wait_for_proxies()
+
+    def down(self, *, delete: bool = False) -> None:
+        """Stop all brokers; with `delete`, remove their data, too."""
+        with self._changing():
+            running = self.running()
+            for number in running:
+                self._heal(number)
+            self._save()
+            for number in running:
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(self.broker(number).pid, signal.SIGTERM)
+            # A controlled shutdown needs a controller, and the last brokers have none: those are killed.
+            deadline_s = time.monotonic() + STOP_TIMEOUT_S / 2
+            while self.running() and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
+            self.kill_all()
+            self._remove()
+            if delete:
+                for number in self.numbers:
+                    shutil.rmtree(self._home(number), ignore_errors=True)
+
+    def kill_all(self) -> None:
+        for number in self.running():
+            self._end(number, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """While no other command changes the cluster, with what the others have changed before."""
+        with locked(self.folder / "cluster.json"):
+            self.refresh()
+            yield
+
+    def _heal(self, number: int) -> None:
         broker = self.broker(number)
         if broker.isolated_from is not None:
             if self.state.plan.network == "namespaces":
                 networks.heal(self.state.subnet, number, self._peers(number))
             broker.isolated_from = None
-            self._save()
-            self._wait_for_proxies()
+        self._resume(number)
 
-    def down(self, *, delete: bool = False) -> None:
-        """Stop all brokers; with `delete`, remove their data, too."""
-        running = self.running()
-        for number in running:
-            self.heal(number)
-            # A paused process obeys no SIGTERM before it goes on.
+    def _resume(self, number: int) -> None:
+        if self.is_running(number):
             os.kill(self.broker(number).pid, signal.SIGCONT)
-            os.kill(self.broker(number).pid, signal.SIGTERM)
-        # A controlled shutdown needs a controller, and the last brokers have none: those are killed.
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S / 2
-        while self.running() and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
-        self.kill_all()
-        self._remove()
-        if delete:
-            for number in self.numbers:
-                shutil.rmtree(self._home(number), ignore_errors=True)
-
-    def kill_all(self) -> None:
-        for number in self.running():
-            self._end(number, signal.SIGKILL)
+        self.broker(number).is_paused = False
 
     def memory_bytes(self, number: int) -> int | None:
         """The resident memory of a broker's process; None if it does not run or cannot be asked."""
@@ -372,7 +315,8 @@ class Cluster:
         for number in self.numbers:
             home = self._home(number)
             home.mkdir(exist_ok=True)
-            properties = "".join(f"{name}={value}\n" for name, value in self._settings(number).items())
+            settings = self.state.plan.broker_settings(self.broker(number), self.state.brokers, str(home / "data"))
+            properties = "".join(f"{name}={value}\n" for name, value in settings.items())
             self._properties(number).write_text(properties, "utf-8")
             if not (home / "data" / "meta.properties").is_file():
                 fresh.append(number)
@@ -421,41 +365,6 @@ class Cluster:
                     return found.group(1)
         return None
 
-    def _settings(self, number: int) -> dict[str, str]:
-        plan, broker = self.state.plan, self.broker(number)
-        voters = ",".join(f"{each.number}@{each.host}:{each.controller_port}" for each in self.brokers)
-        replicas, in_sync = str(plan.replication_factor), str(plan.min_insync_replicas)
-        listeners = {
-            "listeners": f"PLAINTEXT://{broker.address},CONTROLLER://{broker.host}:{broker.controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{broker.address}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        }
-        if plan.network == "proxies":
-            listeners = {
-                "listeners": _listeners(broker.host, broker.own_port, broker.own_controller_port, broker.own_peer_port),
-                "advertised.listeners": _listeners(broker.host, broker.port, broker.controller_port, broker.peer_port),
-                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PEERS:PLAINTEXT",
-                "inter.broker.listener.name": "PEERS",
-            }
-        return {
-            "process.roles": "broker,controller",
-            "node.id": str(number),
-            "broker.rack": broker.rack,
-            **listeners,
-            "controller.listener.names": "CONTROLLER",
-            "controller.quorum.voters": voters,
-            "log.dirs": str(self._home(number) / "data"),
-            "default.replication.factor": replicas,
-            "min.insync.replicas": in_sync,
-            "offsets.topic.replication.factor": replicas,
-            "transaction.state.log.replication.factor": replicas,
-            "transaction.state.log.min.isr": in_sync,
-            "share.coordinator.state.topic.replication.factor": replicas,
-            "share.coordinator.state.topic.min.isr": in_sync,
-            **SETTINGS,
-            **plan.settings,
-        }
-
     def _launch(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             broker = self.broker(number)
@@ -471,6 +380,7 @@ class Cluster:
                 )
             _children[process.pid] = process
             broker.pid = process.pid
+            broker.is_paused = False
         self._save()
         # The command line is the broker's own only once `ip netns exec` and Python's fork have become Java.
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -500,8 +410,9 @@ class Cluster:
         return [each for each in self.numbers if each != number]
 
     def _java(self) -> list[str]:
-        state = self.state
-        return [state.java, f"-Xmx{state.plan.heap_mb}m", *JAVA_OPTIONS, "-cp", f"{state.jars}/*"]
+        state, heap_mb = self.state, self.state.plan.heap_mb
+        heap = (f"-Xms{min(FIRST_HEAP_MB, heap_mb)}m", f"-Xmx{heap_mb}m")
+        return [state.java, *heap, *JAVA_OPTIONS, "-cp", f"{state.jars}/*"]
 
     def _home(self, number: int) -> Path:
         return self.folder / f"broker-{number}"
@@ -537,7 +448,7 @@ class Cluster:
         obeyed = self.folder / PROXIES_OBEY
 
         def is_obeyed() -> bool:
-            return obeyed.exists() and obeyed.read_text() == str(self.state.version)
+            return obeyed.exists() and int(obeyed.read_text()) >= self.state.version
 
         if (
             wait_for(lambda: is_obeyed() or _has_ended(self.state.proxies_pid), STOP_TIMEOUT_S) is None
@@ -620,21 +531,6 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in ("Z", "X")
-
-
-def _broker(plan: Plan, subnet: int, number: int) -> Broker:
-    port = plan.port + number - 1
-    rack = plan.racks[(number - 1) % len(plan.racks)]
-    host = plan.host if plan.network == "loopback" else networks.address(plan.network, subnet, number)
-    broker = Broker(number, host, port, port + CONTROLLER_PORTS, rack)
-    if plan.network == "proxies":
-        broker.own_port, broker.own_controller_port = port + PROXIED_PORTS, port + PROXIED_PORTS + CONTROLLER_PORTS
-        broker.peer_port, broker.own_peer_port = port + PEER_PORTS, port + PEER_PORTS + PROXIED_PORTS // 2
-    return broker
-
-
-def _listeners(host: str, port: int, controller_port: int, peer_port: int) -> str:
-    return f"PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port},PEERS://{host}:{peer_port}"
 
 
 def _check_data(folder: Path, plan: Plan) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from penstock.cluster.brokers import Broker, Cluster
+from penstock.cluster.brokers import Cluster
+from penstock.cluster.plans import Broker
 from penstock.cluster.requests import Partition, Quorum, describe_partitions, describe_quorum
 from penstock.errors import BrokerUnavailableError
 
@@ -23,7 +24,7 @@ class BrokerStatus:
 
     broker: int
     state: str
-    """`running`, `not running`, `not answering`, or `isolated from ...`."""
+    """`running`, `not running`, `not answering`, `paused`, or `isolated from ...`."""
     address: str
     rack: str
     pid: int | None
@@ -91,6 +92,8 @@ def _broker_status(
     running = cluster.is_running(number)
     if not running:
         state = "not running"
+    elif broker.is_paused:
+        state = "paused"
     elif broker.isolated_from is not None:
         state = f"isolated from {broker.isolated_from}"
     else:

@@ -23,7 +23,8 @@ from typing import Final
 import msgspec
 
 from penstock.cluster import networks
-from penstock.cluster.brokers import DEFAULT_PORT, PEER_PORTS, PROXIED_PORTS, Cluster, Plan, wait_for
+from penstock.cluster.brokers import Cluster, wait_for
+from penstock.cluster.plans import DEFAULT_PORT, PEER_PORTS, PROXIED_PORTS, Plan
 from penstock.errors import ClusterError
 from penstock.java.downloads import Tell, run_program, silent
 

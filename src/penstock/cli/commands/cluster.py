@@ -15,10 +15,11 @@ from penstock.cli.options import AsJson, Configs, examples, pairs
 from penstock.cli.output import print_json, report, say, size_text
 from penstock.cli.stream import silence_log
 from penstock.cli.tables import at_work, print_table
-from penstock.cluster.brokers import DEFAULT_PORT, Cluster, Plan
+from penstock.cluster.brokers import Cluster
 from penstock.cluster.drills import DRILLS, run
 from penstock.cluster.drills.stage import Outcome
 from penstock.cluster.networks import CUT_OFFS, Network, best_network, has_namespaces, tells_processes
+from penstock.cluster.plans import DEFAULT_PORT, FEWEST_HEAP_MB, MIN_IN_SYNC, REPLICATION_FACTOR, Plan
 from penstock.cluster.status import ClusterStatus, status_of
 from penstock.cluster.temporary import temporary_cluster
 from penstock.errors import ClusterError, ConfigError
@@ -68,7 +69,7 @@ def up(
             "network namespace (as root). auto: namespaces if they can be created, else proxies.",
         ),
     ] = "auto",
-    heap_mb: Annotated[int, typer.Option(min=64, help="The heap of each broker, in MB.")] = 160,
+    heap_mb: Annotated[int, typer.Option(min=FEWEST_HEAP_MB, help="The heap of each broker, in MB.")] = 160,
     racks: Annotated[str, typer.Option(metavar="A,B,...", help="The racks of the brokers, in turn.")] = "a,b,c",
     config: Configs = None,
     jars: Jars = None,
@@ -95,10 +96,11 @@ def up(
     began_s = time.monotonic()
     with at_work("starting Apache Kafka") as tell:
         cluster = Cluster.up(folder, plan, jars, tell)
+    settings = plan.kafka_settings()
     memory = sum(cluster.memory_bytes(number) or 0 for number in cluster.numbers)
     say(
         f"{count_text(brokers, 'broker')} ready after {time.monotonic() - began_s:.1f} s, with {size_text(memory)} of "
-        f"memory; replication factor {factor}, min.insync.replicas {plan.min_insync_replicas}"
+        f"memory; replication factor {settings[REPLICATION_FACTOR]}, min.insync.replicas {settings[MIN_IN_SYNC]}"
     )
     typer.echo(cluster.url)
     if foreground:
@@ -210,9 +212,16 @@ def stop(broker: Number, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = Fals
 
 @app.command("start", epilog=examples("penstock cluster start 2"))
 def start(broker: Number, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Start a broker that was killed or stopped, on its data; return when it serves."""
+    """Start a broker that was killed or stopped, on its data; return when it serves, or at once if it is isolated."""
+    cluster = Cluster.at(folder)
+    began_s = time.monotonic()
     with at_work(f"starting broker {broker}"):
-        _change(folder, broker, lambda cluster: cluster.start(broker), "serves again", as_json)
+        cluster.start(broker)
+    cut_off = cluster.broker(broker).isolated_from
+    done = "serves again" if cut_off is None else f"runs, but is isolated from {cut_off}"
+    _report(broker, done, began_s, as_json)
+    if cut_off is not None:
+        say(f"it serves after `penstock cluster heal {broker}`")
 
 
 @app.command("isolate", epilog=examples("penstock cluster isolate 2 --from peers", "penstock cluster isolate 2"))
@@ -237,7 +246,7 @@ def heal(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Connect an isolated broker again, or all of them."""
+    """Connect an isolated broker again, or all of them; one that a killed drill left paused continues."""
     cluster = Cluster.at(folder)
     for number in cluster.numbers if broker is None else [broker]:
         cluster.heal(number)
@@ -311,6 +320,10 @@ def _change(folder: Path, number: int, change: Callable[[Cluster], None], done: 
     cluster = Cluster.at(folder)
     began_s = time.monotonic()
     change(cluster)
+    _report(number, done, began_s, as_json)
+
+
+def _report(number: int, done: str, began_s: float, as_json: bool) -> None:
     took_s = time.monotonic() - began_s
     report(
         {"broker": number, "done": done, "seconds": took_s}, f"broker {number} {done} ({took_s:.1f} s)", as_json=as_json

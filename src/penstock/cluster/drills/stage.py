@@ -79,7 +79,6 @@ class Stage:
         self.random = random.Random(seed)
         self.tell = tell
         self.findings: list[tuple[str, str]] = []
-        self._paused: set[int] = set()
         self._came_back_s: dict[int, float] = {}
         self._topics: list[str] = []
         self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **CLIENT})
@@ -97,16 +96,17 @@ class Stage:
 
     def make_whole(self, timeout_s: float = WAIT_S) -> None:
         """Resume, heal and start all brokers, and wait until every replica is in sync."""
-        for number in list(self._paused):
-            self.resume(number)
+        self.cluster.refresh()
         for number in self.cluster.numbers:
-            if self.cluster.broker(number).isolated_from is not None:
+            broker = self.cluster.broker(number)
+            if broker.isolated_from is not None or broker.is_paused:  # also by a drill that was killed
                 self.cluster.heal(number)
                 self._came_back_s[number] = time.monotonic()
         self.wait("every broker serves and every replica is in sync", self._is_whole_again, timeout_s, WHOLE_POLL_S)
 
     def _is_whole_again(self) -> bool:
         """Start what does not run; one that was told to stop when the drill was interrupted ends only later."""
+        self.cluster.refresh()
         for number in self.cluster.numbers:
             if not self.cluster.is_running(number):
                 self.cluster.start(number, wait=False)
@@ -186,7 +186,7 @@ class Stage:
 
     def _up_to_date(self) -> list[int]:
         """The brokers that do not hang. One that has just come back is asked last: it answers what it knew before."""
-        numbers = [number for number in self.cluster.numbers if number not in self._paused]
+        numbers = [number for number in self.cluster.numbers if not self.cluster.broker(number).is_paused]
         return sorted(numbers, key=lambda number: self._came_back_s.get(number, 0.0))
 
     def wait(
@@ -215,7 +215,6 @@ class Stage:
 
     def kill(self, number: int) -> None:
         self.tell(f"kill -9 broker {number}")
-        self._paused.discard(number)
         self.cluster.kill(number)
 
     def start(self, number: int) -> None:
@@ -228,13 +227,11 @@ class Stage:
     def pause(self, number: int) -> None:
         self.tell(f"broker {number} hangs (SIGSTOP)")
         self.cluster.pause(number)
-        self._paused.add(number)
 
     def resume(self, number: int) -> None:
         self.tell(f"broker {number} goes on (SIGCONT)")
         self.cluster.resume(number)
         self._came_back_s[number] = time.monotonic()
-        self._paused.discard(number)
 
     def has_preferred_leaders(self, topic: str) -> bool:
         """Whether the first replica of each partition leads it; ask the controller to elect it if not."""
