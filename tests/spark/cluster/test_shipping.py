@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -14,7 +15,7 @@ import pytest
 import penstock
 from penstock import Connection
 from tests.cli.running import COMMAND, Done
-from tests.servers import ServerProcess
+from tests.servers import ServerProcess, free_ports
 from tests.spark.cluster.standalone import HOST, Standalone
 
 TIMEOUT_S: Final = 240.0
@@ -61,8 +62,8 @@ def _environment(folder: Path, *, packages: bool) -> Path:
     return path
 
 
-def _run(cluster: Standalone, program: Path, archive: Path, url: str) -> Done:
-    conf = [f"spark.driver.host={HOST}", f"spark.driver.bindAddress={HOST}", "spark.executor.memory=512m"]
+def _run(cluster: Standalone, program: Path, archive: Path, url: str, *more: str) -> Done:
+    conf = [*more, f"spark.driver.host={HOST}", f"spark.driver.bindAddress={HOST}", "spark.executor.memory=512m"]
     options = ["--master", cluster.url, "--archive", str(archive), "--once"]
     for setting in [*conf, "spark.driver.memory=1g"]:
         options += ["--conf", setting]
@@ -105,3 +106,31 @@ def test_executors_that_lack_packages_are_told_before_anything_runs(
         assert package in complaint
     assert "--archive environment.tar.gz" in complaint
     assert "doubled" not in connection.topics()
+
+
+@pytest.mark.timeout(300)
+def test_a_master_without_an_executor_to_give_is_told_with_what_was_asked_for(
+    program: Path, connection: Connection, log_url: str, tmp_path: Path
+) -> None:
+    connection.create_topic("numbers", 1)
+    environment = _environment(tmp_path, packages=True)
+    with Standalone(tmp_path / "empty", workers=0) as empty:
+        done = _run(empty, program, environment, log_url, "spark.penstock.executorWait=2s")
+    assert done.code == 1, done.err[-5000:]
+    (complaint,) = [line for line in done.err.splitlines() if line.startswith("penstock: ")]
+    assert f"{empty.url} has given this program no executor for 2 s" in complaint
+    assert "512m of memory (spark.executor.memory)" in complaint
+    assert "is a worker alive that has this memory" in complaint
+    assert "doubled" not in connection.topics()
+
+
+def test_a_session_on_a_port_that_nobody_serves_is_refused_before_java_starts(tmp_path: Path) -> None:
+    """`penstock run` looks itself: a program of its own, or spark-defaults.conf, may name a master, too."""
+    (port,) = free_ports(1)
+    program = tmp_path / "own.py"
+    program.write_text(f"from penstock.spark import session\nsession(master='spark://{HOST}:{port}')\n")
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 1
+    assert f"no Spark master answers at spark://{HOST}:{port}" in done.stderr

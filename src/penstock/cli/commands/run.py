@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import socket
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 
 
 _LOCAL: Final = re.compile(r"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?")
-_HOST: Final = re.compile(r"([^\s:,/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _KUBERNETES: Final = re.compile(r"k8s://\S+")
-_ANSWER_S: Final = 5.0
 _GIVEN: Final = "penstock.run.given"
 """Where the context keeps the arguments as they were given."""
 
@@ -48,25 +45,14 @@ def check_master(master: str) -> None:
                 "the cluster (yarn-site.xml)"
             )
         return
-    hosts = [_HOST.fullmatch(host) for host in master.removeprefix("spark://").split(",")]
-    if not master.startswith("spark://") or not all(hosts):
+    from penstock.spark.sessions.masters import check_answers, standalone_hosts
+
+    if not standalone_hosts(master):
         raise typer.BadParameter(
             f"{master!r} is not a Spark master: write local[N], local[*], spark://HOST:PORT, yarn or k8s://...",
             param_hint="--master",
         )
-    _check_answers(master, [(str(found[1]), int(found[2])) for found in hosts if found])
-
-
-def _check_answers(master: str, hosts: list[tuple[str, int]]) -> None:
-    """Spark would try for a minute, and then report a stopped context."""
-    reason: OSError | None = None
-    for host, port in hosts:
-        try:
-            socket.create_connection((host.strip("[]"), port), _ANSWER_S).close()
-            return
-        except OSError as error:
-            reason = error
-    raise PipelineError(f"no Spark master answers at {master} ({reason}): check that it runs and this is its port")
+    check_answers(master)
 
 
 app = typer.Typer(rich_markup_mode=None)

@@ -20,6 +20,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
+from penstock.spark.sessions.masters import executors_of
 from penstock.spark.sessions.packaging import run_probe
 from penstock.spark.sink.file_systems import opened
 
@@ -171,11 +172,11 @@ def check_answer(probe: Probe, answer: HostAnswer) -> None:
 
 
 def _registered(context: SparkContext) -> int:
-    """The number of executors, once no more register."""
+    """The number of executors, once no more register. Without any, the check that follows waits for one."""
     deadline_s = time.monotonic() + _REGISTERED_S
     count, since_s = -1, time.monotonic()
     while time.monotonic() < deadline_s:
-        found = len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1  # the driver is one of them
+        found = executors_of(context)
         if found != count:
             count, since_s = found, time.monotonic()
         elif count > 0 and time.monotonic() - since_s > _SETTLED_S:

@@ -36,6 +36,7 @@ from penstock.spark.sessions.class_archive import archive_options, session_jars
 from penstock.spark.sessions.defaults import defaults, local_cores, lost_host_settings, quiet_logging, site_defaults
 from penstock.spark.sessions.fork_server import start_fork_server
 from penstock.spark.sessions.jars import connector_jars
+from penstock.spark.sessions.masters import check_answers
 from penstock.spark.sessions.worker_environment import python_for_spark, set_worker_environment
 
 ENABLED: Final = "spark.python.unix.domain.socket.enabled"
@@ -169,6 +170,7 @@ def _started(name: str, master: str | None, wishes: dict[str, str], connector: b
     running = _running_jvm()
     given = _given_settings(running)
     chosen_master = master or given.get("spark.master") or "local[*]"
+    check_answers(chosen_master)
     lean = LEAN_FILES if running is None or _can_load(running, FILE_SYSTEM_CLASS) else {}
     quiet = quiet_logging(_find_spark_home()) if running is None else {}
     lost_hosts = lost_host_settings(chosen_master, {**given, **wishes})

@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import ConfigError, PipelineError
 from penstock.spark.run.failures import failure_of
 from penstock.spark.sessions.defaults import local_cores
+from penstock.spark.sessions.masters import ExecutorWatch
 from penstock.spark.sessions.program_files import PACKAGE, program_files
 
 _log = logging.getLogger("penstock.spark")
@@ -172,7 +173,7 @@ def _scratch(context: SparkContext) -> str:
 
 
 def check_executors(context: SparkContext) -> None:
-    """Raise ConfigError if executors lack packages, and PipelineError if that cannot be found out."""
+    """Raise ConfigError if there are no executors or they lack packages, and PipelineError if nobody can tell."""
     tasks = max(2, min(_MOST_TASKS, context.defaultParallelism))
     needed = NEEDED
     probe = _by_value(lambda numbers: _probe(numbers, needed))
@@ -183,12 +184,14 @@ def check_executors(context: SparkContext) -> None:
 
 
 def run_probe(context: SparkContext, tasks: int, probe: Callable[[Iterable[int]], Iterable[Answer]]) -> list[Answer]:
-    """Run as many tasks on the executors. Raises ConfigError if Python cannot run on one of them, and PipelineError if
-    that cannot be found out."""
+    """Run as many tasks on the executors. Raises ConfigError if Python cannot run on one of them, or if there is no
+    executor, and PipelineError if that cannot be found out."""
     group = f"penstock-probe-{secrets.token_hex(4)}"
+    watch = ExecutorWatch(context, group)
     context.setJobGroup(group, "check the executors")
     try:
-        answers = context.parallelize(range(tasks), tasks).mapPartitions(probe).collect()
+        with watch:
+            answers = context.parallelize(range(tasks), tasks).mapPartitions(probe).collect()
         # Spark has repeated tasks that failed on one executor on another, and the job succeeded.
         for text in _failures(context, group):
             if (known := _known_failure(text)) is not None:
@@ -197,6 +200,8 @@ def run_probe(context: SparkContext, tasks: int, probe: Callable[[Iterable[int]]
     except Exception as error:
         if not type(error).__module__.startswith(("py4j.", "pyspark.")):
             raise
+        if watch.gave_up:
+            raise ConfigError(watch.complaint()) from error
         raise _known_failure(str(error)) or PipelineError(
             f"the executors could not be checked: {failure_of(error).text}"
         ) from error
