@@ -9,6 +9,7 @@ from collections.abc import Callable
 from benchmarks import (
     against_kafka,
     arrow,
+    cluster,
     console,
     console_pages,
     consumers,
@@ -78,6 +79,7 @@ def main() -> None:
         "spark-windows": lambda: spark_windows.run(report, say, rounds=options.rounds, scale=options.scale),
         "spark-latency": lambda: spark_latency.run(report, say, rounds=options.rounds, scale=options.scale),
         "sql": lambda: sql.run(report, say, rounds=options.rounds, scale=options.scale),
+        "cluster": lambda: cluster.run(report, say, rounds=options.rounds),
         "systems-amqp": lambda: systems_amqp.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-amqp1": lambda: systems_amqp1.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-stomp": lambda: systems_stomp.run(report, say, rounds=options.rounds, scale=options.scale),

@@ -67,7 +67,7 @@ def temporary_cluster(
             if disk_mb is not None:
                 for number in range(1, plan.brokers + 1):
                     _mount_disk(folder / f"broker-{number}" / "data", disk_mb)
-            cluster = Cluster.up(folder, _with_free_ports(plan), jars, tell)
+            cluster = Cluster.up(folder, with_free_ports(plan), jars, tell)
             try:
                 yield cluster
             finally:
@@ -140,7 +140,7 @@ def _unmount_disks(folder: Path) -> None:
             run_program(["umount", "-l", mounted], timeout_s=MOUNT_TIMEOUT_S)
 
 
-def _with_free_ports(plan: Plan) -> Plan:
+def with_free_ports(plan: Plan) -> Plan:
     """The plan with the first range of ports that nobody uses on loopback."""
     for port in range(DEFAULT_PORT, LAST_PORT, PEER_PORTS + PROXIED_PORTS):
         chosen = msgspec.structs.replace(plan, port=port)
