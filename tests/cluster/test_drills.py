@@ -12,11 +12,15 @@ from tests.seeds import seed_of
 
 pytestmark = pytest.mark.xdist_group("kafka-cluster")
 TIMEOUT_S = 60.0
+SHORT = ("high-watermark", "controller-election", "rack-awareness", "reassignment")
+"""Drills of a few seconds, which start no broker: `make test` samples these, and the soak runs all."""
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", DRILLS)
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in DRILLS]
+)
 def test_a_drill_holds_what_it_claims_and_leaves_the_cluster_whole(cluster: Cluster, name: str) -> None:
     seed = seed_of()
     told: list[str] = []
