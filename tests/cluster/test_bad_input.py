@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -20,6 +21,7 @@ from penstock.errors import BrokerUnavailableError, ConfigError, DeliveryError
 from tests import real_parts
 from tests.cli.forked import ForkedCommand
 from tests.cli.running import COMMAND, Command
+from tests.clients.names import fresh
 from tests.clients.waiting import eventually
 from tests.servers import free_ports
 
@@ -236,26 +238,69 @@ def test_one_broker_that_is_cut_off_delays_a_connection_by_its_share_alone(clust
 
 
 @pytest.mark.timeout(300)
-def test_members_whose_checkpoints_are_files_of_different_hosts_are_warned(
-    cluster: Cluster, stream: ps.Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_member_whose_checkpoints_are_in_a_file_of_another_host_is_refused(
+    cluster: Cluster, stream: ps.Connection, tmp_path: Path
 ) -> None:
     """What the second member of a group reads in its own file is not what the first one has handled."""
-    stream.create_topic("bills", 1)
-    for number in range(10):
-        stream.send("bills", str(number))
-    stream.flush(TIMEOUT_S)
-    for host, warns in (("first", False), ("first", False), ("second", True)):
+    topic, group = fresh("bills"), fresh("billing")
+    stream.create_topic(topic, 1)
+
+    def handled_with(host: str, count: int) -> list[bytes]:
+        """What a member on this host handles after so many more records were sent."""
+        for number in range(count):
+            stream.send(topic, str(number))
+        stream.flush(TIMEOUT_S)
+        values: list[bytes] = []
+        app = ps.App(cluster.url, group=group, checkpoints=f"sqlite:{tmp_path / host}.db")
+        app.handle(topic, commit_interval_s=0.1)(values.append)
+        app.run(end="latest")
+        return values
+
+    assert len(handled_with("first", 10)) == 10
+    assert len(handled_with("first", 2)) == 2, "a member that is restarted goes on with its file"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"{topic}-0 was handled up to offset 12 by") as refused:
+            handled_with("second", 3)
+        assert "/first.db. This member" in str(refused.value)
+        assert "would begin at offset 0, and handle again the records in between" in str(refused.value)
+        assert "Give all members one checkpoint store" in str(refused.value)
+    shutil.copy(tmp_path / "first.db", tmp_path / "moved.db")
+    assert len(handled_with("moved", 0)) == 6, "a file that was moved has the checkpoints"
+    reset = ForkedCommand(cluster.url).well(
+        *("groups", "reset", group, "--topic", topic, "--to", "16", "--execute"),
+        *("--checkpoints", f"sqlite:{tmp_path / 'second.db'}"),
+    )
+    assert "16" in reset.out
+    assert len(handled_with("second", 0)) == 2, "where the file begins was said"
+
+
+@pytest.mark.timeout(300)
+def test_a_member_whose_checkpoint_is_behind_its_group_is_warned(
+    cluster: Cluster, stream: ps.Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file lost what it had after a power failure, or was restored: only some records are handled again."""
+    topic, group = fresh("bills"), fresh("billing")
+    stream.create_topic(topic, 1)
+    for backed_up, expected in ((True, 5), (False, 5), (False, 5)):
+        for number in range(5):
+            stream.send(topic, str(number))
+        stream.flush(TIMEOUT_S)
         handled: list[bytes] = []
-        app = ps.App(cluster.url, group="billing", checkpoints=f"sqlite:{tmp_path / host}.db")
-        app.handle("bills", commit_interval_s=0.1)(handled.append)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            app.run(end="latest")
-        said = "has committed offset 10 of bills-0, but the checkpoint of this member ends at 0"
-        assert (said in caplog.text) is warns
-        if warns:
-            assert len(handled) == 10
-            assert "give all of them one checkpoint store" in caplog.text
+        app = ps.App(cluster.url, group=group, checkpoints=f"sqlite:{tmp_path / 'here.db'}")
+        app.handle(topic, commit_interval_s=0.1)(handled.append)
+        app.run(end="latest")
+        assert len(handled) == expected
+        if backed_up:
+            shutil.copy(tmp_path / "here.db", tmp_path / "backup.db")
+    assert "has committed offset" not in caplog.text
+    shutil.copy(tmp_path / "backup.db", tmp_path / "here.db")
+    again: list[bytes] = []
+    app = ps.App(cluster.url, group=group, checkpoints=f"sqlite:{tmp_path / 'here.db'}")
+    app.handle(topic, commit_interval_s=0.1)(again.append)
+    with caplog.at_level(logging.WARNING):
+        app.run(end="latest")
+    assert len(again) == 10
+    assert f"has committed offset 15 of {topic}-0, but the checkpoint of this member ends at 5" in caplog.text
 
 
 def assert_names(said: str, url: str) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -54,8 +54,11 @@ class Member:
         assignor: str = "cooperative",
         *,
         session_s: float = SESSION_S,
+        file: str | None = None,
+        known: Sequence[int] = (),
         **progress: int,
     ) -> None:
+        """`file` has its checkpoints, and one of each of the `known` partitions."""
         self.share = Share({int(name.removeprefix("p")): pointer for name, pointer in progress.items()})
         self.feed: KafkaGroupFeed = (
             kafka_of(connection)
@@ -63,6 +66,8 @@ class Member:
             .group_feed(group, self.share, member=fresh("member"), assignor=assignor, session_timeout_s=session_s)
         )
         self.collected = Collected(self.feed)
+        if file is not None:
+            self.feed.checkpoints_in(file, known.__contains__)
 
     def step(self) -> None:
         for batch in self.collected.step():
@@ -393,6 +398,49 @@ def test_a_commit_of_somebody_elses_partition_is_refused_when_waited_for(stream:
 class Refusing(Share):
     def assigned(self, partitions: Mapping[int, Lease | None]) -> Mapping[int, Pointer]:
         raise RuntimeError("no room")
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative"])
+@pytest.mark.parametrize(("start", "told"), [(0, "and handle again"), (10, "and leave out")])
+def test_a_member_with_a_file_of_its_own_is_refused_what_others_handled_with_theirs(
+    either: penstock.Connection, assignor: str, start: int, told: str
+) -> None:
+    topic, group = filled_topic(either, (10,)), fresh("group")
+    first = Member(either, topic, group, assignor, file="ann:/app/x.db")
+    step_until("all is read", [first], lambda: first.collected.count() == 10)
+    first.feed.commit({0: 8}, wait=True)
+    first.close()
+    assert either.group_admin().describe(group).is_checkpointed
+    second = Member(either, topic, group, assignor, file="bob:/app/x.db", p0=start)
+    with pytest.raises(ConfigError, match=rf"{topic}-0 was handled up to offset 8 .* ann:/app/x\.db\..*{told}"):
+        step_until("it is refused", [second], lambda: False)
+    assert not second.share.owned
+    assert not second.collected.values
+    second.close()
+    assert either.group_admin().committed(group) == {(topic, 0): 8}, "it has committed nothing"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"file": "bob:/app/x.db", "p0": 8},
+        {"file": "bob:/app/x.db", "p0": 5, "known": (0,)},
+        {"file": "ann:/app/x.db", "p0": 5},
+        {"p0": 5},
+    ],
+    ids=["begins where the others ended", "has a checkpoint", "the same file", "a store of all hosts"],
+)
+def test_a_member_that_may_know_what_was_handled_is_not_refused(
+    either: penstock.Connection, second: dict[str, Any]
+) -> None:
+    topic, group = filled_topic(either, (10,)), fresh("group")
+    first = Member(either, topic, group, file="ann:/app/x.db")
+    step_until("all is read", [first], lambda: first.collected.count() == 10)
+    first.feed.commit({0: 8}, wait=True)
+    first.close()
+    member = Member(either, topic, group, **second)
+    step_until("it reads", [member], lambda: member.collected.count() == 10 - second["p0"])
+    member.close()
 
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative"])

@@ -374,6 +374,18 @@ class GroupFeed(Feed, Protocol):
 
 
 @runtime_checkable
+class StoreCheckingFeed(Protocol):
+    """A `GroupFeed` that notices members whose checkpoints are in files of different hosts."""
+
+    def checkpoints_in(self, place: str, has_checkpoint: Callable[[int], bool]) -> None:
+        """Say, before the first `poll`, in which file this member keeps its checkpoints, and whether one is there.
+
+        `poll` then raises ConfigError for a partition that other members have handled with another file, of which this
+        one has no checkpoint, unless it begins where they ended.
+        """
+
+
+@runtime_checkable
 class Grouping(Protocol):
     """A topic of a stream with `Feature.GROUPS`."""
 
@@ -381,6 +393,15 @@ class Grouping(Protocol):
         self, group: str, listener: GroupListener, *, member: str, assignor: str, session_timeout_s: float
     ) -> GroupFeed:
         """Join a group. `member` is the displayed name; `assignor` is range, roundrobin, sticky or cooperative."""
+
+
+@runtime_checkable
+class HostStore(Protocol):
+    """A `CheckpointStore` in files of this host, which members of the group on other hosts do not see."""
+
+    @property
+    def host_path(self) -> str:
+        """The absolute path of the file or folder."""
 
 
 class CheckpointStore(Protocol):

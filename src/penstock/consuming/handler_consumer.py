@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, GroupFeed, Grouping, Stream, TopicStream
+from penstock.abc import (
+    CheckpointStore,
+    Clock,
+    DeadLetters,
+    Feature,
+    GroupFeed,
+    Grouping,
+    HostStore,
+    StoreCheckingFeed,
+    Stream,
+    TopicStream,
+)
 from penstock.consuming.defaults import Checkpoints, Opened, open_checkpoints
 from penstock.consuming.guarantees import CommitMode, check_batch, check_snapshots, commit_mode_of
 from penstock.consuming.handlers import Handler, handler_of
@@ -193,13 +205,16 @@ class HandlerConsumer(LoopConsumer):
     def _join_group(self, listener: Loop) -> GroupFeed:
         """The stream's own consumer group, or one by leases in the checkpoint store."""
         if Feature.GROUPS in self.topic_stream.features and isinstance(self.topic_stream, Grouping):
-            return self.topic_stream.group_feed(
+            feed = self.topic_stream.group_feed(
                 self.group,
                 listener,
                 member=self.member,
                 assignor=self.options.assignor,
                 session_timeout_s=self.options.session_timeout_s,
             )
+            if isinstance(feed, StoreCheckingFeed) and isinstance(self.store, HostStore):
+                feed.checkpoints_in(f"{socket.gethostname()}:{self.store.host_path}", self._has_checkpoint)
+            return feed
         return LeaseGroupFeed(
             self.topic_stream,
             self.store,
@@ -210,6 +225,9 @@ class HandlerConsumer(LoopConsumer):
             clock=self._clock,
             start=self.options.start,
         )
+
+    def _has_checkpoint(self, partition: int) -> bool:
+        return self.store.load(CheckpointKey(self.group, self.topic_stream.topic, partition)) is not None
 
     def _workers(self, lanes: Lanes, send_report: Callable[[Report], None]) -> Workers:
         if self._given_workers is not None:

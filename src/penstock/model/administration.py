@@ -13,8 +13,28 @@ PartitionId = tuple[str, int]
 """A topic and a partition."""
 
 CHECKPOINTED: Final = "penstock checkpoint"
-"""The metadata of the offsets that the library's consumers commit. They only show progress: checkpoints decide."""
+"""The metadata of the offsets that the library's consumers commit. They only show progress: checkpoints decide.
+
+If the checkpoints are in a file of one host, the host and the file follow.
+"""
+LONGEST_PLACE: Final = 900
+"""Kafka takes 4096 bytes of metadata, and a character has up to four."""
 _WITHOUT_MEMBERS: Final = frozenset({"empty", "dead", "unknown"})
+
+
+def checkpoint_metadata(place: str | None) -> str:
+    """The metadata of an offset whose checkpoint is at this place; None: in a store that all hosts share."""
+    return CHECKPOINTED if place is None else f"{CHECKPOINTED} in {place[-LONGEST_PLACE:]}"
+
+
+def is_checkpoint_metadata(metadata: str | None) -> bool:
+    return metadata is not None and (metadata == CHECKPOINTED or metadata.startswith(f"{CHECKPOINTED} in "))
+
+
+def checkpoint_place(metadata: str | None) -> str | None:
+    """Where the checkpoint of an offset is, if it is in a file of one host."""
+    start = f"{CHECKPOINTED} in "
+    return metadata.removeprefix(start) if metadata is not None and metadata.startswith(start) else None
 
 
 @dataclass(frozen=True, slots=True)

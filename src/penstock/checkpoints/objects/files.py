@@ -201,6 +201,11 @@ class FileCheckpoints(VersionedCheckpoints):
         objects.open()
         super().__init__(objects)
 
+    @property
+    def host_path(self) -> str:
+        """See `penstock.abc.HostStore`."""
+        return str(self.folder.absolute())
+
 
 def file_name(name: str) -> str:
     """A unique file name for any name, with its readable part. It is also unique where the file system ignores case."""

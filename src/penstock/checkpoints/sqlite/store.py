@@ -336,6 +336,11 @@ class SqliteCheckpoints(SqlCheckpoints):
             on_connect=on_connect,
         )
 
+    @property
+    def host_path(self) -> str:
+        """See `penstock.abc.HostStore`."""
+        return os.path.abspath(self.path)
+
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
         values = checkpoint_values(lease, key, change)
         database = self._database

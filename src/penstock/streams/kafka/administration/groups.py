@@ -17,6 +17,7 @@ from penstock.model.administration import (
     Member,
     PartitionId,
     Progress,
+    is_checkpoint_metadata,
 )
 from penstock.streams.kafka.administration.topics import TopicAdministration, answer_of, look_up
 
@@ -52,7 +53,7 @@ class GroupAdministration:
             found.partition_assignor,
             members,
             self._progress(members, committed),
-            any(place.metadata == CHECKPOINTED for place in offsets),
+            any(is_checkpoint_metadata(place.metadata) for place in offsets),
         )
 
     def committed(self, group: str) -> dict[PartitionId, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from penstock.abc import GroupListener
 from penstock.errors import ConfigError, FencedError, GroupError, StreamError
 from penstock.model import Batch, Pointer
-from penstock.model.administration import CHECKPOINTED
+from penstock.model.administration import checkpoint_metadata, checkpoint_place, is_checkpoint_metadata
 from penstock.streams.kafka.administration.topics import TopicAdministration
 from penstock.streams.kafka.failures import reason_of, refused
 from penstock.streams.kafka.groups.leaving import GroupExit
@@ -85,6 +85,9 @@ class KafkaGroupFeed(PolledFeed):
         self._share: set[int] = set()
         self._unsettled: set[int] = set()
         """Partitions that were assigned, revoked or moved in the last call. Messages of that call are read again."""
+        self._place: str | None = None
+        """In which file of this host the member keeps its checkpoints; None: in a store that all hosts share."""
+        self._has_checkpoint: Callable[[int], bool] = lambda _: True
         self._failure: BaseException | None = None
         self._leaving: Consumer | None = None
         """Set while the feed closes, so that the listener can still commit for the partitions that it hands back."""
@@ -93,6 +96,10 @@ class KafkaGroupFeed(PolledFeed):
             self._open_consumer().subscribe(
                 [topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
+
+    def checkpoints_in(self, place: str, has_checkpoint: Callable[[int], bool]) -> None:
+        """See `penstock.abc.StoreCheckingFeed`."""
+        self._place, self._has_checkpoint = place, has_checkpoint
 
     def add(self, partition: int, start: Pointer) -> None:
         raise StreamError(f"group {self._group!r} decides which partitions are read: use seek to continue elsewhere")
@@ -117,7 +124,7 @@ class KafkaGroupFeed(PolledFeed):
         with self._lock:
             consumer = self._leaving or self._open_consumer()
             ours = [
-                TopicPartition(self._topic, each, offset, CHECKPOINTED)
+                TopicPartition(self._topic, each, offset, checkpoint_metadata(self._place))
                 for each, offset in pointers.items()
                 if each in self._share
             ]
@@ -197,7 +204,11 @@ class KafkaGroupFeed(PolledFeed):
                 missing = set(partitions) - starts.keys()
                 if missing:
                     raise GroupError(f"the listener did not say where to start in {self._topic}-{min(missing)}")
-                self._warn_of_other_stores(consumer, starts)
+                try:
+                    self._check_stores(consumer, starts)
+                except ConfigError:
+                    self._listener.lost(partitions)  # saves nothing, and commits nothing
+                    raise
         except BaseException as error:
             self._fail(error)
             starts = {}
@@ -212,14 +223,22 @@ class KafkaGroupFeed(PolledFeed):
             self._unsettled.add(partition)
             self._intake.add(partition, starts[partition])
 
-    def _warn_of_other_stores(self, consumer: Consumer, starts: Mapping[int, Pointer]) -> None:
-        """Warn if the group is further than the checkpoints: offsets are committed only after checkpoints are saved."""
+    def _check_stores(self, consumer: Consumer, starts: Mapping[int, Pointer]) -> None:
+        """Raise ConfigError if this member is the first of its file in a partition that others have begun with theirs.
+
+        Warn if the group is otherwise further than the checkpoints: offsets are committed only after checkpoints are
+        saved. A file that was moved has the checkpoints; one that lost the last of them in a power failure has others.
+        """
         try:
             places = consumer.committed([TopicPartition(self._topic, each) for each in starts], COMMITTED_TIMEOUT_S)
         except KafkaException as error:
             logger.info("group %r: committed offsets of topic %r are not known: %s", self._group, self._topic, error)
             return
-        behind = [each for each in places if each.metadata == CHECKPOINTED and each.offset > starts[each.partition]]
+        for each in places:
+            self._check_store(each, starts[each.partition])
+        behind = [
+            each for each in places if is_checkpoint_metadata(each.metadata) and each.offset > starts[each.partition]
+        ]
         if behind:
             logger.warning(
                 "group %r has committed offset %d of %s-%d, but the checkpoint of this member ends at %d; %d other "
@@ -233,6 +252,22 @@ class KafkaGroupFeed(PolledFeed):
                 starts[behind[0].partition],
                 len(behind) - 1,
             )
+
+    def _check_store(self, committed: TopicPartition, start: Pointer) -> None:
+        other = checkpoint_place(committed.metadata)
+        if self._place is None or other in (None, self._place) or start == committed.offset:
+            return
+        if self._has_checkpoint(committed.partition):
+            return
+        what = "handle again" if start < committed.offset else "leave out"
+        raise ConfigError(
+            f"{self._topic}-{committed.partition} was handled up to offset {committed.offset} by a member of group "
+            f"{self._group!r} whose checkpoints are in {other}. This member keeps its own in {self._place}, where it "
+            f"would begin at offset {start}, and {what} the records in between. Give all members one checkpoint store, "
+            "such as checkpoints='kafka:' or 'postgresql://...'; or move the file here. To begin with this file, stop "
+            f"all members, and say where: penstock groups reset {self._group} --topic {self._topic} --to OFFSET "
+            "--checkpoints STORE --execute"
+        )
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self._give_back(consumer, places, is_lost=False)
