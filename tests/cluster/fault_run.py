@@ -41,6 +41,9 @@ KILL_PRODUCER: Final = "kill -9 a producer"
 BROKER_KINDS: Final = (KILL, STOP, *ISOLATIONS)
 CLIENT_KINDS: Final = (KILL_CONSUMER, KILL_PRODUCER)
 
+BROKER_EVERY: Final = 4
+"""20 faults hit brokers in each way once."""
+
 PARTITIONS: Final = 2
 MEMBERS: Final = 2
 LONGEST_HOLD_S: Final = 3.0
@@ -69,12 +72,12 @@ class Fault:
 
 
 def plan(chance: random.Random, count: int, brokers: Sequence[int]) -> list[Fault]:
-    """So many faults: three in ten hit a broker, each in another way in turn."""
+    """So many faults: every fourth one hits a broker, each in another way in turn; one takes as long as ten others."""
     faults: list[Fault] = []
     ways: list[str] = []
     for number in range(count):
         ways = ways or chance.sample(BROKER_KINDS, len(BROKER_KINDS))
-        kind = ways.pop() if number % 10 < 3 else chance.choice(CLIENT_KINDS)
+        kind = ways.pop() if number % BROKER_EVERY == 0 else chance.choice(CLIENT_KINDS)
         longest_s = LONGEST_CUT_S if kind in ISOLATIONS else LONGEST_HOLD_S
         faults.append(Fault(kind, chance.choice(brokers), chance.uniform(0.2, longest_s)))
     return faults
