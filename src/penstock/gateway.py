@@ -141,6 +141,8 @@ class Gateway:
             raise ConfigError(f"inbox={inbox!r} must be an embedded log, such as {DEFAULT_INBOX}")
         if self.source.kind != "topic" and start is not None:
             raise ConfigError(f"start={start!r}: {self.source.shown} is not a topic, so it has no positions")
+        if self.source.kind == "queue" and checkpoints is not None:
+            raise ConfigError(f"{self.source.shown} is a queue, which keeps its own progress: omit checkpoints")
         if self.source == self.sink:
             raise ConfigError(f"{self.sink.shown} is both source and sink: its records would go round for ever")
         if map is not None and not callable(map):

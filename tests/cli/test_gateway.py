@@ -10,6 +10,7 @@ import pytest
 import penstock
 from tests.cli.running import Command
 from tests.consuming.eventually import wait_until
+from tests.systems.nats_server import NatsServer
 
 MAPPING = """
 import json
@@ -61,6 +62,33 @@ def test_what_cannot_be_mapped_is_a_dead_letter_and_the_rest_goes_on(
     assert len(listed) == 10, listed
 
 
+def test_a_record_is_tried_as_often_as_retry_says(run: Command, database: str, tmp_path: Path) -> None:
+    sink, letters = f"sqlite:{tmp_path}/b.db", f"sqlite:{tmp_path}/letters.db"
+    arguments = ("--once", "--quiet", "--map", "mapping:fails", "--dead-letters", letters, "--retry", "1")
+    run.well("gateway", f"{database}#orders", sink, *arguments)
+    assert {letter["attempts"] for letter in run.well("dlq", "list", letters, "--json").json} == {1}
+
+
+def test_a_stream_without_a_place_for_checkpoints_is_carried_with_a_store_that_is_named(
+    run: Command, tmp_path: Path
+) -> None:
+    sink = f"sqlite:{tmp_path}/b.db"
+    with NatsServer(tmp_path / "nats") as server:
+        with penstock.connect(server.url) as stream:
+            for number in range(3):
+                stream.send("orders", str(number))
+            stream.flush(20)
+        refused = run("gateway", f"{server.url}#orders", sink, "--once")
+        assert refused.code != 0
+        assert "has no place for checkpoints" in refused.err
+        assert "--checkpoints" in refused.err
+        arguments = ("--once", "--quiet", "--checkpoints", f"sqlite:{tmp_path}/checkpoints.db")
+        run.well("gateway", f"{server.url}#orders", sink, *arguments)
+        assert carried(sink) == ["0", "1", "2"]
+        run.well("gateway", f"{server.url}#orders", sink, *arguments)
+    assert carried(sink) == ["0", "1", "2"], "a second run carried records again"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -70,6 +98,8 @@ def test_what_cannot_be_mapped_is_a_dead_letter_and_the_rest_goes_on(
         (("memory:a#t", "memory:b#t", "--map", "mapping:whisper"), "mapping has no function 'whisper'"),
         (("memory:jobs", "memory:b#t", "--once"), "is not a topic, so it has no end"),
         (("kafka://127.0.0.1:1", "memory:b#t"), "has no topic: name it"),
+        (("memory:jobs", "memory:b#t", "--checkpoints", "sqlite:./a.db"), "a queue, which keeps its own progress"),
+        (("memory:a#t", "memory:b#t", "--retry", "0"), "--retry"),
     ],
 )
 @pytest.mark.usefixtures("database")

@@ -137,7 +137,7 @@ def test_an_app_whose_process_is_killed_handles_every_record(url: str, topic: st
 def test_an_app_must_say_where_checkpoints_are_kept(url: str, topic: str) -> None:
     app = penstock.App(url, group="billing")
     app.handle(topic)(print)
-    with pytest.raises(ConfigError, match="pass checkpoints="):
+    with pytest.raises(ConfigError, match="has no place for checkpoints: pass checkpoints="):
         app.run(end="latest")
 
 

@@ -66,6 +66,7 @@ def default_store(streams: Stream, *, in_the_stream: bool) -> CheckpointStore:
     beside = capability(streams, HasCheckpoints)
     if beside is None:
         raise ConfigError(
-            f"pass checkpoints=, such as 'sqlite:./checkpoints.db': {streams.url} has no place for checkpoints"
+            f"{streams.url} has no place for checkpoints: pass checkpoints= (on the command line, --checkpoints), such "
+            "as sqlite:./checkpoints.db"
         )
     return open_store(beside.checkpoint_url(in_stream=in_the_stream), streams)

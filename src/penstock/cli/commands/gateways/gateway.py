@@ -10,12 +10,13 @@ import typer
 
 from penstock.cli.logs import show_log_of
 from penstock.cli.modules import module_of
-from penstock.cli.options import examples
+from penstock.cli.options import Checkpoints, examples
 from penstock.cli.output import say
 from penstock.cli.stream import position
 from penstock.errors import ConfigError
 from penstock.gateway import DEFAULT_INBOX, Gateway, GatewayProgress
 from penstock.model import Guarantee, Ordering
+from penstock.model.retry import Retry
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -23,6 +24,7 @@ EXAMPLES: Final = examples(
     "penstock gateway amqp://localhost/orders kafka://127.0.0.1:9092#orders",
     "penstock gateway kafka://127.0.0.1:9092#orders redis://localhost:6379/0 --map shop.mapping:anonymise",
     "penstock gateway log:./data#orders sqs://eu-west-1/orders --once",
+    "penstock gateway nats://localhost#orders log:./data --checkpoints sqlite:./gateway.db",
 )
 _SHOWN_EVERY_S: Final = 1.0
 _LOGGED_EVERY_S: Final = 30.0
@@ -49,6 +51,15 @@ def gateway(
     ] = Guarantee.AT_LEAST_ONCE,
     order: Annotated[Ordering | None, typer.Option(help="Which records of a topic keep their order.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many records are mapped at a time.")] = 1,
+    retry: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TIMES",
+            help="How often a record is tried, the first time included, before it becomes a dead letter. Default: "
+            f"{Retry().attempts}. A sink that cannot be reached is retried without a limit.",
+        ),
+    ] = None,
     dead_letters: Annotated[
         str | None,
         typer.Option(
@@ -57,6 +68,7 @@ def gateway(
             "inbox; the queue's own dead letters.",
         ),
     ] = None,
+    checkpoints: Checkpoints = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +103,9 @@ def gateway(
         guarantee=guarantee,
         order=order,
         workers=workers,
+        retry=retry,
         dead_letters=True if dead_letters is None else dead_letters,
+        checkpoints=checkpoints,
         start=None if start is None else position(start, "--from"),
         partitions=partitions,
         inbox=inbox,
