@@ -148,6 +148,9 @@ def test_a_deleted_offset_is_an_error_that_names_the_range(run: Command, server:
         (["x", "y", "--partition", "0"], 2, "it needs one topic"),
         (["x", "y", "--group", "g"], 2, "a group reads one topic here"),
         (["x", "y", "--from", "42"], 1, "in one topic only"),
+        (["amqp://localhost/jobs"], 1, "is not a URL of a stream, but of a queue: use App.handle(URL)"),
+        (["x", "--url", "amqp://localhost/jobs"], 1, "`penstock gateway` to carry it into a stream"),
+        (["redis://localhost"], 2, "give it as --url, and here the name of a topic"),
     ],
 )
 def test_what_cannot_be_done_is_told(run: Command, arguments: list[str], code: int, complaint: str) -> None:

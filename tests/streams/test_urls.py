@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.channels import open_channel
 from penstock.errors import UrlError
+from penstock.queues import open_queue
 from penstock.streams.url import Host, KafkaUrl, LogUrl, parse_url, without_password
 
 
@@ -47,6 +49,10 @@ def test_an_address_of_ipv6_keeps_its_brackets() -> None:
     [
         ("", "empty"),
         ("carrier-pigeon://coop", "is not a URL of a stream; schemes that are installed: .*kafka:.*, log:, memory:"),
+        ("amqp://h/q", "is not a URL of a stream, but of a queue: use App.handle.*open_queue.*penstock gateway"),
+        ("sqs://eu-west-1/jobs", "but of a queue"),
+        ("zmq+tcp://127.0.0.1:5555", "but of a channel: use .*open_channel.*penstock gateway"),
+        ("https://example.com/hooks", "but of a channel"),
         ("./data", "did you mean log:./data"),
         ("localhost:9092", "did you mean kafka://localhost:9092"),
         ("log:", "names no folder"),
@@ -87,3 +93,12 @@ def test_passwords_are_not_shown(spec: str, shown: str) -> None:
 def test_what_only_has_a_url_in_it_is_shown_as_it_is() -> None:
     text = '{"url": "http://a", "mail": "x:y@z"}'
     assert without_password(text) == text
+
+
+def test_a_url_of_another_kind_is_named() -> None:
+    with pytest.raises(UrlError, match=r"is not a URL of a queue, but of a stream: use penstock.connect"):
+        open_queue("nats://h")
+    with pytest.raises(UrlError, match=r"is not a URL of a channel, but of a queue"):
+        open_channel("amqp://me:secret@h/q")
+    with pytest.raises(UrlError, match=r"is not a URL of a queue; schemes that are installed"):
+        open_queue("carrier-pigeon://coop")

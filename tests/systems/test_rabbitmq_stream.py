@@ -456,7 +456,7 @@ def test_a_topic_that_was_deleted_is_made_again_by_the_next_record(url: str, top
         ("timeout_s=0", "must be a positive number of seconds"),
         ("replicas=0", "replicas=0 must be an integer >= 1"),
         ("login=fingerprint", "one of password, certificate"),
-        ("login=certificate", "need rabbitmq-stream\\+tls://"),
+        ("login=certificate", "login=certificate needs cert_file"),
         ("max_age_s=0.01", "must be at least 1"),
         ("management=http://ann:secret@host", "the user is that of the URL"),
     ],

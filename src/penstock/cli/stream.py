@@ -16,7 +16,9 @@ from penstock.errors import ConfigError, DeliveryError
 from penstock.model import Position
 from penstock.model.pointer_forms import is_named_pointer, parse_position
 from penstock.streams import Connection
-from penstock.streams.connecting import connect_for
+from penstock.streams.connecting import check_url, connect_for
+from penstock.streams.schemes import scheme_of
+from penstock.streams.url import without_password
 
 INTERRUPTED_FLUSH_S: Final = 3.0
 
@@ -51,6 +53,16 @@ def open_connection(url: str, **options: Any) -> Iterator[Connection]:
         raise
     finally:
         stream.close()
+
+
+def check_is_topic(text: str) -> None:
+    """Raise UrlError or BadParameter, which say what to do, for a URL in the place of a topic's name."""
+    if scheme_of(text):
+        check_url(text)
+        raise typer.BadParameter(
+            f"{without_password(text)} is the URL of a stream: give it as --url, and here the name of a topic",
+            param_hint="TOPIC",
+        )
 
 
 def check_position(text: str, option: str) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, PenstockError
-from penstock.streams.backend_url import BackendUrl, check_counts, check_positive
+from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError
+from penstock.streams.backend_url import BackendUrl, check_counts, check_key_has_certificate, check_positive, check_tls
 
 FIRST_BACKOFF_S: Final = 0.1
 LONGEST_BACKOFF_S: Final = 5.0
@@ -40,13 +40,11 @@ class LinkSettings:
     def __post_init__(self) -> None:
         check_counts(self, "prefetch")
         check_positive(self, "heartbeat_s", "connect_timeout_s", "send_timeout_s")
+        check_key_has_certificate(self, "key_file", "cert_file")
 
     def check_tls(self, url: BackendUrl, tls_scheme: str) -> None:
         """Refuse certificates for a connection that would not use them."""
-        if url.scheme != tls_scheme and (self.ca_file or self.cert_file or self.key_file):
-            raise ConfigError(
-                f"ca_file, cert_file and key_file are for TLS: use {tls_scheme}:// instead of {url.shown}"
-            )
+        check_tls(url, self, tls_scheme, "ca_file", "cert_file", "key_file")
 
 
 class Numbered(Protocol):

@@ -47,6 +47,7 @@ from penstock.spark.source.read_options import RowDecoder, absolute_url
 from penstock.spark.values.decoding import Decoder
 from penstock.spark.versions import checkpoint_name, version_to_run, versioned
 from penstock.streams import Connection, connect
+from penstock.streams.connecting import check_url
 from penstock.streams.options import ConnectOptions
 from penstock.streams.schemes import scheme_of
 from penstock.streams.topic_patterns import TopicChoice, TopicPattern, described, topics_of
@@ -105,6 +106,7 @@ class Pipeline:
         client: ConnectOptions | None = None,
     ) -> None:
         check_name(name, "the name of a pipeline")
+        check_url(url)
         check_limit(max_bad_rows, f"pipeline {name!r}")
         if engine not in ENGINES:
             raise ConfigError(f"pipeline {name!r}: engine={engine!r} is not allowed: use {', '.join(ENGINES)}")

@@ -113,6 +113,23 @@ def _check_each(settings: object, names: Sequence[str], fits: Callable[[float], 
             raise ConfigError(f"{name}={value!r} {must}")
 
 
+def check_tls(url: BackendUrl, settings: object, tls_scheme: str, *names: str) -> None:
+    """ConfigError if one of these settings for TLS is given, and the scheme of the URL is one without TLS."""
+    defaults = {each.name: each.default for each in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    given = [name for name in names if getattr(settings, name) != defaults[name]]
+    if given and url.scheme != tls_scheme:
+        are = "is for TLS" if len(given) == 1 else "are for TLS"
+        raise ConfigError(
+            f"{url.shown}: {', '.join(given)} {are}, and {url.scheme}:// connects without: write {tls_scheme}://"
+        )
+
+
+def check_key_has_certificate(settings: object, key: str, certificate: str) -> None:
+    """ConfigError if the file of a private key is given without that of its certificate."""
+    if getattr(settings, key) is not None and getattr(settings, certificate) is None:
+        raise ConfigError(f"{key} needs {certificate}, the certificate to which the key belongs")
+
+
 def name_in_url(url: str) -> str:
     """The last part of a URL or path, in the characters that the name of a topic may have; "" if there is none."""
     return re.sub(r"[^a-zA-Z0-9._-]", "-", re.split(r"[/:]", without_password(url).partition("?")[0])[-1])

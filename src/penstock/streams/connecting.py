@@ -12,7 +12,7 @@ from penstock.model.pointer_forms import PointerText
 from penstock.streams.capability import capability, pointer_text_of
 from penstock.streams.connection import Connection
 from penstock.streams.options import ConnectOptions
-from penstock.streams.schemes import STREAMS, has_scheme, listed_schemes, opener, scheme_of
+from penstock.streams.schemes import STREAMS, has_scheme, listed_schemes, opener, scheme_of, what_it_is
 from penstock.streams.url import KAFKA_SCHEMES, is_memory, without_password
 
 
@@ -59,7 +59,8 @@ def check_url(url: object) -> None:
         raise UrlError(f"{url!r} is not a URL: pass text, such as log:./data")
     if not has_scheme(STREAMS, scheme_of(url)):
         raise UrlError(
-            f"{without_password(url)!r} is not a URL of a stream{_hint(url.strip())}; "
+            f"{without_password(url)!r} is not a URL of a stream"
+            f"{what_it_is(STREAMS, scheme_of(url)) or _hint(url.strip())}; "
             f"schemes that are installed: {listed_schemes(STREAMS)}"
         )
     opener(STREAMS, without_password(url), "a stream")

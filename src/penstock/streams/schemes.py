@@ -30,6 +30,12 @@ CHECKPOINTS: Final = "penstock.checkpoints"
 DEAD_LETTERS: Final = "penstock.dead_letters"
 """`open(url: str) -> abc.DeadLetters`."""
 
+_KINDS: Final = {
+    STREAMS: "a stream: use penstock.connect, or App(URL) and the name of a topic",
+    QUEUES: "a queue: use App.handle(URL), penstock.queues.open_queue, or `penstock gateway` to carry it into a stream",
+    CHANNELS: "a channel: use penstock.channels.open_channel, or `penstock gateway` to carry it into a stream",
+}
+"""What a URL of each kind is, and how to use it."""
 _PACKAGE: Final = "penstock"
 _SCHEME: Final = re.compile(r"\s*([a-zA-Z][a-zA-Z0-9+.-]*):")
 
@@ -60,13 +66,24 @@ def opener(group: str, url: str, what: str) -> Callable[..., Any]:
     scheme = scheme_of(url)
     found = _entry_point(group, scheme) if scheme else None
     if found is None:
-        raise UrlError(f"{url!r} is not a URL of {what}; schemes that are installed: {listed_schemes(group)}")
+        raise UrlError(
+            f"{url!r} is not a URL of {what}{what_it_is(group, scheme)}; schemes that are installed: "
+            f"{listed_schemes(group)}"
+        )
     try:
         return _loaded(found)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"{scheme}: URLs are opened by {found.value}, of {_distribution(found)}, which cannot be imported: {error}"
         ) from error
+
+
+def what_it_is(group: str, scheme: str) -> str:
+    """What a URL is that is of another kind than those of `group`, and how to use it; "" if that is unknown."""
+    for other, advice in _KINDS.items():
+        if other != group and scheme and has_scheme(other, scheme):
+            return f", but of {advice}"
+    return ""
 
 
 def check_options(url: str, given: Mapping[str, Any], known: Collection[str]) -> None:

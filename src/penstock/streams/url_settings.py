@@ -48,8 +48,9 @@ def settings_with(where: KafkaUrl) -> dict[str, str]:
 
 def with_settings(where: KafkaUrl, options: Options) -> Options:
     """The options of a connection, with the settings of its URL."""
-    settings = settings_with(where)
-    return dataclasses.replace(options, librdkafka={**settings, **options.librdkafka}) if settings else options
+    settings = {**settings_with(where), **options.librdkafka}
+    _check_security(settings)
+    return dataclasses.replace(options, librdkafka=settings)
 
 
 def resolved(url: str, client: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -95,6 +96,22 @@ def _read(path: str, whose: str) -> dict[str, str]:
         _check(name, f"line {number} of {path}")
         found[name] = value
     return found
+
+
+def _check_security(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of TLS and login that librdkafka would ignore, and connect without."""
+    protocol = str(settings.get("security.protocol") or "plaintext").lower()
+    for name, value in settings.items():
+        is_tls = name.startswith("ssl.") or name == "enable.ssl.certificate.verification"
+        is_ignored = (is_tls and not protocol.endswith("ssl")) or (
+            name.startswith("sasl.") and not protocol.startswith("sasl")
+        )
+        if is_ignored and value != "":
+            choices = "SSL or SASL_SSL" if is_tls else "SASL_SSL or SASL_PLAINTEXT"
+            raise ConfigError(
+                f"{name} has no effect with security.protocol={protocol.upper()}: set security.protocol to {choices}, "
+                f"or omit {name}"
+            )
 
 
 def _check(name: str, place: str) -> None:

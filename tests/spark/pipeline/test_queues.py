@@ -175,6 +175,11 @@ def test_a_pipeline_reads_a_queue_and_goes_on_after_a_restart(
     assert "at least once" in caplog.text
 
 
+def test_a_pipeline_on_a_queue_is_refused_when_it_is_made(spark: SparkSession) -> None:
+    with pytest.raises(UrlError, match="is not a URL of a stream, but of a queue"):
+        Pipeline("refused", "amqp://localhost/jobs", spark=spark)
+
+
 def test_what_a_queue_cannot_do_is_refused(spark: SparkSession, log_url: str, queue_url: str, tmp_path: Path) -> None:
     with Pipeline("refused", log_url, spark=spark, checkpoints=str(tmp_path / "state")) as pipeline:
         with pytest.raises(ConfigError, match="are for topics, not for queues"):

@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, ConnectionClosedError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.model.clock import SystemClock
 from penstock.streams.adapting.loop_thread import LoopThread
-from penstock.streams.backend_url import BackendUrl, name_in_url, parse_backend_url, settings_of
+from penstock.streams.backend_url import BackendUrl, check_tls, name_in_url, parse_backend_url, settings_of
 
 FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.ANSWERS})
 _PORTS: Final = {"http": 80, "https": 443}
@@ -34,6 +34,7 @@ def open_http(url: str, options: Mapping[str, Any]) -> HttpChannel:
     if len(where.hosts) != 1:
         raise UrlError(f"{where.shown!r} is not {where.scheme}://HOST:PORT/PATH")
     settings = settings_of(where, HttpSettings, options)
+    check_tls(where, settings, "https", "cert_file", "key_file", "ca_file")
     return HttpChannel(where, settings, path=urlsplit(url.strip()).path)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock.errors import ConfigError
-from penstock.streams.backend_url import check_not_negative, check_positive
+from penstock.streams.backend_url import check_key_has_certificate, check_not_negative, check_positive
 
 SignatureStyle = Literal["standard", "github", "stripe"]
 
@@ -124,8 +124,7 @@ class HttpSettings:
             raise ConfigError(f"first_delay_s={self.first_delay_s} must not be larger than max_delay_s")
         if self.secret_env is not None and self.secret_file is not None:
             raise ConfigError("secret_env and secret_file exclude each other: choose one")
-        if self.key_file is not None and self.cert_file is None:
-            raise ConfigError("key_file needs cert_file")
+        check_key_has_certificate(self, "key_file", "cert_file")
         if self.max_body_bytes > MOST_BODY_BYTES:
             raise ConfigError(f"max_body_bytes={self.max_body_bytes} must not be larger than {MOST_BODY_BYTES}")
         for name in ("key", "idempotency_key"):

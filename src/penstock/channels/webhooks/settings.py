@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.channels.http.settings import HttpSettings
 from penstock.errors import ConfigError
+from penstock.streams.backend_url import check_key_has_certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,9 @@ class WebhooksSettings:
             raise ConfigError(f"first_delay_s={self.first_delay_s} must not be larger than max_delay_s")
         if self.event is not None and not self.event.startswith(("header:", "json:/")):
             raise ConfigError(f"event={self.event!r} must be header:NAME or json:/POINTER, such as json:/type")
-        if self.key_file is not None and self.cert_file is None:
-            raise ConfigError("key_file needs cert_file")
+        check_key_has_certificate(self, "key_file", "cert_file")
+        if self.register is None and (self.token_env is not None or self.cert_file is not None):
+            raise ConfigError("token_env and cert_file are for the address where receivers register: set register")
 
     def http(self) -> HttpSettings:
         """The settings of requests to receivers."""

@@ -13,7 +13,7 @@ import typer
 from penstock.cli.options import DEFAULT_URL, Url, examples
 from penstock.cli.output import say
 from penstock.cli.record_formats import FORMATS, Format
-from penstock.cli.stream import check_position, open_connection, position_in
+from penstock.cli.stream import check_is_topic, check_position, open_connection, position_in
 from penstock.streams import Connection
 from penstock.streams.aliases import current_topic
 
@@ -132,6 +132,8 @@ def _chosen(topics: list[str], pattern: str) -> str | list[str] | re.Pattern[str
     if bool(topics) == bool(pattern):
         raise typer.BadParameter("name topics, or pass --pattern, and not both", param_hint="TOPIC...")
     if not pattern:
+        for topic in topics:
+            check_is_topic(topic)
         return topics[0] if len(topics) == 1 else topics
     try:
         return re.compile(pattern)

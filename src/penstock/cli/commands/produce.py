@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from penstock.cli.options import DEFAULT_URL, Url, examples, pairs
 from penstock.cli.output import say
-from penstock.cli.stream import INTERRUPTED_FLUSH_S, open_connection
+from penstock.cli.stream import INTERRUPTED_FLUSH_S, check_is_topic, open_connection
 from penstock.errors import DeliveryError, PenstockError
 from penstock.model import Headers, Receipt
 from penstock.model.text import count_text
@@ -220,7 +220,7 @@ def produce(
     A bad line, or a refused record, ends it: everything before is acknowledged or named, and the number of the line
     says where to continue.
     """
-
+    check_is_topic(topic)
     if as_json and key_separator:
         raise typer.BadParameter("JSON lines name their keys: omit it", param_hint="--key-separator")
     parse = parse_json if as_json else parse_key_and_value(key_separator.encode()) if key_separator else parse_value

@@ -15,6 +15,7 @@ from penstock.queues.amqp1.settings import Amqp1Settings
 from penstock.streams.adapting.servers import tls_context
 from penstock.streams.backend_url import BackendUrl
 
+TLS_SCHEME: Final = "amqps1"
 CONNECT_FILE: Final = "MESSAGING_CONNECT_FILE"
 """The environment variable that names the connection file."""
 _CONNECT_FILES: Final = ("connect.json", "~/.config/messaging/connect.json", "/etc/messaging/connect.json")
@@ -49,10 +50,12 @@ def login_of(url: BackendUrl, settings: Amqp1Settings, container: str) -> Login:
         found = connect_file(url)
         user, password = found.get("user"), found.get("password")
         tls = found.get("tls", {})
+        if url.scheme != TLS_SCHEME and (tls or found.get("scheme") == "amqps"):
+            raise ConfigError(f"the connection file for {url.shown} asks for TLS: write {TLS_SCHEME}://")
         ca_file = ca_file or tls.get("ca")
         cert_file, key_file = tls.get("cert"), tls.get("key")
-    settings.check_tls(url, "amqps1")
-    context = tls_context(url.shown, ca_file, cert_file, key_file) if url.scheme == "amqps1" else None
+    settings.check_tls(url, TLS_SCHEME)
+    context = tls_context(url.shown, ca_file, cert_file, key_file) if url.scheme == TLS_SCHEME else None
     return Login(
         container=container,
         hostname=settings.virtual_host,

@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from penstock.errors import BrokerUnavailableError, NotAllowedError, StreamError
+from penstock.errors import BrokerUnavailableError, ConfigError, NotAllowedError, StreamError
 from penstock.streams.adapting.loop_thread import LoopThread
 from penstock.streams.adapting.servers import import_extra
 from penstock.streams.backend_url import BackendUrl
@@ -190,6 +190,8 @@ class NatsClient:
 
     def __init__(self, url: BackendUrl, settings: NatsSettings) -> None:
         self._nats = import_extra("nats", "NATS JetStream", "nats")
+        if url.password and not (url.user or os.environ.get("NATS_USER")):
+            raise ConfigError(f"{url.shown}: a password needs a user: nats://USER:PASSWORD@HOST; a token stands alone")
         self._url = url
         self._settings = settings
         self.where = f"NATS at {','.join(map(str, url.hosts))}"
@@ -260,6 +262,8 @@ class NatsClient:
 
     async def _connect_once(self) -> NatsConnection:
         client = self._nats.NATS()
+        if self._url.scheme == "tls" or self._settings.tls_ca or self._settings.tls_cert:
+            self._demand_tls(client)
         link = NatsConnection(self.where, client)
 
         async def complain(error: Exception) -> None:
@@ -292,6 +296,24 @@ class NatsClient:
                 "right?"
             ) from error
         return link
+
+    def _demand_tls(self, client: Any) -> None:
+        """Refuse a server that does not offer TLS, before it is told user and password. nats-py uses TLS when the
+        server requires it, and else goes on without, whatever the URL says."""
+        process = client._process_info
+
+        async def process_with_tls(info: dict[str, Any], initial_connection: bool = False) -> None:
+            if initial_connection and not info.get("tls_required"):
+                if not info.get("tls_available"):
+                    raise BrokerUnavailableError(
+                        f"{self.where} has no TLS. Configure it on the server, or connect without: write nats://, and "
+                        "omit tls_ca and tls_cert",
+                        retriable=False,
+                    )
+                info["tls_required"] = True
+            await process(info, initial_connection)
+
+        client._process_info = process_with_tls
 
     def _check_version(self, client: Any) -> None:
         found = client.connected_server_version

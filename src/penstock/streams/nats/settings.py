@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.streams.backend_url import check_counts, check_seconds
+from penstock.streams.backend_url import check_counts, check_key_has_certificate, check_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class NatsSettings:
     nkey: str | None = None
     """A file with the seed of an nkey. None: `NATS_NKEY` of the environment."""
     tls_ca: str | None = None
-    """A file of CA certificates, in place of those of the system. None: `NATS_CA` of the environment."""
+    """A file of CA certificates, in place of those of the system. None: `NATS_CA` of the environment. With this or
+    `tls_cert`, or `tls://`, a server without TLS is refused."""
     tls_cert: str | None = None
     """The client's certificate. None: `NATS_CERT` of the environment."""
     tls_key: str | None = None
@@ -49,5 +50,8 @@ class NatsSettings:
     def __post_init__(self) -> None:
         check_counts(self, "partitions", "replicas", "max_messages", "max_bytes", "max_in_flight")
         check_seconds(self, "max_age_s", "timeout_s", "delivery_timeout_s")
+        check_key_has_certificate(self, "tls_key", "tls_cert")
+        if self.credentials is not None and self.nkey is not None:
+            raise ConfigError("give either credentials or nkey, not both")
         if self.max_age_s is not None and self.max_age_s < 0.1:
             raise ConfigError(f"max_age_s={self.max_age_s!r} must be at least 0.1, which is the least that NATS takes")

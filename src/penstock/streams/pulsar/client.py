@@ -26,11 +26,11 @@ from penstock.errors import (
 )
 from penstock.model import NewRecord
 from penstock.streams.adapting.servers import import_extra
-from penstock.streams.backend_url import BackendUrl
+from penstock.streams.backend_url import BackendUrl, check_tls
 from penstock.streams.forks import FORKS
 from penstock.streams.pulsar.credentials import TOKEN_VARIABLE, credentials_of
 from penstock.streams.pulsar.messages import entry_of, fields_of, ledger_of
-from penstock.streams.pulsar.settings import PulsarSettings
+from penstock.streams.pulsar.settings import TLS_SETTINGS, PulsarSettings
 from penstock.streams.pulsar.web import PulsarWeb
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,8 @@ class PulsarClient:
     def __init__(self, url: BackendUrl, settings: PulsarSettings) -> None:
         self._pulsar = import_extra("pulsar", "Apache Pulsar", "pulsar")
         self._new_message = importlib.import_module("_pulsar").MessageBuilder
+        if not (settings.admin_url or "").startswith("https:"):  # the web service uses them, too
+            check_tls(url, settings, TLS_SCHEME, *TLS_SETTINGS)
         self.tenant, self.namespace = _namespace(url)
         self._url = url
         self._settings = settings

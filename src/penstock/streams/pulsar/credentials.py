@@ -7,6 +7,7 @@ command-line tools read, too.
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,12 @@ from penstock.streams.pulsar.settings import PulsarSettings
 
 TOKEN_VARIABLE: Final = "PULSAR_TOKEN"
 CONFIG_VARIABLE: Final = "PULSAR_CLIENT_CONF"
-_TOKEN_PLUGIN: Final = "AuthenticationToken"
+_ADVICE: Final = {
+    "AuthenticationTls": "set tls_cert and tls_key to the files of its authParams",
+    "AuthenticationKeyStoreTls": "set tls_cert and tls_key to PEM files with the same certificate",
+    "AuthenticationOAuth2": "get a token from the issuer, and set token_file to the file where it is kept up to date",
+}
+"""What to do instead of some plugins that this client does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,18 @@ class Credentials:
         return {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Basic:
+    """The parameters of AuthenticationBasic, by their names in Java."""
+
+    userId: str
+    password: str = field(repr=False)
+
+
 def credentials_of(url: BackendUrl, settings: PulsarSettings) -> Credentials:
     """The credentials of a connection. ConfigError if the file of the environment cannot be used."""
+    if url.user is not None and (settings.token is not None or settings.token_file is not None):
+        raise ConfigError(f"{url.shown} has a user, and there is a token: log in with one of them, and omit the other")
     config = _client_config()
     tls_ca = config.get("tlsTrustCertsFilePath") or None
     if settings.token_file is not None:
@@ -53,9 +69,35 @@ def credentials_of(url: BackendUrl, settings: PulsarSettings) -> Credentials:
     token = settings.token or url.password or os.environ.get(TOKEN_VARIABLE)
     if token:
         return Credentials(lambda: token, tls_ca=tls_ca)
-    if config.get("authPlugin", "").endswith(_TOKEN_PLUGIN) and config.get("authParams"):
-        return Credentials(_token_of(config["authParams"]), tls_ca=tls_ca)
-    return Credentials(tls_ca=tls_ca)
+    if settings.tls_cert is not None:
+        return Credentials(tls_ca=tls_ca)
+    return _by_plugin(config.get("authPlugin", ""), config.get("authParams", ""), tls_ca)
+
+
+def _by_plugin(plugin: str, parameters: str, tls_ca: str | None) -> Credentials:
+    """The credentials of the client's configuration file. ConfigError for a plugin that cannot be used here: without
+    it, the client would be anonymous."""
+    name = plugin.rpartition(".")[2]
+    if name in ("", "AuthenticationDisabled"):
+        return Credentials(tls_ca=tls_ca)
+    if name == "AuthenticationToken":
+        if not parameters:
+            raise _unusable(plugin, "authParams is missing: set it to token:TOKEN or file:///PATH")
+        return Credentials(_token_of(parameters), tls_ca=tls_ca)
+    if name == "AuthenticationBasic":
+        try:
+            who = _Basic(**json.loads(parameters))
+        except (ValueError, TypeError):
+            raise _unusable(plugin, 'authParams is not {"userId":"USER","password":"PASSWORD"}') from None
+        return Credentials(user=who.userId, password=who.password, tls_ca=tls_ca)
+    raise _unusable(plugin, _ADVICE.get(name, "log in with token_file, tls_cert and tls_key, or a user in the URL"))
+
+
+def _unusable(plugin: str, advice: str) -> ConfigError:
+    return ConfigError(
+        f"the file {os.environ.get(CONFIG_VARIABLE)}, named by {CONFIG_VARIABLE}, logs in with {plugin}, which cannot "
+        f"be used: {advice}"
+    )
 
 
 def _client_config() -> dict[str, str]:

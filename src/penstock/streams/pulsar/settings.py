@@ -9,6 +9,7 @@ from typing import Final, Literal
 from penstock.errors import ConfigError
 from penstock.streams.backend_url import check_counts, check_seconds
 
+TLS_SETTINGS: Final = ("tls_ca", "tls_cert", "tls_key", "tls_verify", "tls_check_hostname")
 _MINUTE_S: Final = 60
 _MB: Final = 1 << 20
 UNLIMITED: Final = -1

@@ -17,14 +17,13 @@ from urllib.parse import quote
 
 from penstock.errors import (
     BrokerUnavailableError,
-    ConfigError,
     ConnectionClosedError,
     NotAllowedError,
     PenstockError,
     StreamError,
 )
 from penstock.streams.adapting.servers import tls_context
-from penstock.streams.backend_url import BackendUrl
+from penstock.streams.backend_url import BackendUrl, check_tls
 from penstock.streams.forks import FORKS
 from penstock.streams.rabbitmq.connection import Login, StreamConnection
 from penstock.streams.rabbitmq.protocol import Code, Command, Reply, RequestRefusedError
@@ -206,8 +205,7 @@ def _version(connection: StreamConnection) -> tuple[int, ...]:
 
 
 def _tls(url: BackendUrl, settings: RabbitMqSettings) -> ssl.SSLContext | None:
+    check_tls(url, settings, TLS_SCHEME, "ca_file", "cert_file", "key_file", "login")
     if url.scheme != TLS_SCHEME:
-        if settings.ca_file or settings.cert_file or settings.login == "certificate":
-            raise ConfigError(f"{url.shown}: ca_file, cert_file and login=certificate need {TLS_SCHEME}://")
         return None
     return tls_context(url.shown, settings.ca_file, settings.cert_file, settings.key_file)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.streams.backend_url import check_counts, check_seconds
+from penstock.streams.backend_url import check_counts, check_key_has_certificate, check_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,9 @@ class RabbitMqSettings:
     def __post_init__(self) -> None:
         check_counts(self, "partitions", "replicas", "max_bytes", "segment_bytes", "heartbeat_s")
         check_seconds(self, "max_age_s", "timeout_s", "delivery_timeout_s")
+        check_key_has_certificate(self, "key_file", "cert_file")
+        if self.login == "certificate" and self.cert_file is None:
+            raise ConfigError("login=certificate needs cert_file and key_file")
         if self.max_age_s is not None and self.max_age_s < 1:
             raise ConfigError(
                 f"max_age_s={self.max_age_s!r} must be at least 1, which is the least that RabbitMQ takes"

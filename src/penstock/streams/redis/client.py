@@ -18,9 +18,9 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.streams.adapting.servers import import_extra
-from penstock.streams.backend_url import BackendUrl
+from penstock.streams.backend_url import BackendUrl, check_tls
 from penstock.streams.forks import FORKS
-from penstock.streams.redis.settings import RedisSettings
+from penstock.streams.redis.settings import TLS_SCHEME, TLS_SETTINGS, RedisSettings
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class RedisClient:
     """Sends commands in pipelines over connections of its own."""
 
     def __init__(self, url: BackendUrl, settings: RedisSettings) -> None:
+        check_tls(url, settings, TLS_SCHEME, *TLS_SETTINGS)
         redis = import_redis("Redis Streams")
         self._errors = redis.exceptions
         self._timeout_s = settings.timeout_s
@@ -74,7 +75,7 @@ class RedisClient:
             "socket_keepalive": True,
         }
         self._make: Any = redis.Connection
-        if url.scheme == "rediss":
+        if url.scheme == TLS_SCHEME:
             self._make = redis.SSLConnection
             self._options |= settings.tls
         self.where = f"Redis at {url.host}/{self._options['db']}"

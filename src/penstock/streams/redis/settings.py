@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from penstock.errors import ConfigError
-from penstock.streams.backend_url import check_counts, check_not_negative, check_seconds
+from penstock.streams.backend_url import (
+    check_counts,
+    check_key_has_certificate,
+    check_not_negative,
+    check_seconds,
+)
+
+TLS_SCHEME: Final = "rediss"
+TLS_SETTINGS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +56,14 @@ class RedisSettings:
     @property
     def tls(self) -> dict[str, Any]:
         """What was given for `rediss:`, by the names that redis-py has for it."""
-        return {
-            "ssl_ca_certs": self.ssl_ca_certs,
-            "ssl_certfile": self.ssl_certfile,
-            "ssl_keyfile": self.ssl_keyfile,
-            "ssl_cert_reqs": self.ssl_cert_reqs,
-            "ssl_check_hostname": self.ssl_check_hostname and self.ssl_cert_reqs == "required",
-        }
+        check_hostname = self.ssl_check_hostname and self.ssl_cert_reqs == "required"
+        return {name: getattr(self, name) for name in TLS_SETTINGS} | {"ssl_check_hostname": check_hostname}
 
     def __post_init__(self) -> None:
         check_counts(self, "partitions", "max_length", "max_record_bytes")
         check_seconds(self, "max_age_s", "timeout_s", "delivery_timeout_s")
         check_not_negative(self, "wait_replicas")
+        check_key_has_certificate(self, "ssl_keyfile", "ssl_certfile")
         if not self.value_field or not self.key_field or self.value_field == self.key_field:
             raise ConfigError("value_field and key_field must be two different names")
         if set(self.prefix) & set("{}*?[]\\"):

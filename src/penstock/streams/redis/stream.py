@@ -13,7 +13,7 @@ from penstock.streams.adapting.stream_base import ServerStream
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
 from penstock.streams.redis.client import RedisClient, check_persistence, password_of
 from penstock.streams.redis.entries import id_of, parse_id
-from penstock.streams.redis.settings import RedisSettings
+from penstock.streams.redis.settings import TLS_SCHEME, RedisSettings
 from penstock.streams.redis.topic_stream import FEATURES, RedisTopicStream, TopicKeys
 
 PORT: Final = 6379
@@ -73,7 +73,7 @@ class RedisBackend(ServerStream):
             options["timeout_s"] = f"{settings.timeout_s:g}"
         if settings.wait_replicas != defaults.wait_replicas:
             options["wait_replicas"] = str(settings.wait_replicas)
-        if url.scheme == "rediss":
+        if url.scheme == TLS_SCHEME:
             options |= {name: str(value) for name, value in settings.tls.items() if value is not None}
         return f"{url.scheme}://{who}{url.host}/{url.path or '0'}" + (f"?{urlencode(options)}" if options else "")
 
