@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,21 @@ TestKinesis = conformance.stream(
 )
 
 
+def open_in_strict_order() -> penstock.Connection:
+    """With the default: at most one record of a key is in a request."""
+    return open_kinesis(strict_order=True)
+
+
+@pytest.mark.sampled(6, among="Kinesis in strict order")
+class TestStrictOrder(
+    conformance.stream(  # type: ignore[misc]
+        open_in_strict_order, expire=expire, outage=lambda: _running[-1], longest_backoff_s=LONGEST_PAUSE_S
+    )
+):
+    test_one_append_takes_many_records = None
+    """It would take 5000 requests."""
+
+
 @pytest.fixture
 def stream() -> Iterator[penstock.Connection]:
     with open_kinesis(strict_order=True) as stream:
@@ -119,6 +135,21 @@ def test_records_that_are_refused_are_sent_again_in_the_order_of_their_key(
     for record in stream.read(topic):
         found[record.key].append(record.value)
     assert found == {key: [b"%d" % number for number in range(12)] for key in keys}
+
+
+def test_looking_for_the_bounds_of_a_shard_keeps_to_the_interval_between_reads(stream: penstock.Connection) -> None:
+    topic, interval_s = fresh("bounds"), 0.2
+    stream.create_topic(topic, 1)
+    stream.send(topic, b"x").result(30)
+    with open_kinesis(read_interval_s=interval_s) as slow:
+        asked_s: list[float] = []
+        events_of(slow).register("before-send.kinesis.GetRecords", lambda **_: asked_s.append(time.monotonic()))
+        opened = slow.open_topic(topic)
+        first, end = opened.span(0)
+        assert opened.read(0, first, 10, 0.0).next == end
+    assert len(asked_s) >= 3, "each bound is found by reading"
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(asked_s)]
+    assert min(gaps_s) >= 0.9 * interval_s, f"requests to one shard follow each other after {min(gaps_s):.3f} s"
 
 
 def test_a_record_that_is_refused_for_too_long_fails(stream: penstock.Connection) -> None:

@@ -10,7 +10,11 @@ from tests import moto_server, system_table
 from tests.moto_server import REGION
 from tests.systems.aws_faults import expire
 
-pytestmark = [pytest.mark.soak, pytest.mark.system("Kinesis (moto)"), pytest.mark.xdist_group("kinesis moto")]
+pytestmark = [
+    pytest.mark.sampled(4, among="Kinesis (moto)"),
+    pytest.mark.system("Kinesis (moto)"),
+    pytest.mark.xdist_group("kinesis moto"),
+]
 
 
 def open_moto() -> penstock.Connection:

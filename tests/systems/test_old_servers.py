@@ -7,6 +7,7 @@ RabbitMQ, Artemis and Pulsar are in the tests of their adapters, which run them 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -14,11 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 import penstock
-from penstock.errors import BrokerUnavailableError, PenstockError
+from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError
 from penstock.queues import open_queue
 from tests import real_parts
+from tests.redis_server import RedisServer
 from tests.systems.nats_server import NatsServer, version
 from tests.systems.older_server import relay_that_replaces
 
@@ -68,6 +71,20 @@ def test_nats(tmp_path: Path) -> None:
         relay_that_replaces(server.port, f'"{version()}"'.encode(), f'"{older}"'.encode()) as address,
     ):
         check_refused(lambda: penstock.connect(f"nats://{address}"), rf"nats-server {older}, .*too old: 2\.10 or newer")
+
+
+@pytest.mark.system("Redis Streams")
+def test_redis(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        with redis.Redis(port=server.port) as client:
+            version = str(client.info("server")["redis_version"])
+        older = f"6{version[1:]}"
+        said, instead = (f"redis_version:{each}".encode() for each in (version, older))
+        with (
+            relay_that_replaces(server.port, said, instead) as address,
+            pytest.raises(ConfigError, match=rf"is version {re.escape(older)}: redis: URLs need Redis 7\.0 or newer"),
+        ):
+            penstock.connect(f"redis://{address}/0")
 
 
 def _as_kafka_0_10(request: bytes) -> bytes:

@@ -12,7 +12,11 @@ from penstock.testing import conformance
 from tests import moto_server, system_table
 from tests.moto_server import REGION
 
-pytestmark = [pytest.mark.soak, pytest.mark.system("SQS (moto)"), pytest.mark.xdist_group("sqs moto")]
+pytestmark = [
+    pytest.mark.sampled(4, among="SQS (moto)"),
+    pytest.mark.system("SQS (moto)"),
+    pytest.mark.xdist_group("sqs moto"),
+]
 
 VISIBILITY_S = 2
 

@@ -49,6 +49,9 @@ class World:
         self.freezes += 1
         self.flows.clear()
 
+    def strand(self) -> None:
+        self.flows.set()
+
     def heal(self) -> None:
         self.is_cut = False
         self.delay_s = 0.0
@@ -97,6 +100,17 @@ class LosesWhenKilled(Loses):
 class LosesWhenCut(Loses):
     def is_losing_now(self) -> bool:
         return WORLD.cuts > 0
+
+
+class LosesWhenFrozen(Loses):
+    def is_losing_now(self) -> bool:
+        return WORLD.freezes > 0
+
+
+class HangsWhenAppending(Recovers):
+    def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
+        WORLD.flows.wait(3)
+        return super().append(records)
 
 
 class StaysBroken(Recovers):
@@ -166,3 +180,23 @@ class QueueHangs(QueueRecovers):
     def receive(self, limit: int, wait_s: float) -> Sequence[MemoryDelivery]:
         WORLD.flows.wait(60)
         return super().receive(limit, wait_s)
+
+
+class QueueHangsWhenSending(QueueRecovers):
+    def send(self, records: Sequence[NewRecord]) -> None:
+        WORLD.flows.wait(60)
+        super().send(records)
+
+
+class QueueHangsWhenSettling(QueueRecovers):
+    def settle(self, delivery: Delivery, outcome: Outcome, delay_s: float = 0.0) -> None:
+        WORLD.flows.wait(60)
+        super().settle(delivery, outcome, delay_s)
+
+
+class QueueLosesWhenFrozen(QueueRecovers):
+    """Says that a record was sent when nobody has answered."""
+
+    def send(self, records: Sequence[NewRecord]) -> None:
+        if WORLD.flows.is_set():
+            super().send(records)

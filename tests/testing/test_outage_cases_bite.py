@@ -24,6 +24,7 @@ from tests.testing.running_cases import complaint_of, reason_for_skipping
 
 QUEUE_SUITE: Final = importlib.import_module("penstock.testing.conformance.queue")
 
+STREAM_APPEND: Final = "test_an_append_to_a_server_that_does_not_answer_ends_and_nothing_acknowledged_is_lost"
 STREAM_DEFECTS: Final[list[tuple[type[MemoryTopicStream], str]]] = [
     (broken_recovery.LosesWhenKilled, "test_nothing_acknowledged_is_lost_when_the_server_is_killed"),
     (broken_recovery.LosesWhenCut, "test_nothing_acknowledged_is_lost_when_connections_are_cut"),
@@ -31,7 +32,10 @@ STREAM_DEFECTS: Final[list[tuple[type[MemoryTopicStream], str]]] = [
     (broken_recovery.StaysBroken, "test_a_reader_goes_on_by_itself_when_its_connection_was_cut"),
     (broken_recovery.NeedsAFastNetwork, "test_a_slow_network_changes_nothing"),
     (broken_recovery.Hangs, "test_no_call_hangs_on_a_server_that_does_not_answer"),
+    (broken_recovery.LosesWhenFrozen, STREAM_APPEND),
+    (broken_recovery.HangsWhenAppending, STREAM_APPEND),
 ]
+QUEUE_SEND: Final = "test_sending_and_settling_end_when_the_server_does_not_answer_and_nothing_acknowledged_is_lost"
 QUEUE_DEFECTS: Final[list[tuple[type[broken_queues.ShortQueue], str]]] = [
     (broken_recovery.QueueForgets, "test_no_record_is_lost_when_the_server_is_killed"),
     (broken_recovery.QueueForgets, "test_no_record_is_lost_when_connections_are_cut"),
@@ -39,6 +43,9 @@ QUEUE_DEFECTS: Final[list[tuple[type[broken_queues.ShortQueue], str]]] = [
     (broken_recovery.QueueStorms, "test_no_record_is_lost_when_connections_are_cut"),
     (broken_recovery.QueueNeedsAFastNetwork, "test_a_slow_network_changes_nothing"),
     (broken_recovery.QueueHangs, "test_no_call_hangs_on_a_server_that_does_not_answer"),
+    (broken_recovery.QueueHangsWhenSending, QUEUE_SEND),
+    (broken_recovery.QueueHangsWhenSettling, QUEUE_SEND),
+    (broken_recovery.QueueLosesWhenFrozen, QUEUE_SEND),
 ]
 
 
@@ -62,6 +69,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (stream_outages, QUEUE_SUITE):
         monkeypatch.setattr(module, "HANG_S", 1.0)
     monkeypatch.setattr(QUEUE_SUITE, "COME_S", 1.2)
+    monkeypatch.setattr(QUEUE_SUITE, "WRITE_S", 1.0)
 
 
 @pytest.mark.parametrize(("kind", "case"), STREAM_DEFECTS)

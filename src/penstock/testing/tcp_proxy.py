@@ -25,6 +25,8 @@ class TcpProxy(Closing):
     - `cut()`: every connection is closed, and new ones are refused until `heal()`.
     - `freeze()`: connections stay open, new ones are accepted, and nothing arrives in either direction until
       `heal()`: to both sides, the other one seems to hang (a half-open connection).
+    - `strand()`: nothing arrives any more on the connections that are open, though they stay open; new ones work. So it
+      is when a firewall or a load balancer has forgotten them.
 
         with TcpProxy(server.port) as proxy:
             stream = connect(f"redis://{proxy.address}")
@@ -42,6 +44,8 @@ class TcpProxy(Closing):
         self._is_cut = False
         self._is_frozen = False
         self._is_closed = False
+        self._stranded = 0
+        """Connections with a smaller number are stranded."""
         self._changed = threading.Condition()
         self._sockets: set[socket.socket] = set()
         threading.Thread(target=self._accept, name="tcp-proxy", daemon=True).start()
@@ -66,6 +70,7 @@ class TcpProxy(Closing):
         with self._changed:
             self._is_cut = True
             self._is_frozen = False
+            self._stranded = 0
             self._close_all()
 
     def freeze(self) -> None:
@@ -73,8 +78,15 @@ class TcpProxy(Closing):
         with self._changed:
             self._is_frozen = True
 
+    def strand(self) -> None:
+        """Pass nothing on any more on the connections that are open now, which may be frozen; new ones work."""
+        with self._changed:
+            self._is_frozen = False
+            self._stranded = self.connections
+            self._changed.notify_all()
+
     def heal(self) -> None:
-        """Pass everything on again. What was sent to a frozen connection arrives now."""
+        """Pass everything on again, except on stranded connections. What was sent to a frozen one arrives now."""
         with self._changed:
             self._is_cut = self._is_frozen = False
             self._delay_s = 0.0
@@ -106,9 +118,10 @@ class TcpProxy(Closing):
     def _serve(self, client: socket.socket) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         with self._changed:
+            number = self.connections
             self.connections += 1
             self._sockets.add(client)
-            self._changed.wait_for(lambda: not self._is_frozen or self._is_closed)
+            self._changed.wait_for(lambda: not self._is_held(number))
             refused = self._is_cut or self._is_closed
         server = None if refused else self._connect()
         if server is None:
@@ -120,7 +133,7 @@ class TcpProxy(Closing):
                 self._close_all()
         ways = [
             threading.Thread(target=self._pass_on, args=way, name="tcp-proxy-way", daemon=True)
-            for way in ((client, server, False), (server, client, True))
+            for way in ((number, client, server, False), (number, server, client, True))
         ]
         for way in ways:
             way.start()
@@ -143,10 +156,14 @@ class TcpProxy(Closing):
         for each in sockets:
             each.close()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+    def _is_held(self, number: int) -> bool:
+        """Whether nothing is passed on for this connection. The caller holds `_changed`."""
+        return (self._is_frozen or number < self._stranded) and not self._is_closed
+
+    def _pass_on(self, number: int, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
         """Read in this thread and write in another, so that delayed chunks do not wait for each other."""
         held: queue.Queue[tuple[float, bytes]] = queue.Queue(_CHUNKS_HELD)
-        writer = threading.Thread(target=self._write, args=(target, held), name="tcp-proxy-write", daemon=True)
+        writer = threading.Thread(target=self._write, args=(number, target, held), name="tcp-proxy-write", daemon=True)
         writer.start()
         data = b"-"
         while data:
@@ -157,13 +174,13 @@ class TcpProxy(Closing):
             held.put((time.monotonic() + self._delay_s if is_answer else 0.0, data))
         writer.join()
 
-    def _write(self, target: socket.socket, held: queue.Queue[tuple[float, bytes]]) -> None:
+    def _write(self, number: int, target: socket.socket, held: queue.Queue[tuple[float, bytes]]) -> None:
         is_open = True
         while True:  # ends when the source does
             due_s, data = held.get()
             with self._changed:
                 self._changed.wait_for(lambda: not self._delay_s, max(0.0, due_s - time.monotonic()))
-                self._changed.wait_for(lambda: not self._is_frozen or self._is_closed)
+                self._changed.wait_for(lambda: not self._is_held(number))
             try:
                 if is_open and data:
                     target.sendall(data)

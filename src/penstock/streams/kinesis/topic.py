@@ -293,6 +293,7 @@ class KinesisTopic(TopicBase):
         """From a place to the end of the shard as it is now."""
         iterator: str | None = self._iterator(shard, **where)
         while iterator is not None:  # ends: with the shard, or when nothing is left to read
+            self._await_turn(shard.number)
             self._check_open()
             page = self._page(iterator, limit, self._patience_s)
             yield page

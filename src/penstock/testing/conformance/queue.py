@@ -29,6 +29,8 @@ COME_S: Final = 60.0
 BRIEF_S: Final = 0.3
 """How long to wait for a record that should not arrive."""
 DELAY_S: Final = 1.0
+WRITE_S: Final = 90.0
+"""How long sending or settling may take while the server does not answer."""
 LARGE_BYTES: Final = 100_000
 
 
@@ -154,11 +156,29 @@ class QueueOutageCases(QueueSuite, OutageSuite):
                 queue.settle(delivery, Outcome.RELEASE)
         self._finish_through(queue, set(range(5)))
 
+    def test_sending_and_settling_end_when_the_server_does_not_answer_and_nothing_acknowledged_is_lost(self) -> None:
+        """The connections never work again, as when a firewall has forgotten them; new ones do."""
+        outage = self.outage()
+        queue = self.open()
+        self.put(queue, range(5))
+        held = self.receive(queue, 1)
+        outage.proxy.freeze()
+        sending = self.in_background(answers_or_raises, lambda: self._sent(queue, 5))
+        settling = self.in_background(answers_or_raises, lambda: queue.settle(held[0], Outcome.DONE))
+        is_sent = self.result_of(sending, "a send to a server that accepts everything and answers nothing", WRITE_S)
+        self.result_of(settling, "settling with a server that accepts everything and answers nothing", WRITE_S)
+        outage.proxy.strand()
+        wanted = set(range(6 if is_sent else 5)) - set(self.numbers_of(held))
+        self._finish_through(queue, wanted, HANG_S)
+        with self.recovering(outage):
+            self.eventually("records are sent again", lambda: self._sent(queue, 10))
+        self._finish_through(queue, {10})
+
     def _sent(self, queue: Queue, number: int) -> bool:
         self.put(queue, [number])
         return True
 
-    def _finish_through(self, queue: Queue, wanted: set[int]) -> None:
+    def _finish_through(self, queue: Queue, wanted: set[int], more_s: float = 0.0) -> None:
         """Receive and settle, whatever fails on the way, until each of these has come."""
         came: set[int] = set()
 
@@ -168,7 +188,9 @@ class QueueOutageCases(QueueSuite, OutageSuite):
                 queue.settle(delivery, Outcome.DONE)
             return came >= wanted
 
-        self.eventually(f"records {sorted(wanted)} come", attempt, self.recovery_s + (self.visibility_s or 0.0))
+        self.eventually(
+            f"records {sorted(wanted)} come", attempt, more_s + self.recovery_s + (self.visibility_s or 0.0)
+        )
 
 
 class QueueCases(QueueOutageCases):

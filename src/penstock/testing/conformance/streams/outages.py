@@ -121,16 +121,37 @@ class StreamOutageCases(StreamSuite, OutageSuite):
         check_values(self._read_on(stream, start, 5), numbered(5), "after a network that hung")
         self._append_eventually(stream, b"after")
 
-    def _append_through(self, trouble: Callable[[Outage], None]) -> None:
+    def test_an_append_to_a_server_that_does_not_answer_ends_and_nothing_acknowledged_is_lost(self) -> None:
+        """The connections never work again, as when a firewall has forgotten them; new ones do."""
+
+        def freeze_and_strand(outage: Outage) -> None:
+            outage.proxy.freeze()
+            appending = self.in_background(answers_or_raises, lambda: self._append(stream, b"frozen"))
+            looking = self.in_background(answers_or_raises, lambda: stream.span(0))
+            self.result_of(looking, "span of a server that accepts everything and answers nothing", HANG_S)
+            self.result_of(appending, "an append to a server that accepts everything and answers nothing", HANG_S)
+            outage.proxy.strand()
+
         outage = self.outage()
         stream = self.new_stream()
+        self._append_through(freeze_and_strand, outage, stream, HANG_S + self.recovery_s)
+
+    def _append_through(
+        self,
+        trouble: Callable[[Outage], None],
+        outage: Outage | None = None,
+        stream: TopicStream | None = None,
+        recovery_s: float | None = None,
+    ) -> None:
+        outage = outage or self.outage()
+        stream = stream or self.new_stream()
         appender = Appender(stream)
         try:
             self.eventually("records are stored", lambda: len(appender.stored) >= BEFORE)
             trouble(outage)
             stored = len(appender.stored)
             with self.recovering(outage):
-                self.eventually("records are stored again", lambda: len(appender.stored) >= stored + BEFORE)
+                self.eventually("records are stored again", lambda: len(appender.stored) >= stored + BEFORE, recovery_s)
         finally:
             appender.stop()
         records = self.eventually("the records are read", lambda: self.everything(stream))
@@ -144,6 +165,10 @@ class StreamOutageCases(StreamSuite, OutageSuite):
             f"{len(lost)} of {len(appender.stored)} acknowledged records are not where their receipts said, such as "
             f"{next(iter(lost.items()))}"
         )
+
+    def _append(self, stream: TopicStream, value: bytes) -> bool:
+        stream.append([ordered_record(stream, value, b"key")])
+        return True
 
     def _append_eventually(self, stream: TopicStream, value: bytes) -> None:
         def attempt() -> RecordMetadata:
