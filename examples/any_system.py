@@ -7,6 +7,7 @@
     redis://localhost:6379/0      Redis Streams
     nats://localhost:4222         NATS JetStream
     rabbitmq-stream://localhost   RabbitMQ streams
+    pulsar://localhost            Apache Pulsar
     kinesis://eu-west-1           Amazon Kinesis
     postgresql://localhost/db     a table of PostgreSQL
     sqlite:./events.db            a table of SQLite

@@ -311,7 +311,7 @@ def test_tls_with_an_authority_and_a_certificate_of_the_client(rabbitmq: RabbitM
         open_queue(f"amqp://127.0.0.1:{rabbitmq.tls_port}/q?connect_timeout_s=5")
     with pytest.raises(BrokerUnavailableError, match=r"is it a port without TLS\? Then use amqp://"):
         open_queue(f"amqps://127.0.0.1:{rabbitmq.port}/q?connect_timeout_s=5&{authority}")
-    with pytest.raises(ConfigError, match="for TLS.*write amqps://"):
+    with pytest.raises(ConfigError, match=r"for TLS.*write amqps://"):
         open_queue(f"amqp://127.0.0.1:{rabbitmq.port}/q?{authority}")
 
 

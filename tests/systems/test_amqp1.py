@@ -398,7 +398,7 @@ def test_tls_is_checked_and_used(artemis: Artemis) -> None:
         open_queue(f"amqps1://{USER}@127.0.0.1:{artemis.port}/secret?ca_file={authority}&connect_timeout_s=2")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         open_queue(f"amqps1://{address}/secret?ca_file=/no/such/file")
-    with pytest.raises(ConfigError, match="for TLS.*write amqps1://"):
+    with pytest.raises(ConfigError, match=r"for TLS.*write amqps1://"):
         open_queue(f"amqp1://{address}/secret?ca_file={authority}")
 
 

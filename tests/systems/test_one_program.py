@@ -17,6 +17,7 @@ from tests.systems.every_system import SYSTEMS
 PROGRAM: Final = Path(__file__).parents[2] / "examples" / "any_system.py"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_program_runs_on(system: Callable[[Path], AbstractContextManager[str]], tmp_path: Path) -> None:
     with system(tmp_path) as url:
