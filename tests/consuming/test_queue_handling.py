@@ -488,13 +488,16 @@ def test_metrics_and_health_show_a_queue(queue: RecordingQueue) -> None:
     with running(app):
         assert entered.wait(20)
         (health,) = app.health()
-        assert (health.topic, health.group, health.is_healthy, health.lag) == ("jobs", "metered", True, None)
+        assert (health.topic, health.group, health.is_healthy, health.lag) == ("jobs", "metered", True, 2)
         assert health.partitions[0].in_flight == 2
         assert Samples(registry())("penstock_consumer_in_flight_records", **labels) == 2
+        put(queue, b"good", b"good")
+        assert Samples(registry())("penstock_consumer_lag_records", **labels) == 4
+        assert app.health()[0].partitions[0].waiting == 2, "in_flight is 2: nothing more is received"
         free.set()
         wait_until(lambda: not len(queue))
     samples = Samples(registry())
-    assert samples("penstock_consumer_records_total", **labels, outcome="succeeded") == 1
+    assert samples("penstock_consumer_records_total", **labels, outcome="succeeded") == 3
     assert samples("penstock_consumer_dead_letters_total", **labels) == 1
 
 

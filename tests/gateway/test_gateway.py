@@ -156,10 +156,18 @@ def test_a_queue_is_carried_to_a_topic_and_a_topic_to_a_queue(tmp_path: Path) ->
     sink = f"sqlite:{tmp_path}/a.db"
     jobs = open_queue("memory:gateway-jobs")
     jobs.send([NewRecord("queue", str(number).encode(), b"k") for number in range(20)])
-    gateway = Gateway("memory:gateway-jobs", f"{sink}#jobs")
+    free = threading.Event()
+
+    def mapped(record: Record) -> Record:
+        assert free.wait(WAIT_S)
+        return record
+
+    gateway = Gateway("memory:gateway-jobs", f"{sink}#jobs", map=mapped)
     thread = threading.Thread(target=gateway.run)
     thread.start()
     try:
+        wait_until(lambda: gateway.progress().waiting == 20, WAIT_S)
+        free.set()
         wait_until(lambda: gateway.progress().delivered == 20, WAIT_S)
     finally:
         gateway.stop()

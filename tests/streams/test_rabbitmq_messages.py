@@ -17,6 +17,7 @@ from penstock.model import Headers, NewRecord
 from penstock.streams.adapting.amqp_values import NotAmqpError, decode
 from penstock.streams.rabbitmq.messages import message_of, record_of
 from penstock.streams.rabbitmq.protocol import read_chunk
+from penstock.streams.rabbitmq.stream import max_age_s
 from tests import real_parts
 
 NAMES = st.text(max_size=300)
@@ -137,3 +138,19 @@ def _as_bytes(content: Any) -> bytes | None:
     if content is None:
         return None
     return content.encode() if isinstance(content, str) else bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policy", "expected"),
+    [
+        ({}, {}, None),
+        ({"x-max-age": "90s"}, {}, 90.0),
+        ({"x-max-age": "2D"}, {"max-age": "36h"}, 36 * 3600.0),
+        ({}, {"max-age": "1Y"}, 365 * 86_400.0),
+        ({"x-max-age": "soon"}, None, None),
+    ],
+)
+def test_the_age_until_which_a_stream_keeps_records(
+    arguments: dict[str, str], policy: dict[str, str] | None, expected: float | None
+) -> None:
+    assert max_age_s({"arguments": arguments, "effective_policy_definition": policy}) == expected

@@ -50,6 +50,15 @@ def rabbitmq_stream(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
+def managed_rabbitmq_stream(folder: Path) -> Iterator[str]:
+    """With the management API, which knows the topics: the stream protocol does not tell them."""
+    settings = "management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {management_port}\n"
+    with RabbitMq(folder / "rabbitmq", 4, plugins=("rabbitmq_management",), settings=settings) as server:
+        management = f"http%3A//127.0.0.1%3A{server.management_port}"
+        yield f"rabbitmq-stream://127.0.0.1:{server.stream_port}?management={management}"
+
+
+@contextmanager
 def pulsar(folder: Path) -> Iterator[str]:
     with PulsarServer(folder / "pulsar") as server:
         yield server.url

@@ -26,7 +26,8 @@ class Qpid:
     """One Broker-J in a folder of its own, with AMQP 1.0 on one port.
 
     It does not create queues, but starts with those of `QUEUES`: `delaying` holds messages until their delivery time,
-    for which it looks every 200 ms, and messages of `limited` that failed three times go to `dead`.
+    for which it looks every 200 ms, and messages of `limited` that failed three times go to `dead`. A client that is
+    silent for 10 s is dead; by default, Qpid never thinks so.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +87,10 @@ class Qpid:
             "ports": [
                 {
                     "name": "AMQP",
-                    "context": {"qpid.max_message_size": str(LARGEST_MESSAGE_BYTES)},
+                    "context": {
+                        "qpid.max_message_size": str(LARGEST_MESSAGE_BYTES),
+                        "qpid.port.heartbeatDelay": "10",
+                    },
                     "port": self.port,
                     "bindingAddress": "127.0.0.1",
                     "authenticationProvider": "plain",

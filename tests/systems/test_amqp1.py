@@ -53,6 +53,8 @@ RABBITMQ4 = "PENSTOCK_TEST_RABBITMQ4_AMQP1"
 ACTIVEMQ = "PENSTOCK_TEST_ACTIVEMQ_AMQP1"
 USER = f"{artemis_server.USER}:{quote(artemis_server.PASSWORD, safe='')}"
 WAIT_S = 30.0
+SOON_DEAD = "heartbeat = 10\n"
+"""RabbitMQ: a client that is silent for about 20 s is dead. By default, it takes two minutes."""
 
 
 class Outage:
@@ -105,7 +107,7 @@ def qpid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Qpid]:
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
     real_parts.proton()
     with (
-        RabbitMq(tmp_path_factory.mktemp("rabbitmq")) as server,
+        RabbitMq(tmp_path_factory.mktemp("rabbitmq"), settings=SOON_DEAD) as server,
         reached(RABBITMQ, server, server.port, "guest:guest"),
     ):
         meet("AMQP 1.0, RabbitMQ 3", f"{os.environ[RABBITMQ]}/first")
@@ -116,7 +118,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
 def rabbitmq4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
     real_parts.proton()
     with (
-        RabbitMq(tmp_path_factory.mktemp("rabbitmq4"), 4) as server,
+        RabbitMq(tmp_path_factory.mktemp("rabbitmq4"), 4, settings=SOON_DEAD) as server,
         reached(RABBITMQ4, server, server.port, "guest:guest"),
     ):
         with closing(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port))) as connection:

@@ -26,6 +26,11 @@ class NeverForgets(ShortQueue):
         super().settle(delivery, Outcome.RETRY if outcome is Outcome.DONE else outcome, VISIBILITY_S)
 
 
+class CountsWhatIsHeld(ShortQueue):
+    def waiting(self) -> int:
+        return len(self)
+
+
 class LastInFirstOut(ShortQueue):
     def send(self, records: Sequence[NewRecord]) -> None:
         super().send(list(reversed(records)))

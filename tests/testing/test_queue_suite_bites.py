@@ -52,6 +52,7 @@ DEFECTS: Final[list[tuple[Callable[[], MemoryQueue], str]]] = [
     (broken_queues.HasOneOffset, "test_the_offset_tells_records_apart_and_stays_the_same"),
     (broken_queues.HasNoName, "test_the_queue_has_a_name"),
     (broken_queues.DoesNotExtend, "test_what_is_extended_is_not_handed_out_again"),
+    (broken_queues.CountsWhatIsHeld, "test_what_waits_is_counted_and_what_somebody_has_is_not"),
     (broken_queues.SettlesAllButTheLast, "test_many_are_settled_at_once"),
 ]
 

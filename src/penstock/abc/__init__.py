@@ -24,6 +24,7 @@ from penstock.abc.channels import CountingLosses as CountingLosses
 from penstock.abc.channels import RecognisingRepeats as RecognisingRepeats
 from penstock.abc.features import Feature as Feature
 from penstock.abc.features import Features as Features
+from penstock.abc.queues import CountingWaiting as CountingWaiting
 from penstock.abc.queues import Delivery as Delivery
 from penstock.abc.queues import Extending as Extending
 from penstock.abc.queues import Outcome as Outcome

@@ -40,8 +40,8 @@ class Delivery(Protocol):
 class Queue(Protocol):
     """A system that delivers a record and forgets it once it is settled.
 
-    What it may have besides are `Extending`, for deliveries that expire, and `SettlingMany`. Several threads receive
-    and settle at the same time. Errors that may pass are a BrokerUnavailableError, StreamError or
+    What it may have besides are `Extending`, for deliveries that expire, `SettlingMany` and `CountingWaiting`. Several
+    threads receive and settle at the same time. Errors that may pass are a BrokerUnavailableError, StreamError or
     StoreUnavailableError: the consumer tries again.
     """
 
@@ -94,3 +94,16 @@ class SettlingMany(Protocol):
         self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
     ) -> Sequence[Delivery]:
         """Settle all with one outcome. Returns those that were too late. `reason` is the error of RETRY or REJECT."""
+
+
+@runtime_checkable
+class CountingWaiting(Protocol):
+    """A queue that tells how many records wait in it."""
+
+    def waiting(self) -> int:
+        """How many records could be delivered now: no receiver has them, and no delay holds them back. It may be
+        approximate, and some seconds old.
+
+        Health and metrics of a consumer call it: it takes a few seconds at most, and raises BrokerUnavailableError when
+        the queue does not answer.
+        """

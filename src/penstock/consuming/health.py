@@ -32,6 +32,8 @@ class PartitionHealth:
     """How long ago a record was last finished."""
     is_counted: bool = True
     """Whether pointers count records, as `Feature.OFFSETS` says."""
+    waiting: int | None = None
+    """For a queue: how many records nobody has. None for a partition, and when it is unknown."""
 
     @property
     def is_behind(self) -> bool:
@@ -40,8 +42,10 @@ class PartitionHealth:
 
     @property
     def lag(self) -> int | None:
-        """Records that are not finished. None when it is unknown: the stream cannot be reached, it is a queue, or
-        records are not counted and it `is_behind`."""
+        """Records that are not finished. None when it is unknown: the stream cannot be reached, it is a queue that
+        does not count records, or records are not counted and it `is_behind`."""
+        if self.waiting is not None:
+            return self.waiting + self.in_flight
         if self.end is None or (self.is_behind and not self.is_counted):
             return None
         return max(0, self.end - self.start)
@@ -78,9 +82,10 @@ def health_of(
     end_of: Callable[[int], int | None],
     *,
     is_counted: bool = True,
+    waiting: Callable[[], int | None] = lambda: None,
 ) -> Health:
     """The health of a consumer. `end_of` returns the end of a partition; None where there is none, as in a queue.
-    `is_counted`: the stream has `Feature.OFFSETS`."""
+    `is_counted`: the stream has `Feature.OFFSETS`. `waiting` returns how many records of a queue nobody has."""
     if loop is None:
         return Health(topic, group, False, (), ("not running: it was not started, or waits for its topic",), 0, 0)
     now_s = clock.monotonic_s()
@@ -89,10 +94,10 @@ def health_of(
     processed, delivered = (sum(count) for count in zip((0, 0), *gone, strict=True))
     problems = [text for text in loop.problems() if text]
     for assigned in list(loop.partitions.values()):
+        end = left = None
         try:
-            end = end_of(assigned.partition)
+            end, left = end_of(assigned.partition), waiting()
         except PenstockError as error:
-            end = None
             problems.append(str(error))
         tracker = assigned.tracker
         each = PartitionHealth(
@@ -103,12 +108,13 @@ def health_of(
             tracker.failing_count,
             now_s - assigned.progressed_s,
             is_counted,
+            left,
         )
         processed += tracker.processed
         delivered += tracker.delivered
         partitions.append(each)
         only_delayed = assigned.delayed > 0 and assigned.in_flight == assigned.delayed
         if each.is_behind and each.idle_s >= STALLED_S and not only_delayed:
-            waiting = "records wait" if each.lag is None else f"{count_text(each.lag, 'record')} wait"
-            problems.append(f"partition {each.partition}: nothing finished for {each.idle_s:.0f} s, and {waiting}")
+            behind = "records wait" if each.lag is None else f"{count_text(each.lag, 'record')} wait"
+            problems.append(f"partition {each.partition}: nothing finished for {each.idle_s:.0f} s, and {behind}")
     return Health(topic, group, not loop.is_stopping, tuple(partitions), tuple(problems), processed, delivered)

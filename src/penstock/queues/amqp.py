@@ -62,6 +62,8 @@ _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
 _LONGEST_HEADER_NAME_BYTES: Final = 255
+_COUNT_S: Final = 5.0
+"""How long counting the messages of the queue may take."""
 _OLDEST_FOR_QUORUM: Final = (3, 10)
 """The version of RabbitMQ in which quorum queues got `x-dead-letter-strategy`."""
 
@@ -141,6 +143,10 @@ class AmqpQueue(QueueBase[AmqpDelivery]):
         if records:
             self._link.send([(record.value or b"", _encoded_headers(record)) for record in records])
 
+    def waiting(self) -> int:
+        """The messages in the queue that no consumer has, and those that were sent ahead to this one."""
+        return self._link.waiting()
+
     def close(self) -> None:
         self._link.close()
 
@@ -212,6 +218,18 @@ class _Link(ReconnectingLink[AmqpDelivery]):
             pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}")
         except BrokerUnavailableError as error:
             raise self._full() if self._blocked else error from None
+
+    def waiting(self) -> int:
+        counted = Pending()
+        counts: list[int] = []
+        with self._changed:
+            self._check_open()
+            if self._problem is not None:
+                raise self._problem
+            ahead = len(self._arrived)
+            self._submit(functools.partial(self._do_count, counts, counted))
+        counted.wait(_COUNT_S, f"counting the messages of {self._queue}")
+        return ahead + counts[0]
 
     def _consume(self) -> None:
         self._submit(self._do_consume)
@@ -403,6 +421,19 @@ class _Link(ReconnectingLink[AmqpDelivery]):
             message_id = f"{self._sender}-{tag}"
             properties = self._pika.BasicProperties(headers=headers, delivery_mode=2, message_id=message_id)
             publisher.basic_publish("", self._queue, body, properties, mandatory=True)
+
+    def _do_count(self, counts: list[int], counted: Pending) -> None:
+        """Declaring a queue that exists changes nothing, and the answer has the number of its messages."""
+        publisher = self._publisher
+        if publisher is None or not publisher.is_open:
+            counted.finish(self._problem or self._unavailable("the connection was lost"))
+            return
+
+        def take(frame: Any) -> None:
+            counts.append(frame.method.message_count)
+            counted.finish()
+
+        publisher.queue_declare(self._queue, passive=True, callback=take)
 
     def _on_confirm(self, frame: Any) -> None:
         method = frame.method

@@ -87,6 +87,10 @@ class _Contents:
             deliveries.append(delivery)
         return deliveries
 
+    def waiting(self) -> int:
+        self._take_back_what_is_due()
+        return len(self._ready)
+
     def settle(self, delivery: MemoryDelivery, outcome: Outcome, delay_s: float) -> None:
         self._take_back_what_is_due()
         if self._held.pop(delivery.number, None) is None:
@@ -190,6 +194,12 @@ class MemoryQueue:
         """The queue's own dead letters: records settled with REJECT."""
         with self._contents.changed:
             return list(self._contents.rejected)
+
+    def waiting(self) -> int:
+        """The number of records that could be delivered now."""
+        with self._contents.changed:
+            self._check_open()
+            return self._contents.waiting()
 
     def __len__(self) -> int:
         """The number of records that are not settled."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock.abc import CheckpointStore, Clock, DeadLetters, Feature, Queue, Stream, TopicStream
+from penstock.abc import CheckpointStore, Clock, CountingWaiting, DeadLetters, Feature, Queue, Stream, TopicStream
 from penstock.consuming.defaults import Opened, open_checkpoints
 from penstock.consuming.handlers import Handler
 from penstock.consuming.health import Health, PartitionHealth, health_of
@@ -118,8 +118,11 @@ class QueueConsumer(LoopConsumer):
             self.queue.close()
 
     def health(self) -> Health:
-        """Whether the consumer makes progress. How many records wait in the queue is not known here."""
-        return health_of(self._loop, self.queue.name, self.group, self._clock, lambda partition: None)
+        """Whether the consumer makes progress. The lag is what waits in the whole queue, if the queue counts it, and
+        what this consumer has received and not finished."""
+        queue = self.queue
+        waiting = queue.waiting if isinstance(queue, CountingWaiting) else lambda: None
+        return health_of(self._loop, queue.name, self.group, self._clock, lambda partition: None, waiting=waiting)
 
     def history(self, partition: int, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[HistoryEntry]:
         raise ConfigError(f"queue {self.queue.name!r} has no {Feature.HISTORY}: it forgets what is settled")

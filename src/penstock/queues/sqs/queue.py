@@ -192,6 +192,13 @@ class SqsQueue(QueueBase[SqsDelivery]):
                 )
         self._send_all(self._url, entries)
 
+    def waiting(self) -> int:
+        """About how many messages nobody has: SQS asks a part of its servers."""
+        self._check_open()
+        name = "ApproximateNumberOfMessages"
+        answer = self._client.call("get_queue_attributes", QueueUrl=self._url, AttributeNames=[name])
+        return int(answer.get("Attributes", {}).get(name, 0))
+
     def close(self) -> None:
         """Make what was received and not settled available to others at once, if SQS can be reached."""
         if self._client.is_closed:

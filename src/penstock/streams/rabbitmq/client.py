@@ -114,7 +114,7 @@ class StreamClient:
         settings, url = self._settings, self._url
         scheme, port = _MANAGEMENT_PORTS[url.scheme == TLS_SCHEME]
         base = settings.management or f"{scheme}://{Host(url.host.name, port)}"
-        query = "columns=name,type,arguments"
+        query = "columns=name,type,arguments,effective_policy_definition"
         request = urllib.request.Request(f"{base.rstrip('/')}/api/{what}/{quote(self._login.vhost, safe='')}?{query}")
         secret = base64.b64encode(f"{self._login.user}:{self._login.password}".encode()).decode()
         request.add_header("Authorization", f"Basic {secret}")

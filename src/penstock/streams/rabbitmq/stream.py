@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.errors import UrlError
+from penstock.errors import BrokerUnavailableError, NotAllowedError, StreamError, UrlError
 from penstock.model import check_topic_name
 from penstock.model.record import is_topic_name
 from penstock.streams.adapting.stream_base import ServerStream
@@ -18,6 +19,10 @@ from penstock.streams.rabbitmq.topics import StreamTopic
 
 PORT: Final = 5552
 TLS_PORT: Final = 5551
+_AGE: Final = re.compile(r"(\d+)([YMDhms])")
+_DAY_S: Final = 86_400
+_UNITS_S: Final = {"Y": 365 * _DAY_S, "M": 30 * _DAY_S, "D": _DAY_S, "h": 3600, "m": 60, "s": 1}
+"""RabbitMQ's units of max-age."""
 
 
 class RabbitMqBackend(ServerStream):
@@ -44,6 +49,17 @@ class RabbitMqBackend(ServerStream):
             streams -= set(self._partitions(name))
         return sorted(name for name in streams | supers if is_topic_name(name))
 
+    def retention_s(self, topic: str) -> float | None:
+        """The shortest max-age of its streams, by the management API; without that, what this URL says of new topics.
+        Records are removed in whole segments, so most stay for longer."""
+        try:
+            queues = {queue["name"]: queue for queue in self._client.managed("queues")}
+        except (BrokerUnavailableError, NotAllowedError, StreamError):
+            return self._settings.max_age_s
+        names = [topic] if topic in queues else self._partitions(topic)
+        ages_s = [max_age_s(queues[name]) for name in names if name in queues]
+        return min((age_s for age_s in ages_s if age_s is not None), default=None)
+
     def check_reachable(self) -> None:
         self._client.connection()
 
@@ -60,6 +76,13 @@ class RabbitMqBackend(ServerStream):
             ).texts()
         except RequestRefusedError:
             return []  # it was deleted since
+
+
+def max_age_s(queue: Mapping[str, Any]) -> float | None:
+    """How long a stream keeps records, as its arguments and its policy say: the shorter time applies."""
+    arguments, policy = queue.get("arguments") or {}, queue.get("effective_policy_definition") or {}
+    found = [_AGE.fullmatch(str(age)) for age in (arguments.get("x-max-age"), policy.get("max-age")) if age]
+    return min((float(int(age[1]) * _UNITS_S[age[2]]) for age in found if age is not None), default=None)
 
 
 def open_rabbitmq_stream(url: str, options: Mapping[str, Any]) -> RabbitMqBackend:

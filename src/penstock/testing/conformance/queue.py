@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
-from penstock.abc import Delivery, Extending, Feature, Features, Outcome, Queue, SettlingMany
+from penstock.abc import CountingWaiting, Delivery, Extending, Feature, Features, Outcome, Queue, SettlingMany
 from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError
 from penstock.model import Headers, NewRecord
 from penstock.testing.conformance.child import Parent
@@ -364,6 +364,24 @@ class QueueCases(QueueOutageCases):
         late = queue.settle_all(deliveries, Outcome.DONE)
         assert list(late) == [deliveries[1]], f"one of five was settled before, and {late} were late"
         self.check_empty(queue, "all were settled as done", (self.visibility_s or 0.0) + BRIEF_S)
+
+    def test_what_waits_is_counted_and_what_somebody_has_is_not(self) -> None:
+        queue = self.open()
+        if not isinstance(queue, CountingWaiting):
+            raise unittest.SkipTest("does not apply: the queue is not penstock.abc.CountingWaiting")
+        before = queue.waiting()
+        self.put(queue, range(5))
+        self.eventually("five records more wait", lambda: queue.waiting() == before + 5, COME_S)
+        self.check_held_is_not_counted(queue)
+        self.finish(queue, 4)
+        self.eventually("no record waits", lambda: queue.waiting() <= before, COME_S)
+
+    def check_held_is_not_counted(self, queue: Queue) -> None:
+        assert isinstance(queue, CountingWaiting)
+        waiting = queue.waiting()
+        delivery = self.receive_one(queue, 0, "a record") if self.ordered else self.receive(queue, 1)[0]
+        self.eventually("a record less waits", lambda: queue.waiting() < waiting, COME_S)
+        queue.settle(delivery, Outcome.DONE)
 
     @needs(Feature.DELAYED_REDELIVERY)
     def test_a_retry_with_a_delay_comes_after_the_delay_and_lets_others_pass(self) -> None:
