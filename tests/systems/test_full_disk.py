@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,19 +18,25 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import httpx2
 import psycopg
 import pytest
 
 import penstock
 from penstock.abc import Outcome
 from penstock.errors import BrokerUnavailableError, DeliveryError
+from penstock.gateway import Gateway
 from penstock.model import NewRecord
 from penstock.queues import open_queue
 from tests.consuming.eventually import wait_until
 from tests.postgres import PostgresServer, user_who_may
 from tests.redis_server import RedisServer
 from tests.seeds import seed_of
+from tests.servers import ApacheKafka, free_ports
+from tests.streams.embedded import stop_broker
+from tests.systems import artemis_server
 from tests.systems.activemq_server import PASSWORD, USER, ActiveMq
+from tests.systems.artemis_server import Artemis
 from tests.systems.nats_server import NatsServer
 from tests.systems.rabbitmq_server import RabbitMq
 
@@ -45,6 +54,12 @@ class SmallDisk:
         self._ballast = folder / "ballast"
         self._ballast.write_bytes(bytes(1_000_000))
 
+    def leave(self, size_bytes: int) -> None:
+        """Let the file use up what is free, but for so much."""
+        status = os.statvfs(self.folder)
+        with self._ballast.open("ab") as file:
+            file.write(bytes(max(0, status.f_bavail * status.f_frsize - size_bytes)))
+
     def make_room(self) -> None:
         self._ballast.unlink()
 
@@ -58,8 +73,17 @@ def disk() -> Iterator[SmallDisk]:
         yield from mounted_disk(Path(folder))
 
 
-def mounted_disk(folder: Path) -> Iterator[SmallDisk]:
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+@pytest.fixture
+def larger_disk() -> Iterator[SmallDisk]:
+    """For servers whose own files take tens of megabytes."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small file system needs root")
+    with tempfile.TemporaryDirectory(prefix="penstock-disk-") as folder:
+        yield from mounted_disk(Path(folder), "100m")
+
+
+def mounted_disk(folder: Path, size: str = "4m") -> Iterator[SmallDisk]:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if mounted.returncode:
         pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
@@ -257,3 +281,102 @@ def test_activemq_whose_store_is_full_and_that_then_keeps_senders_waiting(tmp_pa
                 return True
 
             wait_until(is_sent, WAIT_S)
+
+
+@pytest.mark.system("Apache Kafka")
+@pytest.mark.xdist_group("kafka")
+def test_apache_kafka_which_ends_and_is_started_again(larger_disk: SmallDisk) -> None:
+    with ApacheKafka(larger_disk.folder / "kafka") as server:
+
+        def make_room() -> None:
+            larger_disk.make_room()
+            server.stop()
+            server.start()
+
+        larger_disk.leave(3_000_000)
+        check_full(
+            f"kafka://{server.bootstrap}?delivery.timeout.ms=8000",
+            "check that the brokers run and can be reached",
+            make_room,
+        )
+
+
+@pytest.mark.system("AMQP 1.0, Artemis")
+@pytest.mark.xdist_group("artemis")
+def test_artemis_gives_senders_no_credit_and_delivers_what_it_has(larger_disk: SmallDisk) -> None:
+    with Artemis(larger_disk.folder / "artemis") as server:
+        login = f"{artemis_server.USER}:{quote(artemis_server.PASSWORD, safe='')}"
+        url = f"amqp1://{login}@127.0.0.1:{server.port}/jobs?send_timeout_s=4&heartbeat_s=2"
+        stored: list[bytes] = []
+        with closing(open_queue(url)) as queue:
+            queue.send([NewRecord("jobs", b"before")])
+            larger_disk.leave(800_000)  # less than a hundredth, from which on Artemis takes nothing
+            refused: BrokerUnavailableError | None = None
+            until_s = time.monotonic() + WAIT_S
+            while refused is None and time.monotonic() < until_s:
+                value = b"%d" % len(stored)
+                try:
+                    queue.send([NewRecord("jobs", value)])
+                except BrokerUnavailableError as error:
+                    refused = error
+                else:
+                    stored.append(value)
+            assert "A broker whose store is full does not answer: check its disk" in str(refused)
+            larger_disk.make_room()
+
+            def is_sent() -> bool:
+                try:
+                    queue.send([NewRecord("jobs", b"after")])
+                except BrokerUnavailableError:
+                    return False
+                return True
+
+            wait_until(is_sent, WAIT_S)
+        received: set[bytes | None] = set()
+        with closing(open_queue(url)) as receiver:
+            while not {b"before", b"after", *stored} <= received:
+                deliveries = receiver.receive(100, WAIT_S)
+                assert deliveries, f"{len(received)} of {len(stored)} records came, and then none"
+                received.update(each.record.value for each in deliveries)
+                for each in deliveries:
+                    receiver.settle(each, Outcome.DONE)
+
+
+@pytest.mark.system("HTTP")
+@pytest.mark.xdist_group("http-gateway")
+def test_the_inbox_of_a_gateway_refuses_what_it_cannot_keep(
+    disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (port,) = free_ports(1)
+    url, sink = f"http://127.0.0.1:{port}/hooks", f"sqlite:{tmp_path}/sink.db"
+    gateway = Gateway(url, f"{sink}#hooks", inbox=f"log:{disk.folder}/inbox")
+    running = threading.Thread(target=gateway.run)
+    running.start()
+    accepted: list[bytes] = []
+
+    def post(number: int) -> int:
+        body = b"%d:" % number + VALUE
+        try:
+            status = int(httpx2.post(url, content=body, timeout=WAIT_S).status_code)
+        except httpx2.TransportError:
+            return 0
+        if status < 300:
+            accepted.append(body)
+        return status
+
+    try:
+        wait_until(lambda: post(0) in range(200, 300), WAIT_S)
+        refused = next((status for status in map(post, range(1, MOST)) if status >= 300), None)
+        assert refused == 503, f"{refused}: a sender tries again after 503"
+        assert len(accepted) > 10
+        assert re.search(r"of channel hooks were refused: .*\binbox\b", caplog.text), caplog.text
+        disk.make_room()
+        wait_until(lambda: post(MOST) in range(200, 300), WAIT_S)
+        wait_until(lambda: gateway.progress().waiting == 0, WAIT_S)
+    finally:
+        gateway.stop()
+        running.join(WAIT_S)
+        stop_broker(disk.folder / "inbox")
+    with penstock.connect(sink) as stream:
+        carried = {record.value for record in stream.read("hooks")}
+    assert set(accepted) <= carried, "what was acknowledged is there"

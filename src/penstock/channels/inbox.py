@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.abc import Acknowledging, Channel, Clock, CountingLosses, Pointer, RecognisingRepeats
-from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError, StreamError
+from penstock.errors import BrokerUnavailableError, ConnectionClosedError, DeliveryError, PenstockError, StreamError
 from penstock.model import Receipt, Record
 from penstock.model.clock import SystemClock
 from penstock.model.observing import OBSERVED
@@ -60,6 +60,7 @@ class Inbox:
         self.counts = InboxCounts()
         self.error: BaseException | None = None
         """What ended the listening before `stop`."""
+        self._url = log_url
         self._connection: Connection = connect(log_url)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -90,7 +91,10 @@ class Inbox:
         if self._thread is not None:
             self._thread.join(_STOP_S)
         self.channel.close()
-        self._connection.close()
+        try:
+            self._connection.close()
+        except DeliveryError as error:  # the senders of these records know, or they are counted as lost
+            logger.warning("records that were refused or given up did not reach the inbox %s: %s", self._url, error)
 
     def delete_before(self, delivered: dict[int, Pointer]) -> None:
         """Remove records that were delivered, by partition: once the channel need not recognise them any more."""
@@ -181,6 +185,11 @@ class Inbox:
             logger.warning("%d records of channel %s wait to be stored: %s", len(failed), self.topic, error)
             records = failed
 
+    def _no_answer(self) -> StreamError:
+        return StreamError(
+            f"the inbox {self._url} stored nothing within {_STORED_S:g} s: check the free space of its disk, and the log"
+        )
+
     def _store_once(self, records: Sequence[Record]) -> tuple[list[Record], list[Record], PenstockError | None]:
         """Which were stored and which not, with the first error."""
         pending: list[tuple[Record, Receipt | None]] = []
@@ -202,9 +211,7 @@ class Inbox:
                 if receipt is not None:
                     receipt.result(_STORED_S)
             except (PenstockError, TimeoutError) as error:
-                first = first or (
-                    error if isinstance(error, PenstockError) else StreamError(f"no answer in {_STORED_S:g} s")
-                )
+                first = first or (error if isinstance(error, PenstockError) else self._no_answer())
                 receipt = None
             (failed if receipt is None else stored).append(record)
         return stored, failed, first
