@@ -186,9 +186,7 @@ class Inbox:
             records = failed
 
     def _no_answer(self) -> StreamError:
-        return StreamError(
-            f"the inbox {self._url} stored nothing within {_STORED_S:g} s: check the free space of its disk, and the log"
-        )
+        return StreamError(f"the inbox {self._url} stored nothing within {_STORED_S:g} s: check its disk and the log")
 
     def _store_once(self, records: Sequence[Record]) -> tuple[list[Record], list[Record], PenstockError | None]:
         """Which were stored and which not, with the first error."""
