@@ -56,8 +56,13 @@ class RedisSettings:
     @property
     def tls(self) -> dict[str, Any]:
         """What was given for `rediss:`, by the names that redis-py has for it."""
-        check_hostname = self.ssl_check_hostname and self.ssl_cert_reqs == "required"
-        return {name: getattr(self, name) for name in TLS_SETTINGS} | {"ssl_check_hostname": check_hostname}
+        return {
+            "ssl_ca_certs": self.ssl_ca_certs,
+            "ssl_certfile": self.ssl_certfile,
+            "ssl_keyfile": self.ssl_keyfile,
+            "ssl_cert_reqs": self.ssl_cert_reqs,
+            "ssl_check_hostname": self.ssl_check_hostname and self.ssl_cert_reqs == "required",
+        }
 
     def __post_init__(self) -> None:
         check_counts(self, "partitions", "max_length", "max_record_bytes")
