@@ -1,0 +1,250 @@
+"""Rows of Python into the columns of a table: each row fits, or it is known why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from penstock.errors import SerdeError
+
+_KEPT: Final = (bytes, bytearray, datetime.datetime, datetime.date, datetime.time, decimal.Decimal)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Rows as a table, without those that do not fit."""
+
+    table: pa.Table
+    misfits: dict[int, str]
+    """By the index of a row: why it does not fit."""
+
+
+def row_of(value: object) -> Mapping[str, Any]:
+    """A row from a dict, an object of a class with fields, or a JSON object as bytes. SerdeError for anything else."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, bytes | str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise SerdeError(f"the value is not JSON ({error}): say what its row is, rows=...") from error
+        if isinstance(value, dict):
+            return value
+    elif hasattr(value, "model_dump"):
+        found: Mapping[str, Any] = value.model_dump()
+        return found
+    elif isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value) or hasattr(value, "__attrs_attrs__"):
+        plain: Mapping[str, Any] = msgspec.to_builtins(value, builtin_types=_KEPT)
+        return plain
+    raise SerdeError(f"a row must be a dict or an object with fields, not {type(value).__name__}: say it with rows=...")
+
+
+def fit(rows: Sequence[Mapping[str, Any]], known: pa.Schema | None, *, key: Sequence[str], evolve: bool) -> Fitted:
+    """Rows as a table with the columns of `known`, and new ones if `evolve`, whose types the values show."""
+    misfits: dict[int, str] = {}
+    fields = {} if known is None else {field.name: field for field in known}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        if name in fields:
+            continue
+        having = {index: row[name] for index, row in enumerate(rows) if row.get(name) is not None}
+        if not having:
+            continue
+        if known is not None and not evolve:
+            misfits.update({i: f"the table has no column {name!r}, and evolve is off" for i in having})
+            continue
+        try:
+            fields[name] = pa.field(name, _type_shown(list(having.values())))
+        except ValueError as error:
+            misfits.update({i: f"column {name!r} is new: {error}" for i in having})
+    for index, row in enumerate(rows):
+        missing = [name for name in key if row.get(name) is None]
+        if missing:
+            misfits.setdefault(index, f"the row has no {missing[0]!r}, a part of the key")
+    for name, field in fields.items():
+        check = _checker(field.type)
+        for index, row in enumerate(rows):
+            value = row.get(name)
+            try:
+                if value is not None:
+                    check(value)
+                elif not field.nullable:
+                    raise ValueError("it must not be null")
+            except (ValueError, TypeError, OverflowError) as error:
+                misfits.setdefault(index, f"column {name!r} is {field.type}: {error}")
+    fitting = [row for index, row in enumerate(rows) if index not in misfits]
+    columns = []
+    for name, field in fields.items():
+        convert = _converter(field.type)
+        columns.append(pa.array([None if (v := row.get(name)) is None else convert(v) for row in fitting], field.type))
+    return Fitted(pa.Table.from_arrays(columns, schema=pa.schema(list(fields.values()))), misfits)
+
+
+def converted(value: object, kind: pa.DataType) -> Any:
+    """A value for a column of this type, also from text. ValueError if it is none."""
+    if isinstance(value, str) and not _is_text(kind):
+        if pa.types.is_integer(kind):
+            value = int(value)
+        elif pa.types.is_floating(kind):
+            value = float(value)
+        elif pa.types.is_boolean(kind):
+            value = {"true": True, "false": False}.get(value.lower(), value)
+    elif not isinstance(value, str | bytes) and _is_text(kind):
+        value = str(value)
+    _checker(kind)(value)
+    return _converter(kind)(value)
+
+
+def _type_shown(values: Sequence[Any]) -> pa.DataType:
+    """The type of a new column. ValueError if the values show none, or several."""
+    values = [str(value) if isinstance(value, uuid.UUID) else value for value in values]
+    try:
+        found = pa.array(values).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        try:
+            found = pa.array(values[:1]).type  # the first row decides; the others must fit
+        except pa.ArrowException:
+            raise ValueError(f"its values show no type that a table has ({error})") from error
+    return _stored(found)
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """The type in which tables of both formats keep such values."""
+    if pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields):
+        raise ValueError("empty lists and objects, and nulls, show no type: declare it with schema=...")
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _stored(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_stored(kind.value_type))
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(38, kind.scale)  # later values may be larger
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        raise ValueError(f"Delta has no type for {kind}: use text or a number")
+    return kind
+
+
+def _checker(kind: pa.DataType) -> Callable[[Any], None]:
+    """Raises ValueError for values that would be changed, or refused, in a column of this type."""
+    if pa.types.is_boolean(kind):
+        return _one_of(bool)
+    if pa.types.is_signed_integer(kind):
+        most = 2 ** (kind.bit_width - 1)
+        return lambda value: _check_integer(value, most)
+    if pa.types.is_floating(kind):
+        return _check_float
+    if _is_text(kind):
+        return _check_text
+    if pa.types.is_struct(kind):
+        checks = {field.name: _checker(field.type) for field in kind}
+        return lambda value: _check_struct(value, checks)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        check_item = _checker(kind.value_type)
+        return lambda value: _check_list(value, check_item)
+    convert = _converter(kind)
+
+    def check(value: Any) -> None:
+        try:
+            pa.array([convert(value)], kind)
+        except (pa.ArrowException, decimal.InvalidOperation) as error:
+            raise ValueError(str(error)) from error
+
+    return check
+
+
+def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
+    if pa.types.is_timestamp(kind):
+        has_zone = kind.tz is not None
+        return lambda value: _moment(value, has_zone)
+    if pa.types.is_date(kind):
+        return _day
+    if pa.types.is_decimal(kind):
+        return lambda value: decimal.Decimal(str(value)) if isinstance(value, str | int | float) else value
+    if pa.types.is_struct(kind):
+        fields = {field.name: _converter(field.type) for field in kind}
+        return lambda value: {
+            name: None if value.get(name) is None else convert(value[name]) for name, convert in fields.items()
+        }
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        convert_item = _converter(kind.value_type)
+        return lambda value: [None if each is None else convert_item(each) for each in value]
+    if _is_text(kind):
+        return lambda value: str(value) if isinstance(value, uuid.UUID) else value
+    return lambda value: value
+
+
+def _one_of(*types: type) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not isinstance(value, types):
+            raise ValueError(f"{_shown(value)} does not fit")
+
+    return check
+
+
+def _check_integer(value: Any, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not -most <= value < most:
+        raise ValueError(f"{_shown(value)} does not fit")
+
+
+def _check_float(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or float(value) != value == value:
+        raise ValueError(f"{_shown(value)} does not fit")
+
+
+def _check_text(value: Any) -> None:
+    if not isinstance(value, str | uuid.UUID):
+        raise ValueError(f"{_shown(value)} does not fit")
+    str(value).encode()  # a lone surrogate is no text
+
+
+def _check_struct(value: Any, checks: Mapping[str, Callable[[Any], None]]) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{_shown(value)} does not fit")
+    for name, each in value.items():
+        if each is None:
+            continue
+        if name not in checks:
+            raise ValueError(f"it has no field {name!r}")
+        checks[name](each)
+
+
+def _check_list(value: Any, check_item: Callable[[Any], None]) -> None:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{_shown(value)} does not fit")
+    for each in value:
+        if each is not None:
+            check_item(each)
+
+
+def _moment(value: Any, has_zone: bool) -> datetime.datetime:
+    if isinstance(value, str):
+        value = datetime.datetime.fromisoformat(value)
+    if not isinstance(value, datetime.datetime):
+        raise ValueError(f"{_shown(value)} is not a time: use a datetime or ISO 8601")
+    if (value.tzinfo is not None) != has_zone:
+        raise ValueError(f"{_shown(value)} has {'no' if has_zone else 'a'} time zone")
+    return value.astimezone(datetime.UTC) if has_zone else value
+
+
+def _day(value: Any) -> datetime.date:
+    if isinstance(value, str):
+        value = datetime.date.fromisoformat(value)
+    if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
+        raise ValueError(f"{_shown(value)} is not a day: use a date or YYYY-MM-DD")
+    return value
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {repr(value)[:100]}"
