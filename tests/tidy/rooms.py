@@ -29,6 +29,7 @@ ROOMS: Final = (
     {"consuming"},
     {"tables"},
     {"querying"},
+    {"lakes"},
     {"spark"},
     {"observe"},
     {"app"},

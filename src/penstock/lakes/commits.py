@@ -76,7 +76,9 @@ def commit_of(version: int, timestamp_ms: int, metadata: Mapping[str, Any]) -> L
     return LakeCommit(version, timestamp_ms, str(metadata.get(GROUP_KEY, "")), offsets)
 
 
-def offsets_at(commits: Iterable[LakeCommit], version: int, group: str | None, label: str) -> dict[tuple[str, int], int]:
+def offsets_at(
+    commits: Iterable[LakeCommit], version: int, group: str | None, label: str
+) -> dict[tuple[str, int], int]:
     """For each partition, the offset after the last record that the table has in `version`.
 
     `commits` are those that the table still knows, newest first. Raises ConfigError if `version` is not among them.

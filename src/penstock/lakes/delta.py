@@ -55,7 +55,7 @@ class DeltaFormat:
             try:
                 deltalake.DeltaTable.create(
                     self._path,
-                    schema=Schema.from_arrow(delta_schema(schema)),
+                    schema=Schema.from_arrow(schema),
                     mode="error",
                     partition_by=list(partition_by) or None,
                     storage_options=self._storage_options,
@@ -76,7 +76,7 @@ class DeltaFormat:
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         with _Refusals(self._label):
-            self._loaded.alter.add_columns(list(Schema.from_arrow(delta_schema(pa.schema(fields))).fields))
+            self._loaded.alter.add_columns(list(Schema.from_arrow(pa.schema(fields)).fields))
 
     def write(self, change: TableChange, positions: Mapping[str, int], metadata: Mapping[str, str]) -> int:
         properties = deltalake.CommitProperties(
@@ -161,16 +161,6 @@ class DeltaFormat:
             .execute()
         )
         table.update_incremental()
-
-
-def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema with time zones changed to UTC, the only one that Delta supports."""
-    return pa.schema(
-        field.with_type(pa.timestamp("us", "UTC"))
-        if pa.types.is_timestamp(field.type) and field.type.tz is not None
-        else field
-        for field in schema
-    )
 
 
 def _quoted(name: str) -> str:

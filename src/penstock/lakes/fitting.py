@@ -58,12 +58,12 @@ def fit(rows: Sequence[Mapping[str, Any]], known: pa.Schema | None, *, key: Sequ
         if not having:
             continue
         if known is not None and not evolve:
-            misfits.update({i: f"the table has no column {name!r}, and evolve is off" for i in having})
+            misfits.update(dict.fromkeys(having, f"the table has no column {name!r}, and evolve is off"))
             continue
         try:
             fields[name] = pa.field(name, _type_shown(list(having.values())))
         except ValueError as error:
-            misfits.update({i: f"column {name!r} is new: {error}" for i in having})
+            misfits.update(dict.fromkeys(having, f"column {name!r} is new: {error}"))
     for index, row in enumerate(rows):
         missing = [name for name in key if row.get(name) is None]
         if missing:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from penstock.lakes.commits import LakeCommit
 
-Rows = pa.Table | pa.RecordBatchReader
+Rows: TypeAlias = "pa.Table | pa.RecordBatchReader"
 
 
 class ConflictError(Exception):

@@ -18,7 +18,7 @@ from penstock.lakes.formats import Compaction, ConflictError, TableChange
 from penstock.model.clock import SystemClock
 
 try:
-    from pyiceberg import expressions
+    from pyiceberg import expressions as typed_expressions
     from pyiceberg.catalog import Catalog, load_catalog
     from pyiceberg.exceptions import (
         CommitFailedException,
@@ -37,6 +37,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("an Iceberg table", "iceberg") from error
 
+expressions: Any = typed_expressions
+"""Its types describe only construction by keywords."""
 _POSITION: Final = "penstock.position."
 _PROPERTIES: Final = {
     # Each commit writes a new file of metadata: the old ones are deleted.
@@ -172,11 +174,11 @@ class IcebergFormat:
         if self._catalog is None:
             given = self._given
             try:
-                if isinstance(given, str):
-                    self._catalog = load_catalog(given)
-                else:
-                    assert isinstance(given, Mapping), "a catalog is opened once"
-                    self._catalog = load_catalog("penstock", **given)
+                self._catalog = _load(given)
+            except OperationalError as error:
+                if "already exists" not in str(error):
+                    raise
+                self._catalog = _load(given)  # another process has created the same new database just now
             except (ValueError, KeyError) as error:
                 raise ConfigError(f"{self._label}: the catalog cannot be opened: {error}") from error
         return self._catalog
@@ -214,6 +216,12 @@ class IcebergFormat:
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=True)
         }
         return lists | manifests.keys() | data
+
+
+def _load(catalog: str | Mapping[str, str] | Catalog) -> Catalog:
+    if isinstance(catalog, str):
+        return load_catalog(catalog)
+    return load_catalog("penstock", **catalog) if isinstance(catalog, Mapping) else catalog
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -257,7 +265,7 @@ def _matching(keys: pa.Table) -> Any:
         by_rest: dict[tuple[Any, ...], list[Any]] = {}
         for row in rows:
             by_rest.setdefault(tuple(row[name] for name in keys.column_names[:-1]), []).append(row[last])
-        each = [
+        each: list[Any] = [
             functools.reduce(
                 expressions.And,
                 [expressions.EqualTo(name, value) for name, value in zip(keys.column_names, rest, strict=False)],
@@ -303,9 +311,7 @@ class _Refusals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, CommitFailedException | ValidationException):
             raise ConflictError(str(error)) from error
-        if isinstance(
-            error, CommitStateUnknownException | ServerError | ServiceUnavailableError | OperationalError
-        ):
+        if isinstance(error, CommitStateUnknownException | ServerError | ServiceUnavailableError | OperationalError):
             raise OSError(str(error)) from error
         if isinstance(error, ValueError | pa.ArrowInvalid):
             raise DeliveryError(f"{self._label} rejected the change: {error}") from error

@@ -88,10 +88,7 @@ def prepared(pending: Pending, table: LakeTable, known: pa.Schema | None) -> Pre
         found = found.take(pa.array(sorted(position[i] for i in last.values() if i in position), pa.int64()))
         gone = [key for key, index in last.items() if index not in position]
         deleted = pa.Table.from_arrays(
-            [
-                pa.array([key[i] for key in gone], found.schema.field(name).type)
-                for i, name in enumerate(table.key)
-            ],
+            [pa.array([key[i] for key in gone], found.schema.field(name).type) for i, name in enumerate(table.key)],
             names=list(table.key),
         )
     elif table.key:

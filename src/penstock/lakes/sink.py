@@ -23,7 +23,14 @@ from penstock.consuming.loop_consumer import Background
 from penstock.consuming.options import ConsumerOptions, PositionChoice, position
 from penstock.consuming.topic_wait import wait_for_topic
 from penstock.consuming.workers.runners import decoder_of
-from penstock.errors import ConfigError, GroupError, HandlerError, OffsetOutOfRangeError, StoreUnavailableError
+from penstock.errors import (
+    ConfigError,
+    GroupError,
+    HandlerError,
+    OffsetOutOfRangeError,
+    PenstockError,
+    StoreUnavailableError,
+)
 from penstock.lakes.commits import metadata_of
 from penstock.lakes.dead_rows import DeadRow, DeadRowsTable
 from penstock.lakes.fitting import row_of
@@ -310,7 +317,7 @@ class _Run:
         try:
             found = self._rows_of(record)
         except Exception as error:
-            text = "".join(traceback.format_exception(error)).strip()
+            text = str(error) if isinstance(error, PenstockError) else _traceback(error)
             self._pending.dead.append(DeadRow(held.application, record, text))
             return
         self._pending.rows += [(held.application, record, row) for row in found]
@@ -321,7 +328,7 @@ class _Run:
             return [Delete(_key_of(record, table.key))]
         if record.value is None and not handler.takes_none:
             raise ValueError("the record has no value, and the table has no key whose row it could delete")
-        arguments = []
+        arguments: list[Any] = []
         for wanted in handler.wants:
             if wanted is Wants.RECORD:
                 arguments.append(record)
@@ -438,9 +445,7 @@ class _Run:
         for number, lease in partitions.items():
             place = now[number]
             start = self._topic.locate(number, self._sink._options.start) if place is None else place
-            self._held[number] = Held(
-                self._application(number), lease, place, start, start, end=self._ends.get(number)
-            )
+            self._held[number] = Held(self._application(number), lease, place, start, start, end=self._ends.get(number))
         return {number: self._held[number].read for number in partitions}
 
     def revoked(self, partitions: Sequence[int]) -> None:
@@ -496,6 +501,14 @@ class _Run:
             clock=self._clock,
             start=options.start,
         )
+
+
+def _traceback(error: BaseException) -> str:
+    """The error with the user's frames: the first two are those of this module."""
+    trace = error.__traceback__
+    for _ in range(2):
+        trace = None if trace is None else trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).strip()
 
 
 def _row_handler(rows: Callable[..., Any] | None, topic: str | Topic[Any]) -> Handler:

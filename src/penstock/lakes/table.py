@@ -25,8 +25,8 @@ _FORMS: Final = (
 class LakeTable:
     """A Delta or Iceberg table, as a target of `LakeSink` and of pipelines. It holds no connection.
 
-    `uri` is `delta:FOLDER`, on this machine or such as `delta:s3://bucket/orders`; or `iceberg:FOLDER#shop.orders`, whose
-    catalog is a SQLite database in that folder; or `iceberg:shop.orders` with a `catalog`: the properties of any
+    `uri` is `delta:FOLDER`, on this machine or such as `delta:s3://bucket/orders`; or `iceberg:FOLDER#shop.orders`,
+    whose catalog is a SQLite database in that folder; or `iceberg:shop.orders` with a `catalog`: the properties of any
     catalog that pyiceberg knows, such as {"type": "rest", "uri": ...}, or the name of one in ~/.pyiceberg.yaml.
 
     With a `key`, one column or several, a row replaces the row with the same key; without one, rows are appended.

@@ -47,7 +47,7 @@ class OpenTable:
 
     def exists(self) -> bool:
         """Read the newest version. False if there is no such table."""
-        with _reaching(self.label):
+        with _Reaching(self.label):
             return self._format.load()
 
     def schema(self) -> pa.Schema | None:
@@ -75,10 +75,11 @@ class OpenTable:
         """
         for attempt in itertools.count(1):
             try:
-                with _reaching(self.label):
+                with _Reaching(self.label):
                     if not self._format.load():
                         self._check_key(schema)
-                        self._format.create(self.table.schema or schema, tuple(self.table.partition_by))
+                        wanted = in_utc(schema if self.table.schema is None else self.table.schema)
+                        self._format.create(wanted, tuple(self.table.partition_by))
                         continue
                     new = self._missing_fields(schema)
                     if new:
@@ -87,6 +88,14 @@ class OpenTable:
                 return
             except ConflictError as error:
                 self._wait(attempt, error)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise SchemaMismatchError if rows with these columns can never be written. The table is not changed."""
+        with _Reaching(self.label):
+            if not self._format.load():
+                self._check_key(schema)
+                return
+            self._missing_fields(schema)
 
     def commit(
         self,
@@ -106,7 +115,7 @@ class OpenTable:
         positions = {move.application: move.version for move in moves}
         for attempt in itertools.count(1):
             try:
-                with _reaching(self.label):
+                with _Reaching(self.label):
                     self._format.load()
                     now = {each: self._format.position(each) for each in positions}
                     if now == positions:
@@ -143,7 +152,7 @@ class OpenTable:
         settings = Compaction() if compaction is None else compaction
         for attempt in itertools.count(1):
             try:
-                with _reaching(self.label):
+                with _Reaching(self.label):
                     if not self._format.load():
                         return 0
                     count = self._format.compact(settings)
@@ -156,6 +165,7 @@ class OpenTable:
 
     def _missing_fields(self, schema: pa.Schema) -> list[pa.Field]:
         known = self._format.schema()
+        _check_types(schema, known, self.label)
         new = [field.with_nullable(True) for field in schema if field.name not in known.names]
         self._check_key(known if not new else pa.schema([*known, *new]))
         if new and not self.table.evolve:
@@ -169,7 +179,8 @@ class OpenTable:
             missing = [name for name in names if name not in schema.names]
             if missing:
                 raise SchemaMismatchError(
-                    f"{self.label}: {what} names {missing[0]!r}, which is not among the columns {', '.join(schema.names)}"
+                    f"{self.label}: {what} names {missing[0]!r}, which is not among the columns "
+                    f"{', '.join(schema.names)}"
                 )
 
     def _wait(self, attempt: int, error: ConflictError) -> None:
@@ -189,21 +200,23 @@ def aligned(rows: Rows, schema: pa.Schema, label: str) -> Rows:
     """
     if rows.schema.equals(schema):
         return rows
-    for field in rows.schema:
-        position = schema.get_field_index(field.name)
-        if position < 0:
-            raise SchemaMismatchError(f"{label} has no column {field.name!r}: add it, or omit evolve=False")
-        if not _widens(field.type, schema.field(position).type):
-            raise SchemaMismatchError(
-                f"{label}: column {field.name!r} is {schema.field(position).type}, and the rows have {field.type}: "
-                "change the rows, or write to another column. A lake table's column keeps its type"
-            )
+    unknown = [name for name in rows.schema.names if name not in schema.names]
+    if unknown:
+        raise SchemaMismatchError(f"{label} has no column {unknown[0]!r}: add it, or omit evolve=False")
+    _check_types(rows.schema, schema, label)
     if isinstance(rows, pa.Table):
         return pa.Table.from_batches([_aligned(each, schema) for each in rows.to_batches()], schema)
     return pa.RecordBatchReader.from_batches(schema, (_aligned(batch, schema) for batch in rows))
 
 
-def latest_rows(rows: pa.Table, key: Sequence[str], deletes: str | None, label: str) -> tuple[pa.Table, pa.Table | None]:
+def in_utc(schema: pa.Schema) -> pa.Schema:
+    """The schema with time zones changed to UTC, the only one of lake tables. The moments stay the same."""
+    return pa.schema([pa.field(each.name, _in_utc(each.type), each.nullable) for each in schema])
+
+
+def latest_rows(
+    rows: pa.Table, key: Sequence[str], deletes: str | None, label: str
+) -> tuple[pa.Table, pa.Table | None]:
     """The last row of each key, and the keys whose last row deletes them.
 
     Raises SchemaMismatchError for a row whose key has a null.
@@ -226,6 +239,28 @@ def latest_rows(rows: pa.Table, key: Sequence[str], deletes: str | None, label: 
     gone = pc.fill_null(found.column(deletes), False)
     left = found.drop_columns([deletes])
     return left.filter(pc.invert(gone)), left.filter(gone).select(list(key))
+
+
+def _check_types(given: pa.Schema, known: pa.Schema, label: str) -> None:
+    for field in given:
+        position = known.get_field_index(field.name)
+        if position >= 0 and not _widens(field.type, known.field(position).type):
+            raise SchemaMismatchError(
+                f"{label}: column {field.name!r} is {known.field(position).type}, and the rows have {field.type}: "
+                "convert them, or write to another column. A lake table's column keeps its type"
+            )
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp("us", "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _in_utc(each.type), each.nullable) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_in_utc(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_in_utc(kind.key_type), _in_utc(kind.item_type))
+    return kind
 
 
 def _aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -267,7 +302,7 @@ def _widens(given: pa.DataType, wanted: pa.DataType) -> bool:
     return False
 
 
-class _reaching:  # noqa: N801  # reads as a verb where it is used
+class _Reaching:
     """Raises StoreUnavailableError for an OSError: the store may come back."""
 
     def __init__(self, label: str) -> None:

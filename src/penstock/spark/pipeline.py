@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from penstock.abc import Feature
 from penstock.errors import ConfigError, GuaranteeError, PipelineError
+from penstock.lakes.table import LakeTable
 from penstock.model import Guarantee
 from penstock.queues.opening import as_queue
 from penstock.serde import Topic
@@ -37,6 +38,7 @@ from penstock.spark.run.triggers import RealTime, Trigger
 from penstock.spark.sessions.opening import session
 from penstock.spark.sessions.packaging import ship
 from penstock.spark.sessions.worker_environment import set_worker_environment
+from penstock.spark.sink.folders.lake import LakeTarget
 from penstock.spark.sink.functions import BatchFunction, FunctionTarget
 from penstock.spark.sink.sql.table import SqlTable
 from penstock.spark.sink.target import OutputMode, Target
@@ -531,9 +533,11 @@ def target_of(
         return topic_target(spec)
     if isinstance(spec, Target):
         return spec
+    if isinstance(spec, LakeTable):
+        return LakeTarget(spec)
     if callable(spec):
         return FunctionTarget(spec)
     raise ConfigError(
-        f"{spec!r} is not a target: give the name of a topic, a Topic, SqlTable(...), Folder(...), or a function of a "
-        "batch and its number"
+        f"{spec!r} is not a target: give the name of a topic, a Topic, SqlTable(...), LakeTable(...), Folder(...), or "
+        "a function of a batch and its number"
     )

@@ -21,6 +21,7 @@ from penstock.spark.errors.batch_rows import BAD_ROWS, MOST_BAD_ROWS, BadRowColl
 from penstock.spark.errors.searched_plans import search
 from penstock.spark.late.gate import FIRST_WATERMARK_MS
 from penstock.spark.run import triggers
+from penstock.spark.run.batch_offsets import batch_offsets
 from penstock.spark.run.batch_writer import BatchOutcome, BatchWriter, SideOutput
 from penstock.spark.run.checkpoint_folder import CheckpointFolder
 from penstock.spark.run.failures import Failure, failure_of
@@ -276,6 +277,7 @@ class RunningQuery:
             staging=self._folder.below(STAGING, folder).path,
             mode=self._planned.mode,
             refused=self._planned.refused,
+            offsets=functools.partial(batch_offsets, self._folder.below(SPARK_CHECKPOINT)),
         )
         own = replace(identity, id=f"{query_id}/{BAD_ROWS}")  # the letters of a batch do not depend on the target
         return replace(identity, on_evaluated=functools.partial(self._bad_rows.evaluated, own))

@@ -7,7 +7,7 @@ rows may come in another order and from other tasks. A target guarantees that ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -38,6 +38,9 @@ class QueryIdentity:
     """Whether batches contain new rows, changed rows, or the complete result."""
     refused: RefusedRows | None = None
     """Where rows go that the target refuses; None: such a row fails its batch."""
+    offsets: Callable[[int], Mapping[tuple[str, int], tuple[int, int]]] | None = None
+    """For a batch, by topic and partition: the offsets of its input, the first one and the one after the last. None:
+    they are not known."""
     on_evaluated: Callable[[int, str | None], Sequence[NewRecord]] | None = None
     """See `evaluated`."""
 

@@ -1,5 +1,5 @@
-"""Folders as targets: Parquet, JSON and CSV files that appear by renaming, and Delta tables.
+"""Folders as targets: Parquet, JSON and CSV files that appear by renaming, and lake tables.
 
 `folder` has the public class. `file_delivery` publishes the files of a batch once, by a manifest that lists them.
-`delta` relies on Delta's own log.
+`lake` writes Delta and Iceberg tables by the room `lakes`.
 """

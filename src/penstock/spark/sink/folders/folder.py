@@ -10,8 +10,10 @@ from typing import Final, Literal
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
 from penstock.errors import ConfigError, SchemaMismatchError
+from penstock.lakes.table import LakeTable
 from penstock.spark.sink.file_systems import is_local
 from penstock.spark.sink.folders.file_delivery import FolderDelivery
+from penstock.spark.sink.folders.lake import LakeDelivery, LakeTarget
 from penstock.spark.sink.target import Delivery, OutputMode, QueryIdentity
 from penstock.spark.values.columns import require_columns
 
@@ -27,9 +29,10 @@ class Folder:
     `partition_by` are columns whose values become folders. In complete mode, a batch replaces what the query wrote
     before. Update mode is refused: files cannot be changed.
 
-    Readers of a Delta table see a batch completely or not at all. Readers of the other formats may see a part of a
-    batch while it is published, or after the driver died then, until it is started again; but never a part of a file,
-    and nothing twice. In complete mode, they may see a batch together with the one that it replaces.
+    Readers of a Delta table see a batch completely or not at all: to upsert into one, or to add columns, write to a
+    `LakeTable`. Readers of the other formats may see a part of a batch while it is published, or after the driver died
+    then, until it is started again; but never a part of a file, and nothing twice. In complete mode, they may see a
+    batch together with the one that it replaces.
     """
 
     path: str
@@ -67,15 +70,16 @@ class Folder:
                     "use format='parquet' or 'json', or convert it to a string"
                 )
         if self.format == "delta":
-            from penstock.spark.sink.folders import delta  # noqa: F401  # raises MissingExtraError
+            LakeTarget(self._lake_table()).check(schema, mode)
 
     def open(self, identity: QueryIdentity) -> Delivery:
         columns = tuple(self.partition_by)
         if self.format == "delta":
-            from penstock.spark.sink.folders.delta import DeltaDelivery
-
-            return DeltaDelivery(self.path, columns, identity, self.label)
+            return LakeDelivery(self._lake_table(), identity)
         return FolderDelivery(self.path, self.format, columns, identity, self.label)
+
+    def _lake_table(self) -> LakeTable:
+        return LakeTable(f"delta:{self.path}", partition_by=self.partition_by, evolve=False)
 
     def for_version(self, version: str) -> Folder:
         """The folder for this version of a pipeline, beside this one."""
