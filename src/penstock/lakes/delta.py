@@ -55,7 +55,7 @@ class DeltaFormat:
             try:
                 deltalake.DeltaTable.create(
                     self._path,
-                    schema=Schema.from_arrow(schema),
+                    schema=_schema_of(schema, self._label),
                     mode="error",
                     partition_by=list(partition_by) or None,
                     storage_options=self._storage_options,
@@ -76,7 +76,7 @@ class DeltaFormat:
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         with _Refusals(self._label):
-            self._loaded.alter.add_columns(list(Schema.from_arrow(pa.schema(fields)).fields))
+            self._loaded.alter.add_columns(list(_schema_of(pa.schema(fields), self._label).fields))
 
     def write(self, change: TableChange, positions: Mapping[str, int], metadata: Mapping[str, str]) -> int:
         properties = deltalake.CommitProperties(
@@ -86,16 +86,12 @@ class DeltaFormat:
         table, rows = self._loaded, change.rows()
         with _Refusals(self._label):
             if change.key:
+                before = table.version()
                 self._merge(table, rows, change, properties)
+                if table.version() == before:  # nothing matched, so nothing was committed
+                    _commit_nothing(table, properties)
             elif isinstance(rows, pa.Table) and not rows.num_rows and not change.replaces_all:
-                table.create_write_transaction(
-                    actions=[],
-                    mode="append",
-                    schema=table.schema(),
-                    partition_by=table.metadata().partition_columns,
-                    commit_properties=properties,
-                )
-                table.update_incremental()
+                _commit_nothing(table, properties)
             else:
                 deltalake.write_deltalake(
                     table, rows, mode="overwrite" if change.replaces_all else "append", commit_properties=properties
@@ -160,7 +156,25 @@ class DeltaFormat:
             .when_not_matched_insert(updates=values, predicate=f"NOT s.{_DELETED}")
             .execute()
         )
-        table.update_incremental()
+
+
+def _commit_nothing(table: deltalake.DeltaTable, properties: deltalake.CommitProperties) -> None:
+    """Commit positions and metadata without rows."""
+    table.create_write_transaction(
+        actions=[],
+        mode="append",
+        schema=table.schema(),
+        partition_by=table.metadata().partition_columns,
+        commit_properties=properties,
+    )
+    table.update_incremental()
+
+
+def _schema_of(schema: pa.Schema, label: str) -> Schema:
+    try:
+        return Schema.from_arrow(schema)
+    except Exception as error:  # deltalake raises no class of its own here
+        raise SchemaMismatchError(f"{label}: {str(error).splitlines()[0]}: convert the column") from error
 
 
 def _quoted(name: str) -> str:

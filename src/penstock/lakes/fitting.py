@@ -64,6 +64,8 @@ def fit(rows: Sequence[Mapping[str, Any]], known: pa.Schema | None, *, key: Sequ
             fields[name] = pa.field(name, _type_shown(list(having.values())))
         except ValueError as error:
             misfits.update(dict.fromkeys(having, f"column {name!r} is new: {error}"))
+    if not fields:
+        misfits.update(dict.fromkeys(range(len(rows)), "it has no values that could show the columns of a new table"))
     for index, row in enumerate(rows):
         missing = [name for name in key if row.get(name) is None]
         if missing:

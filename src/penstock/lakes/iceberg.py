@@ -33,7 +33,7 @@ try:
     from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
     from pyiceberg.table import FileScanTask, Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
-    from sqlalchemy.exc import OperationalError
+    from sqlalchemy.exc import IntegrityError, OperationalError
 except ImportError as error:
     raise MissingExtraError("an Iceberg table", "iceberg") from error
 
@@ -309,7 +309,7 @@ class _Refusals:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CommitFailedException | ValidationException):
+        if isinstance(error, CommitFailedException | ValidationException | IntegrityError):
             raise ConflictError(str(error)) from error
         if isinstance(error, CommitStateUnknownException | ServerError | ServiceUnavailableError | OperationalError):
             raise OSError(str(error)) from error

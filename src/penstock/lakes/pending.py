@@ -44,12 +44,14 @@ class Pending:
 
     rows: list[tuple[str, Record, Mapping[str, Any] | Delete]] = field(default_factory=list)
     dead: list[DeadRow] = field(default_factory=list)
+    records: int = 0
+    """How many records they come from, those without a row included."""
     size_bytes: int = 0
     since_s: float | None = None
     """When the first record that is not committed was read."""
 
     def clear(self) -> None:
-        self.rows, self.dead, self.size_bytes, self.since_s = [], [], 0, None
+        self.rows, self.dead, self.records, self.size_bytes, self.since_s = [], [], 0, 0, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Prepared:
     rows: pa.Table
     deleted: pa.Table | None
     dead: list[DeadRow]
+    fitting: list[tuple[str, Record, Mapping[str, Any] | Delete]]
+    """The pending rows without those that are dead."""
 
 
 def prepared(pending: Pending, table: LakeTable, known: pa.Schema | None) -> Prepared:
@@ -94,7 +98,8 @@ def prepared(pending: Pending, table: LakeTable, known: pa.Schema | None) -> Pre
     elif table.key:
         found = found.slice(0, 0)  # a table that does not exist has nothing to delete
     dead += [DeadRow(pending.rows[i][0], pending.rows[i][1], text) for i, text in sorted(errors.items())]
-    return Prepared(found, deleted, dead)
+    left = [row for i, row in enumerate(pending.rows) if i not in errors]
+    return Prepared(found, deleted, dead, left)
 
 
 def _key_of(row: Delete, table: LakeTable, schema: pa.Schema) -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from penstock.errors import (
     HandlerError,
     OffsetOutOfRangeError,
     PenstockError,
+    SchemaMismatchError,
     StoreUnavailableError,
 )
 from penstock.lakes.commits import metadata_of
@@ -65,6 +66,8 @@ _PATIENCE: Final = 10
 class LakeProgress:
     """What a sink has done since it was created."""
 
+    read: int = 0
+    """Records, those that were dropped before they could be committed included."""
     rows: int = 0
     deletes: int = 0
     dead_rows: int = 0
@@ -229,9 +232,12 @@ class _Run:
     def run(self) -> None:
         stopping = self._sink._stopping
         try:
-            while not stopping.is_set() and not self._is_complete():
-                self._iterate()
-            self._flush_all()
+            has_ended = False
+            while not has_ended:
+                while not stopping.is_set() and not self._is_complete():
+                    self._iterate()
+                self._flush_all()  # which goes back if the table has other offsets
+                has_ended = stopping.is_set() or self._is_complete()
         except BaseException:
             self._failed = True
             raise
@@ -250,8 +256,9 @@ class _Run:
             self._try_flush()
 
     def _poll(self) -> Sequence[Batch]:
+        limit = max(1, min(_AT_ONCE, self._sink._flush_rows - self._pending.records))
         try:
-            return self._reader.poll(self._feed, _AT_ONCE, _WAIT_S)
+            return self._reader.poll(self._feed, limit, _WAIT_S)
         except OffsetOutOfRangeError as error:
             held = self._held.get(error.partition)
             wanted = self._sink._options.on_expired
@@ -270,7 +277,7 @@ class _Run:
         if pending.since_s is None:
             return False
         return (
-            len(pending.rows) + len(pending.dead) >= self._sink._flush_rows
+            pending.records >= self._sink._flush_rows
             or pending.size_bytes >= _MOST_BYTES
             or self._clock.monotonic_s() - pending.since_s >= self._sink._flush_s
         )
@@ -313,6 +320,8 @@ class _Run:
         held.read = batch.next if held.end is None else min(batch.next, held.end)
 
     def _take_record(self, held: Held, record: Record) -> None:
+        self._pending.records += 1
+        self._sink.progress.read += 1
         self._pending.size_bytes += len(record.value or b"") + len(record.key or b"")
         try:
             found = self._rows_of(record)
@@ -327,7 +336,7 @@ class _Run:
         if record.value is None and table.key:
             return [Delete(_key_of(record, table.key))]
         if record.value is None and not handler.takes_none:
-            raise ValueError("the record has no value, and the table has no key whose row it could delete")
+            raise SchemaMismatchError("the record has no value, and the table has no key whose row it could delete")
         arguments: list[Any] = []
         for wanted in handler.wants:
             if wanted is Wants.RECORD:
@@ -344,7 +353,7 @@ class _Run:
         table = self._sink.table
         if isinstance(result, Delete):
             if not table.key:
-                raise ValueError(f"{table.label} has no key, so nothing can be deleted: give it one, key=...")
+                raise SchemaMismatchError(f"{table.label} has no key, so nothing can be deleted: give it one, key=...")
             return result
         row = row_of(result)
         if table.deletes is None:
@@ -396,8 +405,10 @@ class _Run:
             check_dead(found.dead, progress.dead_rows, sink._max_dead_rows, sink.table)
             assert self._dead is not None, "without dead rows, the first one is too many"
             progress.dead_rows += self._dead.add(found.dead)
-        if known is None and not found.rows.column_names and sink.table.schema is None:
-            return  # nothing shows the columns of the table yet; the records are read again after a restart
+            self._pending.rows, self._pending.dead = found.fitting, []  # they count once, also if the rest fails
+        if known is None and sink.table.schema is None and not found.rows.column_names:
+            self._pending.clear()  # no row shows the columns of a new table yet: a restart reads these records again
+            return
         table.evolve(found.rows.schema)
         metadata = metadata_of(sink.group, spans_of(moved, self._topic.topic))
         if not table.commit(lambda: found.rows, moves_of(moved.values()), metadata, deleted=found.deleted):
@@ -514,7 +525,7 @@ def _traceback(error: BaseException) -> str:
 def _row_handler(rows: Callable[..., Any] | None, topic: str | Topic[Any]) -> Handler:
     if rows is None:
         return handler_of(lambda value: value, topic, name="LakeSink")
-    handler = handler_of(rows, topic)
+    handler = handler_of(rows, topic, to=str(topic))  # what it returns goes somewhere
     if handler.is_async or Wants.CONTEXT in handler.wants:
         raise HandlerError(
             f"{handler.name}: rows= takes the value of a record, and the Record if it wants, and returns rows at once: "
@@ -526,13 +537,15 @@ def _row_handler(rows: Callable[..., Any] | None, topic: str | Topic[Any]) -> Ha
 def _key_of(record: Record, key: Sequence[str]) -> Mapping[str, Any]:
     """The key of the row that a record without a value deletes: from the record's key, as JSON object or as text."""
     if record.key is None:
-        raise ValueError("the record has neither value nor key: nothing says which row it deletes")
+        raise SchemaMismatchError("the record has neither value nor key: nothing says which row it deletes")
     text = record.key.decode()
     if text.startswith("{"):
         found = msgspec.json.decode(text)
         return {name: found.get(name) for name in key}
     if len(key) > 1:
-        raise ValueError(f"the record's key is {text!r}, and the table's {', '.join(key)}: send a JSON object as key")
+        raise SchemaMismatchError(
+            f"the record's key is {text!r}, and the table's {', '.join(key)}: send a JSON object as key"
+        )
     return {key[0]: text}
 
 
