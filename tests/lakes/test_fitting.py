@@ -107,7 +107,12 @@ def test_rows_that_show_no_type_or_two_types_are_named() -> None:
 
 def test_a_row_without_its_key_or_with_an_unknown_column_does_not_fit() -> None:
     known = pa.schema([pa.field("id", pa.int64()), pa.field("must", pa.int64(), nullable=False)])
-    rows = [{"must": 1}, {"id": 2}, {"id": 3, "must": 3, "more": 1}, {"id": 4, "must": 4, "more": None}]
+    rows: list[dict[str, Any]] = [
+        {"must": 1},
+        {"id": 2},
+        {"id": 3, "must": 3, "more": 1},
+        {"id": 4, "must": 4, "more": None},
+    ]
     fitted = fit(rows, known, key=["id"], evolve=False)
     assert fitted.table.to_pylist() == [{"id": 4, "must": 4}]
     assert fitted.misfits == {

@@ -97,7 +97,7 @@ def test_writers_of_different_positions_all_commit(form: str, tmp_path: Path) ->
         for step in range(5):
             assert append(opened, ids(100 * number + step), step or None, step + 1, f"app {number}")
 
-    _together([lambda number=number: write(number) for number in range(1, 4)])  # type: ignore[misc]
+    _together([lambda number=number: write(number) for number in range(1, 4)])
     wanted = [0, *(100 * number + step for number in range(1, 4) for step in range(5))]
     assert ids_in(table) == wanted
 
@@ -160,7 +160,7 @@ def test_writers_that_add_columns_at_once_all_commit(form: str, tmp_path: Path) 
         rows = ids(number).append_column(f"of_{number % 2}", pa.array([number]))
         assert append(table.open(), rows, None, 1, f"app {number}")
 
-    _together([lambda number=number: write(number) for number in range(4)])  # type: ignore[misc]
+    _together([lambda number=number: write(number) for number in range(4)])
     found = {row["id"]: (row["of_0"], row["of_1"]) for row in rows_of(table)}
     assert found == {0: (0, None), 1: (None, 1), 2: (2, None), 3: (None, 3)}
 

@@ -316,7 +316,7 @@ class Pipeline:
         slide: str | None = None,
         gap: str | None = None,
         offset: str | None = None,
-        late: str | Topic[Any] | Target | None = None,
+        late: str | Topic[Any] | Target | LakeTable | None = None,
     ) -> DataFrame:
         """Keep the rows whose windows are still open; `column` is the event time, `grace` the watermark's delay.
 
@@ -360,7 +360,7 @@ class Pipeline:
     def write(
         self,
         frame: DataFrame,
-        *to: str | Topic[Any] | Target | Callable[[DataFrame, int], object],
+        *to: str | Topic[Any] | Target | LakeTable | Callable[[DataFrame, int], object],
         name: str | None = None,
         key: str | Sequence[str] | Column | None = None,
         guarantee: Guarantee | str = Guarantee.EXACTLY_ONCE,
@@ -526,15 +526,15 @@ def _name_from(label: str) -> str:
 
 
 def target_of(
-    spec: str | Topic[Any] | Target | BatchFunction, topic_target: Callable[[str | Topic[Any]], TopicTarget]
+    spec: str | Topic[Any] | Target | LakeTable | BatchFunction, topic_target: Callable[[str | Topic[Any]], TopicTarget]
 ) -> Target:
     """The target for a topic's name, a `Topic`, a target or a function. `topic_target` makes the target of a topic."""
     if isinstance(spec, str | Topic):
         return topic_target(spec)
-    if isinstance(spec, Target):
-        return spec
     if isinstance(spec, LakeTable):
         return LakeTarget(spec)
+    if isinstance(spec, Target):
+        return spec
     if callable(spec):
         return FunctionTarget(spec)
     raise ConfigError(

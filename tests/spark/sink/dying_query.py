@@ -1,10 +1,10 @@
-"""A program with a streaming query into two topics and four tables, which kills itself, and its JVM, where it is told.
+"""A program with a streaming query into topics, tables and lake tables, which kills itself and its JVM where it is told.
 
     python -m tests.spark.sink.dying_query '{"input": ..., "checkpoint": ..., "deaths": {"1": "transaction"}}'
 
 It delivers everything that is in the folder `input`, one file a batch, and ends with exit code 0. A task of every batch
 fails at its first attempt, when it has had all of its rows. The second topic is written by tasks, of which the first
-also fails when it has flushed its transaction. Two of the tables have a key; for them an empty line is a row without
+also fails when it has flushed its transaction. Three of the tables have a key; for them an empty line is a row without
 one, for the dead letters in `letters`.
 """
 
@@ -23,9 +23,13 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from penstock.lakes import LakeTable
+from penstock.lakes.delta import DeltaFormat
+from penstock.lakes.iceberg import IcebergFormat
 from penstock.spark import SqlTable, TopicTarget
 from penstock.spark.sessions.opening import session
 from penstock.spark.sink import staging as staged
+from penstock.spark.sink.folders.lake import LakeTarget
 from penstock.spark.sink.publishing import Publisher, TaskTransaction
 from penstock.spark.sink.refused_rows import RefusedRows
 from penstock.spark.sink.target import Delivery, QueryIdentity, Target
@@ -75,10 +79,13 @@ def main(told: dict[str, Any]) -> None:
         "postgres": SqlTable(told["postgres"], "numbers"),
         "keyed sqlite": SqlTable(told["sqlite"], "keyed", key="number"),
         "keyed postgres": SqlTable(told["postgres"], "keyed", key="number"),
+        "delta": LakeTarget(LakeTable(told["delta"])),
+        "keyed iceberg": LakeTarget(LakeTable(told["iceberg"], key="number")),
     }
     refused = RefusedRows(Letters(told["url"], told["letters"], {}), "dying", "")
     stage = staged.stage
-    for module in ("penstock.spark.sink.topic_delivery", "penstock.spark.sink.sql.delivery"):
+    lake = "penstock.spark.sink.folders.lake"
+    for module in ("penstock.spark.sink.topic_delivery", "penstock.spark.sink.sql.delivery", lake):
         setattr(sys.modules[module], "stage", functools.partial(stage, inline_bytes=SMALL_BYTES))  # noqa: B010
     setattr(sys.modules["penstock.spark.sink.topic_delivery"], "TaskWriter", FailingOnce)  # noqa: B010
     opened: dict[str, Delivery] = {}
@@ -99,6 +106,8 @@ def main(told: dict[str, Any]) -> None:
 
         setattr(owner, method, stepping)
 
+    step_after(DeltaFormat, "write", "delta", "a commit of Delta")
+    step_after(IcebergFormat, "write", "keyed iceberg", "a commit of Iceberg")
     for method in ("append_rows", "commit"):
         step_after(TransactionalProducer, method, "topic", method)
     step_after(ParallelPublisher, "_written", "parallel", "tasks have written")

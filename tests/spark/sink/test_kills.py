@@ -25,6 +25,7 @@ from penstock.spark.sink.staging import StagingFolder, stage
 from penstock.spark.sink.target import Delivered, QueryIdentity
 from penstock.spark.sink.topic_delivery import StagedRows
 from penstock.streams.kafka.producing.producer import Row
+from tests.lakes.readers import rows_of, uri_of
 from tests.postgres import shared_postgres
 from tests.sampling import sample
 from tests.seeds import seed_of
@@ -45,6 +46,8 @@ STEPS = [
     "after one EndTxn",
     "after every EndTxn",
     "after the end is confirmed",
+    "after a commit of Delta",
+    "after a commit of Iceberg",
 ]
 
 
@@ -71,6 +74,8 @@ def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_
         "letters": f"{topic}.dlq",
         "sqlite": f"sqlite:{tmp_path / 'numbers.db'}",
         "postgres": shared_postgres().fresh_database(),
+        "delta": uri_of("delta", tmp_path, "numbers"),
+        "iceberg": uri_of("iceberg", tmp_path / "lake", "numbers"),
     }
     for batch, step in zip(sorted(chance.sample(range(FILES - 1), len(steps))), steps, strict=True):
         assert _run({**told, "deaths": {str(batch): step}}, tmp_path) == -signal.SIGKILL, f"{step} in batch {batch}"
@@ -81,7 +86,7 @@ def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_
         assert numbers_in(connection, f"{topic}-parallel") == wanted
         with contextlib.closing(penstock.open_dead_letters(told["letters"], connection)) as letters:
             found = [letter.record.offset for letter in letters.browse(penstock.DeadLetterFilter())]
-    of_a_batch = 2 * EMPTY_LINES_A_FILE  # one of each table with a key
+    of_a_batch = 3 * EMPTY_LINES_A_FILE  # one of each table with a key
     assert Counter(found) == dict.fromkeys(range(FILES), of_a_batch)
     with sqlite3.connect(tmp_path / "numbers.db") as database:
         for table in ("numbers", "keyed"):
@@ -89,6 +94,8 @@ def test_every_row_is_there_once_after_kills_of_the_driver(tmp_path: Path, sink_
     with psycopg.connect(told["postgres"]) as server:
         for table in ("numbers", "keyed"):
             assert sorted(server.execute(f"SELECT number FROM {table}")) == [(each,) for each in sorted(wanted)]
+    for lake in ("delta", "iceberg"):
+        assert sorted(row["number"] for row in rows_of(told[lake])) == sorted(wanted)
     assert not list(tmp_path.glob("checkpoint-staging/**/*.arrow"))
 
 

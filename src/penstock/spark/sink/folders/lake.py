@@ -101,7 +101,7 @@ class LakeDelivery:
 
     def _commit(self, schema: StructType, staged: Staged, move: Move) -> None:
         identity, table = self._identity, self._table
-        arrow = in_utc(to_arrow_schema(schema))
+        arrow = in_utc(to_arrow_schema(schema, timezone="UTC"))
         deleted: pa.Table | None = None
 
         def stream() -> Rows:
@@ -156,5 +156,7 @@ class LakeDelivery:
 def _stored(schema: StructType, table: LakeTable) -> pa.Schema:
     """The columns that the table gets."""
     return pa.schema(
-        field.with_nullable(True) for field in in_utc(to_arrow_schema(schema)) if field.name != table.deletes
+        field.with_nullable(True)
+        for field in in_utc(to_arrow_schema(schema, timezone="UTC"))
+        if field.name != table.deletes
     )
