@@ -33,7 +33,7 @@ EXTRAS: Final = frozenset(
             "numpy",
             "opentelemetry",
         ),
-        *("pandas", "pika", "psycopg", "psycopg_pool", "py4j", "pyarrow", "pydantic", "pyspark", "redis"),
+        *("pandas", "pika", "psycopg", "psycopg_pool", "py4j", "pyarrow", "pydantic", "pyiceberg", "pyspark", "redis"),
     }
 )
 """The packages that extras of pyproject.toml bring (`google` is protobuf): all that may be missing."""

@@ -36,7 +36,6 @@ from penstock.lakes.commits import metadata_of
 from penstock.lakes.dead_rows import DeadRow, DeadRowsTable
 from penstock.lakes.fitting import row_of
 from penstock.lakes.formats import Compaction
-from penstock.lakes.maintenance import Maintenance
 from penstock.lakes.pending import Held, Pending, check_dead, moves_of, prepared, spans_of
 from penstock.lakes.table import LakeTable
 from penstock.lakes.writing import Delete, OpenTable
@@ -196,6 +195,47 @@ class LakeSink(Background):
     def stop(self) -> None:
         """Make `run` return once everything that was read is committed. Thread-safe."""
         self._stopping.set()
+
+
+class Maintenance:
+    """Compacts tables when asked, and then deletes the files that only old versions have.
+
+    It has connections of its own. What fails is logged, and tried again the next time: nobody waits for it.
+    """
+
+    def __init__(self, tables: Sequence[LakeTable], compaction: Compaction) -> None:
+        self._tables = tables
+        self._compaction = compaction
+        self._asked = threading.Event()
+        self._stopping = False
+        self.merged = 0
+        """How many small files were merged."""
+        self._thread = threading.Thread(target=self._run, name="penstock-lake-compaction", daemon=True)
+        self._thread.start()
+
+    def ask(self) -> None:
+        """Compact soon, if there are enough small files."""
+        self._asked.set()
+
+    def stop(self) -> None:
+        """Finish what is asked for or running, and end."""
+        self._stopping = True
+        self._asked.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            self._asked.wait()
+            is_last = self._stopping
+            self._asked.clear()
+            for table in self._tables:
+                try:
+                    self.merged += table.compact(self._compaction)
+                except PenstockError as error:
+                    logger.warning("%s is not compacted this time: %s", table.label, error)
+                except Exception:
+                    logger.exception("%s cannot be compacted; writing continues", table.label)
 
 
 class _Run:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from penstock.errors import ConfigError, MissingExtraError
+import pyarrow as pa
+
+from penstock.errors import ConfigError
 from penstock.lakes.formats import Compaction, TableFormat
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from penstock.lakes.writing import OpenTable
+from penstock.lakes.writing import OpenTable
 
 _FORMS: Final = (
     "delta:FOLDER or delta:s3://BUCKET/FOLDER for a Delta table; iceberg:FOLDER#NAMESPACE.TABLE for an Iceberg table "
@@ -78,11 +76,6 @@ class LakeTable:
 
     def open(self) -> OpenTable:
         """Open the table, which need not exist. MissingExtraError names what is not installed."""
-        try:
-            from penstock.lakes.writing import OpenTable
-        except ImportError as error:
-            raise MissingExtraError("a lake table", "delta" if self.is_delta else "iceberg") from error
-
         return OpenTable(self)
 
     def open_format(self) -> TableFormat:

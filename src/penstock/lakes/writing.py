@@ -7,16 +7,19 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import SchemaMismatchError, StoreUnavailableError
 from penstock.lakes.commits import LakeCommit, Move, first_with, offsets_at
 from penstock.lakes.formats import Compaction, ConflictError, Rows, TableChange
-from penstock.lakes.table import LakeTable
 from penstock.model.clock import SystemClock
 from penstock.model.retry import Retry
+
+if TYPE_CHECKING:
+    from penstock.lakes.table import LakeTable
 
 logger = logging.getLogger(__name__)
 
@@ -221,8 +224,6 @@ def latest_rows(
 
     Raises SchemaMismatchError for a row whose key has a null.
     """
-    import pyarrow.compute as pc
-
     for name in key:
         if name not in rows.column_names:
             raise SchemaMismatchError(f"{label}: the rows have no column {name!r}, a part of the key")

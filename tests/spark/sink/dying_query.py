@@ -1,4 +1,4 @@
-"""A program with a streaming query into topics, tables and lake tables, which kills itself and its JVM where it is told.
+"""A program with a streaming query into topics, tables and lake tables, which kills itself and its JVM if told.
 
     python -m tests.spark.sink.dying_query '{"input": ..., "checkpoint": ..., "deaths": {"1": "transaction"}}'
 

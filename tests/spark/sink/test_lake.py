@@ -16,6 +16,7 @@ from penstock.errors import CheckpointMismatchError, ConfigError, FencedError, S
 from penstock.lakes import LakeTable
 from penstock.spark import Folder, Pipeline
 from penstock.spark.pipeline import target_of
+from penstock.spark.sink import staging
 from penstock.spark.sink.folders import lake
 from penstock.spark.sink.folders.lake import LakeTarget
 from penstock.spark.sink.target import Delivered, Delivery, QueryIdentity, Target
@@ -68,7 +69,7 @@ def test_of_two_drivers_with_one_batch_one_commits(
     target = LakeTarget(LakeTable(uri))
     older, newer = open_target(target), open_target(target)
     older.deliver(spark.range(3), 0)
-    real = lake.stage
+    real = staging.stage
 
     def stage(*given: Any, **named: Any) -> Any:
         staged = real(*given, **named)

@@ -21,9 +21,8 @@ from penstock.spark.errors.batch_rows import BAD_ROWS, MOST_BAD_ROWS, BadRowColl
 from penstock.spark.errors.searched_plans import search
 from penstock.spark.late.gate import FIRST_WATERMARK_MS
 from penstock.spark.run import triggers
-from penstock.spark.run.batch_offsets import batch_offsets
 from penstock.spark.run.batch_writer import BatchOutcome, BatchWriter, SideOutput
-from penstock.spark.run.checkpoint_folder import CheckpointFolder
+from penstock.spark.run.checkpoint_folder import CheckpointFolder, batch_offsets
 from penstock.spark.run.failures import Failure, failure_of
 from penstock.spark.run.plans import keeps_state, rows_read, sources
 from penstock.spark.run.progress import ProgressTracker
