@@ -105,6 +105,15 @@ def test_rows_that_show_no_type_or_two_types_are_named() -> None:
     assert "show no type: declare it with schema=" in fitted.misfits[2]
 
 
+def test_names_that_a_table_cannot_have_are_named() -> None:
+    known = pa.schema([("id", pa.int64())])
+    rows: list[dict[str, Any]] = [{"ID": 1}, {"a b": 1}, {"": 1}, {"a.b": 1}, {"x": {"y;": 1}}, {"id": 5, "n": 2**63}]
+    fitted = fit([*rows, {"id": 6, "n": 1}], known, key=(), evolve=True)
+    assert fitted.table.to_pylist() == [{"id": 6, "n": 1}]
+    assert fitted.misfits[0] == "column 'ID' is new: it differs from 'id' only in case"
+    assert list(fitted.misfits) == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_row_without_its_key_or_with_an_unknown_column_does_not_fit() -> None:
     known = pa.schema([pa.field("id", pa.int64()), pa.field("must", pa.int64(), nullable=False)])
     rows: list[dict[str, Any]] = [

@@ -95,6 +95,21 @@ def test_records_without_a_value_delete_rows(stream: Connection, uri: str) -> No
     assert sink.progress.dead_rows == 2
 
 
+def test_a_record_without_a_value_is_no_row_of_a_table_without_a_key(stream: Connection, uri: str) -> None:
+    send(stream, {"id": 1}, partition=0)
+    send(stream, None, key="1", partition=0)
+    LakeSink(stream, "orders", uri, group="lake").run(end="latest")
+    assert [row["id"] for row in rows_of(uri)] == [1]
+    assert [row["offset"] for row in dead_rows_of(uri)] == [1]
+    seen: list[bytes | None] = []
+
+    def rows(value: bytes | None) -> None:
+        seen.append(value)
+
+    LakeSink(stream, "orders", uri, group="another", rows=rows).run(end="latest")
+    assert seen == [b'{"id": 1}', None]
+
+
 def test_rows_that_do_not_fit_go_to_the_table_beside(stream: Connection, uri: str) -> None:
     send(stream, {"id": 1, "cents": 5}, partition=0)
     LakeSink(stream, "orders", uri, group="lake").run(end="latest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.errors import ConfigError, SchemaMismatchError
+from penstock.errors import ConfigError, MissingExtraError, SchemaMismatchError
 from penstock.lakes import Compaction, LakeTable
 from penstock.lakes.commits import Move, metadata_of
 from penstock.lakes.writing import OpenTable, latest_rows
@@ -46,6 +47,36 @@ def test_a_position_and_its_rows_are_committed_together_once(form: str, tmp_path
     assert append(opened, ids(4), None, 1, application="another")
     assert ids_in(table) == [1, 2, 3, 4]
     assert opened.positions(["app", "another", "nobody"]) == {"app": 3, "another": 1, "nobody": None}
+
+
+def test_positions_survive_what_tables_do_with_their_own_history(form: str, tmp_path: Path) -> None:
+    table = LakeTable(uri_of(form, tmp_path))
+    opened = table.open()
+    for step in range(3):
+        append(opened, ids(step), step or None, step + 1)
+    if form == "delta":
+        import deltalake
+
+        deltalake.DeltaTable(table.uri.partition(":")[2]).create_checkpoint()
+        for log in sorted((tmp_path / "orders" / "_delta_log").glob("*.json"))[:-1]:
+            log.unlink()
+    else:
+        table.compact(Compaction(small_files=2, retain_s=0))
+    assert table.open().last_version("app") == 3
+    assert not append(table.open(), ids(0), None, 1)
+    assert append(table.open(), ids(3), 3, 4)
+    assert ids_in(table) == [0, 1, 2, 3]
+
+
+def test_columns_of_any_name_can_be_the_key(form: str, tmp_path: Path) -> None:
+    table = LakeTable(uri_of(form, tmp_path), key=["Größe", "Order-Id", "select"])
+    opened = table.open()
+    rows = pa.table({"Größe": [1, 2], "Order-Id": ["a", 'b"`'], "select": [True, False], "Value": [1, 2]})
+    assert append(opened, rows, None, 1)
+    assert append(opened, rows.slice(1).set_column(3, "Value", pa.array([20])), 1, 2)
+    gone = rows.slice(0, 1).select(list(table.key))
+    assert opened.commit(lambda: rows.slice(0, 0), [Move("app", 2, 3)], {}, deleted=gone)
+    assert rows_of(table) == [{"Größe": 2, "Order-Id": 'b"`', "select": False, "Value": 20}]
 
 
 def test_of_writers_that_race_with_the_same_rows_one_commits(form: str, tmp_path: Path) -> None:
@@ -282,6 +313,14 @@ def test_other_writers_of_the_table_are_left_alone(form: str, tmp_path: Path) ->
     assert ids_in(table) == [1, 2, 3]
     versions = [commit.version for commit in opened.commits()]
     assert opened.offsets_of(versions[1]) == {("orders", 0): 1}
+
+
+def test_a_missing_library_is_named_with_its_extra(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = LakeTable(uri_of(form, tmp_path))
+    monkeypatch.setitem(sys.modules, "deltalake" if form == "delta" else "pyiceberg", None)
+    monkeypatch.delitem(sys.modules, f"penstock.lakes.{form}", raising=False)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'penstock\[{form}\]'"):
+        table.open()
 
 
 def test_what_a_table_cannot_be_is_refused(form: str, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -50,7 +50,7 @@ class DeltaFormat:
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         if "://" not in self._path:
-            os.makedirs(self._path, exist_ok=True)
+            Path(self._path).mkdir(parents=True, exist_ok=True)
         with _Refusals(self._label):
             try:
                 deltalake.DeltaTable.create(
@@ -113,14 +113,12 @@ class DeltaFormat:
 
     def expire(self, compaction: Compaction) -> int:
         retention_h = int(compaction.retain_s // 3600)
+        enforces = retention_h >= _SMALLEST_RETENTION_H
         with _Refusals(self._label):
-            return len(
-                self._loaded.vacuum(
-                    retention_hours=retention_h,
-                    dry_run=False,
-                    enforce_retention_duration=retention_h >= _SMALLEST_RETENTION_H,
-                )
-            )
+            unused = self._loaded.vacuum(retention_h, dry_run=True, enforce_retention_duration=enforces)
+            if not unused:
+                return 0  # each vacuum that is no dry run makes two commits
+            return len(self._loaded.vacuum(retention_h, dry_run=False, enforce_retention_duration=enforces))
 
     @property
     def _loaded(self) -> deltalake.DeltaTable:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import SerdeError
 
+_FORBIDDEN: Final = frozenset(" ,;{}()\n\t=.")
 _KEPT: Final = (bytes, bytearray, datetime.datetime, datetime.date, datetime.time, decimal.Decimal)
 
 
@@ -29,31 +30,31 @@ class Fitted:
 
 def row_of(value: object) -> Mapping[str, Any]:
     """A row from a dict, an object of a class with fields, or a JSON object as bytes. SerdeError for anything else."""
-    if isinstance(value, Mapping):
-        return value
     if isinstance(value, bytes | str):
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
             raise SerdeError(f"the value is not JSON ({error}): say what its row is, rows=...") from error
-        if isinstance(value, dict):
-            return value
     elif hasattr(value, "model_dump"):
-        found: Mapping[str, Any] = value.model_dump()
-        return found
+        value = value.model_dump()
     elif isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value) or hasattr(value, "__attrs_attrs__"):
-        plain: Mapping[str, Any] = msgspec.to_builtins(value, builtin_types=_KEPT)
-        return plain
-    raise SerdeError(f"a row must be a dict or an object with fields, not {type(value).__name__}: say it with rows=...")
+        value = msgspec.to_builtins(value, builtin_types=_KEPT)
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise SerdeError(
+            f"a row must be a dict of columns or an object with fields, not {_shown(value)}: say it with rows=..."
+        )
+    return value
 
 
 def fit(rows: Sequence[Mapping[str, Any]], known: pa.Schema | None, *, key: Sequence[str], evolve: bool) -> Fitted:
     """Rows as a table with the columns of `known`, and new ones if `evolve`, whose types the values show."""
     misfits: dict[int, str] = {}
     fields = {} if known is None else {field.name: field for field in known}
+    lower = {name.lower(): name for name in fields}
     for name in dict.fromkeys(name for row in rows for name in row):
         if name in fields:
             continue
+        similar = lower.get(name.lower(), name)
         having = {index: row[name] for index, row in enumerate(rows) if row.get(name) is not None}
         if not having:
             continue
@@ -61,7 +62,10 @@ def fit(rows: Sequence[Mapping[str, Any]], known: pa.Schema | None, *, key: Sequ
             misfits.update(dict.fromkeys(having, f"the table has no column {name!r}, and evolve is off"))
             continue
         try:
-            fields[name] = pa.field(name, _type_shown(list(having.values())))
+            if similar != name:
+                raise ValueError(f"it differs from {similar!r} only in case")
+            fields[name] = pa.field(_checked_name(name), _type_shown(list(having.values())))
+            lower[name.lower()] = name
         except ValueError as error:
             misfits.update(dict.fromkeys(having, f"column {name!r} is new: {error}"))
     if not fields:
@@ -107,14 +111,13 @@ def converted(value: object, kind: pa.DataType) -> Any:
 def _type_shown(values: Sequence[Any]) -> pa.DataType:
     """The type of a new column. ValueError if the values show none, or several."""
     values = [str(value) if isinstance(value, uuid.UUID) else value for value in values]
-    try:
-        found = pa.array(values).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    problem: Exception | None = None
+    for some in (values, *([value] for value in values)):  # if they differ, the first one decides, and others must fit
         try:
-            found = pa.array(values[:1]).type  # the first row decides; the others must fit
-        except pa.ArrowException:
-            raise ValueError(f"its values show no type that a table has ({error})") from error
-    return _stored(found)
+            return _stored(pa.array(some).type)
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            problem = problem or error
+    raise ValueError(f"its values show no type that a table has: {problem}")
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
@@ -123,8 +126,10 @@ def _stored(kind: pa.DataType) -> pa.DataType:
         raise ValueError("empty lists and objects, and nulls, show no type: declare it with schema=...")
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_unsigned_integer(kind):
+        return pa.int64()  # the largest values do not fit
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, _stored(each.type)) for each in kind])
+        return pa.struct([pa.field(_checked_name(each.name), _stored(each.type)) for each in kind])
     if pa.types.is_list(kind):
         return pa.list_(_stored(kind.value_type))
     if pa.types.is_decimal(kind):
@@ -132,6 +137,13 @@ def _stored(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
         raise ValueError(f"Delta has no type for {kind}: use text or a number")
     return kind
+
+
+def _checked_name(name: str) -> str:
+    """The name of a new column. ValueError for one that Delta or Iceberg could not have."""
+    if not name or not _FORBIDDEN.isdisjoint(name) or name.startswith("__penstock"):
+        raise ValueError(f"a column cannot have the name {name!r}: use letters, digits, _ and -")
+    return name
 
 
 def _checker(kind: pa.DataType) -> Callable[[Any], None]:

@@ -25,6 +25,7 @@ from penstock.consuming.topic_wait import wait_for_topic
 from penstock.consuming.workers.runners import decoder_of
 from penstock.errors import (
     ConfigError,
+    FencedError,
     GroupError,
     HandlerError,
     OffsetOutOfRangeError,
@@ -145,6 +146,7 @@ class LakeSink(Background):
         self.group = group
         self.progress = LakeProgress()
         self._handler = _row_handler(rows, topic)
+        self._takes_none = rows is not None and self._handler.takes_none
         self._decode = decoder_of(replace(self._handler, takes_none=True))
         super().__init__(f"lake-{group}")
         self._stream = stream
@@ -375,7 +377,7 @@ class _Run:
         table, handler = self._sink.table, self._sink._handler
         if record.value is None and table.key:
             return [Delete(_key_of(record, table.key))]
-        if record.value is None and not handler.takes_none:
+        if record.value is None and not self._sink._takes_none:
             raise SchemaMismatchError("the record has no value, and the table has no key whose row it could delete")
         arguments: list[Any] = []
         for wanted in handler.wants:
@@ -486,7 +488,7 @@ class _Run:
             if each.lease is None:
                 continue
             key = CheckpointKey(self._sink.group, self._topic.topic, number)
-            with contextlib.suppress(StoreUnavailableError):
+            with contextlib.suppress(StoreUnavailableError, FencedError):
                 self._store.store.save(each.lease, key, Change(Checkpoint(each.read, each.read)))
 
     # Callbacks of the group, called inside `poll` and `close`.

@@ -84,6 +84,8 @@ class LakeTable:
         if self.is_delta:
             from penstock.lakes.delta import DeltaFormat
 
+            if "://" not in rest:
+                rest = str(Path(rest.removeprefix("file:")).expanduser().absolute())
             return DeltaFormat(rest, self.label, self.storage_options)
         from penstock.lakes.iceberg import IcebergFormat
 
