@@ -40,6 +40,11 @@ def test_every_public_name_of_pipelines_is_in_the_api() -> None:
     assert documented("api-spark.md") == expected
 
 
+def test_every_public_name_of_lake_tables_is_in_the_api() -> None:
+    lakes = pytest.importorskip("penstock.lakes", reason="pyarrow is not installed: it comes with penstock[delta]")
+    assert documented("api-lakes.md") == {f"penstock.lakes.{name}" for name in lakes.__all__}
+
+
 def test_every_public_name_for_tests_is_in_the_api() -> None:
     expected = {f"penstock.testing.{name}" for name in penstock.testing.__all__}
     expected |= {f"penstock.testing.conformance.{name}" for name in penstock.testing.conformance.__all__}

@@ -17,7 +17,14 @@ import pytest
 import penstock
 from penstock import Connection, Record, Topic
 from penstock.abc import Stream
-from penstock.errors import ConfigError, GroupError, HandlerError, OffsetOutOfRangeError, SchemaMismatchError
+from penstock.errors import (
+    ConfigError,
+    GroupError,
+    HandlerError,
+    OffsetOutOfRangeError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+)
 from penstock.lakes import Compaction, Delete, LakeSink, LakeTable
 from penstock.lakes.commits import Move, metadata_of
 from penstock.lakes.writing import OpenTable
@@ -212,6 +219,31 @@ def test_a_sink_that_another_one_has_overtaken_continues_at_the_table(
     monkeypatch.setattr(OpenTable, "commit", commit)
     LakeSink(stream, "orders", uri, group="lake").run(end="latest")
     assert sorted(row["id"] for row in rows_of(uri)) == list(range(10))
+
+
+def test_a_sink_outlasts_a_table_that_is_away(stream: Connection, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(stream, *({"id": each} for each in range(20)), partition=0)
+    LakeSink(stream, "orders", uri, group="lake").run(end="latest")
+    real, failures = OpenTable.commit, [4]
+
+    def commit(self: OpenTable, *given: Any, **named: Any) -> bool:
+        failures[0] -= 1
+        if failures[0] in (2, 3):
+            raise StoreUnavailableError("the table is away")
+        outcome = real(self, *given, **named)
+        if failures[0] == 1:
+            raise StoreUnavailableError("the answer was lost, and the commit was not")
+        return outcome
+
+    monkeypatch.setattr(OpenTable, "commit", commit)
+    send(stream, *({"id": each} for each in range(20, 60)), partition=0)
+    sink = LakeSink(stream, "orders", uri, group="lake", flush_rows=5)
+    sink.start()
+    _wait_until(lambda: len(rows_of(uri)) == 60)
+    sink.stop()
+    assert sink.wait(30)
+    assert failures[0] < 0
+    assert sorted(row["id"] for row in rows_of(uri)) == list(range(60))
 
 
 def test_members_of_a_group_share_the_partitions(stream: Connection, uri: str) -> None:
