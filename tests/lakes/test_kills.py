@@ -28,7 +28,8 @@ RUN_S = 120
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
     """A broker with the numbered records, on which no test writes."""
-    with Penstock(tmp_path_factory.mktemp("lake-broker")) as running:
+    quick = ("--config", "group.min.session.timeout.ms=1000")
+    with Penstock(tmp_path_factory.mktemp("lake-broker"), *quick) as running:
         with penstock.connect(f"kafka://{running.bootstrap}") as connection:
             connection.admin().provide(TOPIC, 3, {})
             for number in range(COUNT):

@@ -16,6 +16,14 @@ import pyarrow as pa
 from penstock.errors import SerdeError
 
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=.")
+_PLAIN: Final = (
+    (pa.types.is_signed_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_boolean, bool),
+    (pa.types.is_string, str),
+    (pa.types.is_binary, bytes),
+)
+"""Columns that take exactly the values of a Python type."""
 _KEPT: Final = (bytes, bytearray, datetime.datetime, datetime.date, datetime.time, decimal.Decimal)
 
 
@@ -74,10 +82,15 @@ def fit(rows: Sequence[Mapping[str, Any]], known: pa.Schema | None, *, key: Sequ
         missing = [name for name in key if row.get(name) is None]
         if missing:
             misfits.setdefault(index, f"the row has no {missing[0]!r}, a part of the key")
+    arrays: dict[str, pa.Array] = {}
     for name, field in fields.items():
+        values = [row.get(name) for row in rows]
+        plain = _plain_array(values, field)
+        if plain is not None:
+            arrays[name] = plain
+            continue
         check = _checker(field.type)
-        for index, row in enumerate(rows):
-            value = row.get(name)
+        for index, value in enumerate(values):
             try:
                 if value is not None:
                     check(value)
@@ -85,12 +98,30 @@ def fit(rows: Sequence[Mapping[str, Any]], known: pa.Schema | None, *, key: Sequ
                     raise ValueError("it must not be null")
             except (ValueError, TypeError, OverflowError) as error:
                 misfits.setdefault(index, f"column {name!r} is {field.type}: {error}")
-    fitting = [row for index, row in enumerate(rows) if index not in misfits]
+    fitting = [index for index in range(len(rows)) if index not in misfits]
+    taken = pa.array(fitting, pa.int64())
     columns = []
     for name, field in fields.items():
+        if name in arrays:
+            columns.append(arrays[name].take(taken) if misfits else arrays[name])
+            continue
         convert = _converter(field.type)
-        columns.append(pa.array([None if (v := row.get(name)) is None else convert(v) for row in fitting], field.type))
+        found = (rows[index].get(name) for index in fitting)
+        columns.append(pa.array([None if value is None else convert(value) for value in found], field.type))
     return Fitted(pa.Table.from_arrays(columns, schema=pa.schema(list(fields.values()))), misfits)
+
+
+def _plain_array(values: Sequence[Any], field: pa.Field) -> pa.Array | None:
+    """The values, if all have the Python type of the column and fit; else each must be looked at."""
+    kinds = set(map(type, values))
+    if field.nullable:
+        kinds.discard(type(None))
+    if kinds - {kind for is_such, kind in _PLAIN if is_such(field.type)}:
+        return None
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, OverflowError, UnicodeError):
+        return None
 
 
 def converted(value: object, kind: pa.DataType) -> Any:

@@ -31,6 +31,7 @@ try:
         ValidationException,
     )
     from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask, Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
     from sqlalchemy.exc import IntegrityError, OperationalError
@@ -110,16 +111,12 @@ class IcebergFormat:
         with _Refusals(self._label), self._begin() as transaction:
             if change.replaces_all:
                 _delete(transaction, expressions.AlwaysTrue())
-            elif change.key:
+            if change.key and not change.replaces_all:
                 assert isinstance(rows, pa.Table), "rows with a key come as a table"
-                keys = [rows.select(list(change.key))]
-                if change.deleted is not None:
-                    keys.append(change.deleted.select(list(change.key)).cast(keys[0].schema))
-                found = pa.concat_tables(keys)
-                if found.num_rows and self._loaded.current_snapshot() is not None:
-                    _delete(transaction, _matching(found))
-            # Without rows this still makes a snapshot, which holds the metadata and notices other writers.
-            transaction.append(rows, snapshot_properties=dict(metadata))
+                self._upsert(transaction, rows, change, metadata)
+            else:
+                # Without rows this still makes a snapshot, which holds the metadata and notices other writers.
+                transaction.append(rows, snapshot_properties=dict(metadata))
             transaction.set_properties({_POSITION + each: str(version) for each, version in positions.items()})
         version = self.version()
         assert version is not None, "it was just committed"
@@ -190,17 +187,52 @@ class IcebergFormat:
         table.metadata = table.metadata.model_copy(update={"properties": properties})
         return table.transaction()
 
-    def _rewrite(self, tasks: Sequence[FileScanTask]) -> None:
+    def _upsert(
+        self, transaction: Transaction, rows: pa.Table, change: TableChange, metadata: Mapping[str, str]
+    ) -> None:
+        """Add rows, and rewrite the files that have rows with their keys or the deleted ones.
+
+        pyiceberg would find these by an expression with every key, which takes minutes for thousands of them, and
+        breaks Arrow.
+        """
+        table, key = self._loaded, list(change.key)
+        keys = rows.select(key)
+        if change.deleted is not None:
+            keys = pa.concat_tables([keys, change.deleted.select(key).cast(keys.schema)])
+        replaced: list[DataFile] = []
+        added: list[DataFile] = []
+        if keys.num_rows:
+            for task in table.scan(row_filter=_bounds(keys)).plan_files():
+                found = self._read(transaction, [task])
+                kept = _without(found, keys)
+                if kept.num_rows < found.num_rows:
+                    replaced.append(task.file)
+                    added += self._written(transaction, kept)
+        added += self._written(transaction, rows)
+        update = transaction.update_snapshot(snapshot_properties=dict(metadata))
+        with update.overwrite() if replaced else update.fast_append() as snapshot:
+            for file in replaced:
+                snapshot.delete_data_file(file)
+            for file in added:
+                snapshot.append_data_file(file)
+
+    def _read(self, transaction: Transaction, tasks: Sequence[FileScanTask]) -> pa.Table:
         table = self._loaded
+        scan = ArrowScan(transaction.table_metadata, table.io, table.schema(), expressions.AlwaysTrue())
+        return scan.to_table(tasks)
+
+    def _written(self, transaction: Transaction, rows: pa.Table) -> list[DataFile]:
+        if not rows.num_rows:
+            return []
+        return list(_dataframe_to_data_files(transaction.table_metadata, rows, self._loaded.io))
+
+    def _rewrite(self, tasks: Sequence[FileScanTask]) -> None:
         with self._begin() as transaction:
-            scan = ArrowScan(transaction.table_metadata, table.io, table.schema(), expressions.AlwaysTrue())
-            rows = scan.to_table(tasks)
+            added = self._written(transaction, self._read(transaction, tasks))
             with transaction.update_snapshot(snapshot_properties={"penstock.compaction": "true"}).overwrite() as change:
                 for task in tasks:
                     change.delete_data_file(task.file)
-                for file in _dataframe_to_data_files(
-                    table_metadata=transaction.table_metadata, df=rows, io=table.io, write_uuid=change.commit_uuid
-                ):
+                for file in added:
                     change.append_data_file(file)
 
     def _files_of(self, snapshots: Sequence[Snapshot]) -> set[str]:
@@ -249,40 +281,24 @@ def _delete(transaction: Transaction, which: Any) -> None:
         transaction.delete(which)
 
 
-def _matching(keys: pa.Table) -> Any:
-    """An expression for the rows with these keys. Bounds come first: files outside of them are not read."""
+def _bounds(keys: pa.Table) -> Any:
+    """An expression for the range of these keys: files outside of it are not read."""
     bounds: list[Any] = []
     for name in keys.column_names:
         extremes = pc.min_max(keys.column(name)).as_py()
         bounds.append(expressions.GreaterThanOrEqual(name, extremes["min"]))
         bounds.append(expressions.LessThanOrEqual(name, extremes["max"]))
-    rows = keys.to_pylist()
-    if len(keys.column_names) == 1:
-        (name,) = keys.column_names
-        same: Any = expressions.In(name, [row[name] for row in rows])
-    else:
-        last = keys.column_names[-1]
-        by_rest: dict[tuple[Any, ...], list[Any]] = {}
-        for row in rows:
-            by_rest.setdefault(tuple(row[name] for name in keys.column_names[:-1]), []).append(row[last])
-        each: list[Any] = [
-            functools.reduce(
-                expressions.And,
-                [expressions.EqualTo(name, value) for name, value in zip(keys.column_names, rest, strict=False)],
-                expressions.In(last, values),
-            )
-            for rest, values in by_rest.items()
-        ]
-        same = _any_of(each)
-    return functools.reduce(expressions.And, [*bounds, same])
+    return functools.reduce(expressions.And, bounds)
 
 
-def _any_of(parts: Sequence[Any]) -> Any:
-    """A balanced tree: thousands of nested expressions would exceed the depth of recursion."""
-    if len(parts) == 1:
-        return parts[0]
-    middle = len(parts) // 2
-    return expressions.Or(_any_of(parts[:middle]), _any_of(parts[middle:]))
+def _without(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """The rows with none of these keys, in their order."""
+    names = keys.column_names
+    place = "__penstock_place"
+    found = rows.select(names).append_column(place, pa.array(range(rows.num_rows), pa.int64()))
+    wanted = keys.cast(pa.schema([found.schema.field(name).with_nullable(True) for name in names]))
+    left = found.join(wanted, keys=names, join_type="left anti")
+    return rows.take(left.column(place).sort())
 
 
 def _bins(tasks: Sequence[FileScanTask], target_bytes: int) -> Iterator[list[FileScanTask]]:
