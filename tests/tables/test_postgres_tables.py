@@ -76,6 +76,25 @@ def test_a_table_that_is_renamed_is_refused_and_goes_on_without_a_loss_when_it_i
     assert len(values_of(stream, topic_of(url, "users"))) == 4
 
 
+def test_large_values_of_a_table_that_was_renamed_are_not_given_up(
+    url: str, stream: str, database: psycopg.Connection[Any]
+) -> None:
+    database.execute("CREATE TABLE documents (id int PRIMARY KEY, body text, note text)")
+    database.execute("ALTER TABLE documents ALTER body SET STORAGE EXTERNAL")
+    database.execute("INSERT INTO documents VALUES (1, repeat('x', 5000), 'a')")
+    with running(url, stream, "documents") as capture:
+        capture.wait_for(database)
+        with database.transaction():  # the value that does not change is looked up when it is gone by that name
+            database.execute("UPDATE documents SET note = 'b'")
+            database.execute("ALTER TABLE documents RENAME TO papers")
+        assert "was renamed to public.papers" in str(capture.wait_for_end())
+    database.execute("ALTER TABLE papers RENAME TO documents")
+    with running(url, stream, "documents") as capture:
+        capture.wait_for(database)
+    (row,) = materialised(stream, topic_of(url, "documents")).rows.values()
+    assert row == {"id": 1, "body": "x" * 5000, "note": "b"}
+
+
 def test_a_renamed_table_without_changes_is_noticed_too(
     url: str, stream: str, database: psycopg.Connection[Any], often: None
 ) -> None:

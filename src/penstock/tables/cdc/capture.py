@@ -112,6 +112,7 @@ class Capture:
             batch_rows=batch_rows,
             heartbeat_s=heartbeat_s,
         )
+        self._is_only = options.snapshot is SnapshotMode.ONLY
         self._source = _open_source(source, options, slot, publication)
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -208,7 +209,9 @@ class Capture:
             with contextlib.closing(_generator(self._source.batches(delivery.load(), self._stopping))) as batches:
                 self._deliver(batches, delivery, reporter, requests)
             if reporter is not None:
-                delivery.deliver([], {}, reporter.report(self.progress, STOPPED))
+                # A snapshot alone leaves nothing behind that could be lost.
+                report = b"" if self._is_only else reporter.report(self.progress, STOPPED)
+                delivery.deliver([], {}, report)
 
     def _deliver(
         self,

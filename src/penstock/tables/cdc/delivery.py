@@ -8,6 +8,7 @@ delivers these records again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
@@ -15,7 +16,7 @@ from typing import Final, Protocol
 from penstock.abc import CheckpointStore, Feature, HasAdmin, Stream, Transaction, Transactional
 from penstock.checkpoints.opening import open_store
 from penstock.consuming.defaults import default_store
-from penstock.errors import ConfigError, DeliveryError, OvertakenError, TransactionLostError
+from penstock.errors import ConfigError, DeliveryError, NotAllowedError, OvertakenError, TransactionLostError
 from penstock.model import Change, Checkpoint, CheckpointKey, Guarantee, Lease, NewRecord, Receipt
 from penstock.streams import Connection
 from penstock.streams.capability import capability
@@ -24,6 +25,8 @@ from penstock.streams.key_value_topic import KeyValueTopic
 from penstock.tables.cdc.records import BY_KEY, EVERY_PARTITION, Row
 from penstock.tables.cdc.reports import REPORTS, REQUESTS
 from penstock.tables.cdc.source import Saved
+
+logger = logging.getLogger(__name__)
 
 OWNER: Final = "owner"
 """The key under which the newest capture with a name leaves its id."""
@@ -50,6 +53,16 @@ CAPTURES: Final = "cdc"
 def state_topic(name: str, kind: str = CAPTURES) -> str:
     """The topic with the state of a capture, in a stream with transactions."""
     return f"penstock.{kind}.{name}"
+
+
+def _provide_reports(stream: Stream) -> bool:
+    try:
+        _provide(stream, REPORTS, 1, _STATE_SETTINGS)
+        _provide(stream, REQUESTS, 1, _STATE_SETTINGS)
+    except NotAllowedError as error:
+        logger.warning("penstock lag, alerts and the console will not see this capture: %s", error)
+        return False
+    return True
 
 
 def forget_capture(connection: Connection, name: str) -> None:
@@ -93,7 +106,7 @@ class Delivery(Protocol):
         """The saved state."""
 
     def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None], report: bytes | None = None) -> None:
-        """Return once records, state and the capture's report are stored.
+        """Return once records, state and the capture's report are stored. An empty report removes the last one.
 
         Raises OvertakenError or FencedError if a newer capture runs.
         """
@@ -137,16 +150,14 @@ def _open_transactional(
 ) -> tuple[Delivery, str]:
     topic = state_topic(name, kind)
     _provide(stream, topic, 1, _STATE_SETTINGS)
-    if kind == CAPTURES:
-        _provide(stream, REPORTS, 1, _STATE_SETTINGS)
-        _provide(stream, REQUESTS, 1, _STATE_SETTINGS)
+    has_reports = kind == CAPTURES and _provide_reports(stream)
     state = KeyValueTopic(stream, topic)
     if owner is not None and state.read().get(OWNER, b"").decode() not in ("", owner):
         raise OvertakenError(f"another process with the name {name!r} has taken over: this one stops")
     producer = transactional.transactional(
         f"penstock-{kind}-{name}", timeout_s=_TIMEOUT_S, transaction_timeout_s=_TRANSACTION_TIMEOUT_S
     )
-    delivery = TransactionalDelivery(name, state, producer, counts)
+    delivery = TransactionalDelivery(name, state, producer, counts, has_reports=has_reports)
     own = owner or uuid.uuid4().hex
     try:
         delivery.deliver([], {OWNER: own.encode()})
@@ -160,9 +171,17 @@ class TransactionalDelivery:
     """Records and state in one transaction of the stream."""
 
     guarantee = Guarantee.EXACTLY_ONCE
-    has_reports = True
 
-    def __init__(self, name: str, state: KeyValueTopic, producer: Transaction, counts: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        state: KeyValueTopic,
+        producer: Transaction,
+        counts: Mapping[str, int],
+        *,
+        has_reports: bool = False,
+    ) -> None:
+        self.has_reports = has_reports
         self._name = name
         self._state = state
         self._producer = producer
@@ -185,7 +204,7 @@ class TransactionalDelivery:
             for name, new in state.items():
                 produce(self._state.topic, new, name.encode(), 0)
             if report is not None:
-                produce(REPORTS, report, self._name.encode(), 0)
+                produce(REPORTS, report or None, self._name.encode(), 0)
             producer.commit()
         except OvertakenError as error:
             raise OvertakenError(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.abc import Stream
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnknownTopicError
 from penstock.streams.key_value_topic import Changes, KeyValueTopic, Notices
 from penstock.tables.cdc.delivery import state_topic
 from penstock.tables.cdc.reports import REQUESTS
@@ -61,7 +61,11 @@ class RequestReader:
         if now_s < self._due_s:
             return {}
         self._due_s = now_s + _EVERY_S
-        _, end = self._opened.span(0)
+        try:
+            _, end = self._opened.span(0)
+        except UnknownTopicError:  # it was deleted; the next request creates it
+            self._end, self._known = 0, {}
+            return {}
         if end != self._end:
             self._end = end
             self._known = {
