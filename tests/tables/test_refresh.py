@@ -223,6 +223,22 @@ def test_a_request_waits_for_a_capture_that_does_not_run_and_a_newer_one_starts_
         assert len(materialised(stream, topic_of(url, "users")).snapshot_keys) == 4
 
 
+def test_a_request_for_a_table_that_is_left_out_meanwhile_is_refused(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_EVERY_S", 0.05)
+    with fresh_database() as url, psycopg.connect(url, autocommit=True) as database, connect(stream) as connection:
+        database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+        database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+        with running(url, stream, "users", "orders", name="fewer") as capture:
+            capture.wait_for(database)
+        is_done = request_snapshot(connection, "fewer", "orders")
+        with running(url, stream, "users", name="fewer") as capture:
+            capture.wait_for(database)
+            with pytest.raises(ConfigError, match=r"public\.orders is no longer captured"):
+                wait_until(is_done, "the request is refused")
+
+
 def test_a_request_for_what_is_not_captured_is_refused(stream: str) -> None:
     with fresh_database() as url, psycopg.connect(url, autocommit=True) as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY)")

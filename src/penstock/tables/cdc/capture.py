@@ -237,13 +237,18 @@ class Capture:
                 self._take_requests(requests)
 
     def _take_requests(self, requests: RequestReader) -> None:
+        source = self._source
         for table, request in requests.open().items():
-            source = self._source
             if not isinstance(source, Refreshing):
-                logger.warning("table %s is not read again: captures of this database cannot do that", table)
-            elif not source.refresh(table, request):
+                requests.close_request(table, request, "captures of this database cannot do that")
                 continue
-            requests.close_request(table, request)
+            try:
+                is_done = source.refresh(table, request)
+            except ConfigError as error:
+                requests.close_request(table, request, str(error))
+                continue
+            if is_done:
+                requests.close_request(table, request)
 
 
 def _generator(iterator: Any) -> Any:

@@ -17,12 +17,15 @@ from penstock.tables.cdc.source import LEFT, saved_tables
 
 _EVERY_S: Final = 2.0
 _POLL_S: Final = 0.2
+_REFUSED: Final = b"refused: "
+"""Before the reason, in place of the id of a request."""
 
 
 def request_snapshot(stream: Stream, name: str, table: str) -> Callable[[], bool]:
     """Ask the capture with this name to read a table again, now or when it runs next.
 
-    Returns a function that says whether that is done. Raises ConfigError if there is no such capture or table.
+    Returns a function that says whether that is done; it raises ConfigError if the capture cannot do it. Raises
+    ConfigError if there is no such capture or table.
     """
     tables = saved_tables(KeyValueTopic(stream, state_topic(name)).read())
     known = [each for each, saved in tables.items() if saved.snapshot != LEFT]
@@ -35,7 +38,14 @@ def request_snapshot(stream: Stream, name: str, table: str) -> Callable[[], bool
     key, request = f"{name}/{found[0]}", uuid.uuid4().hex
     requests = KeyValueTopic(stream, REQUESTS)
     requests.change(lambda _: {key: request.encode()})
-    return lambda: requests.read().get(key) != request.encode()
+
+    def is_done() -> bool:
+        found = requests.read().get(key)
+        if found is not None and found.startswith(_REFUSED):
+            raise ConfigError(f"table {table!r} is not read again: {found.removeprefix(_REFUSED).decode()}")
+        return found != request.encode()
+
+    return is_done
 
 
 def wait_until_done(is_done: Callable[[], bool]) -> None:
@@ -71,16 +81,17 @@ class RequestReader:
             self._known = {
                 key.removeprefix(self._prefix): value.decode()
                 for key, value in self._values.read().items()
-                if key.startswith(self._prefix)
+                if key.startswith(self._prefix) and not value.startswith(_REFUSED)
             }
         return dict(self._known)
 
-    def close_request(self, table: str, request: str) -> None:
-        """It is done, unless another one was made since."""
+    def close_request(self, table: str, request: str, refused: str | None = None) -> None:
+        """It is done or refused, unless another one was made since."""
         key = self._prefix + table
+        value = None if refused is None else _REFUSED + refused.encode()
 
         def removed(known: Notices) -> Changes:
-            return {key: None} if known.get(key) == request.encode() else {}
+            return {key: value} if known.get(key) == request.encode() else {}
 
         self._values.change(removed)
         self._known.pop(table, None)

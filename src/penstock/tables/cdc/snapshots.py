@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from penstock.errors import ConfigError
 from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords
 from penstock.tables.cdc.source import (
     DONE,
@@ -35,11 +36,10 @@ def show_tables(progress: CaptureProgress, tables: Mapping[str, int | None], sav
 
 
 def take_request(saved: dict[str, SavedTable], name: str, request: str) -> bool:
-    """Note that a table is to be read again. Returns whether the request is done, or cannot be done."""
+    """Note that a table is to be read again. Returns whether that is done. Raises ConfigError if it cannot be done."""
     table = saved.get(name)
     if table is None or table.snapshot == LEFT:
-        logger.warning("table %s cannot be read again: it is not captured", name)
-        return True
+        raise ConfigError(f"table {name} is no longer captured")
     if table.refreshed == request:
         return True
     if table.refresh is None or table.refresh.request != request:

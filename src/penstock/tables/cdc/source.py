@@ -185,7 +185,10 @@ class Refreshing(Protocol):
     """A source that reads a table again on request, while changes go on."""
 
     def refresh(self, table: str, request: str) -> bool:
-        """Begin, unless that request is being worked on. Returns whether it is done, or cannot be done."""
+        """Begin, unless that request is being worked on. Returns whether it is done.
+
+        Raises ConfigError if it cannot be done.
+        """
 
 
 Described = Mapping[str, tuple[list[tuple[str, str]], list[str]]]
