@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import ChangesLostError, ConfigError
 from penstock.tables import Capture
-from penstock.tables.cdc.postgres import changes, source
+from penstock.tables.cdc.postgres import catalog, changes, source
 from tests.servers import Penstock
 from tests.tables.captured import fresh_database, materialised, wait_until
 from tests.tables.test_postgres_capture import running, state_of, topic_of, values_of
@@ -198,6 +198,27 @@ def test_a_capture_killed_right_after_it_published_a_table_again_still_reads_it(
     with running(url, stream, "users", name="killed") as capture:
         capture.wait_for(database)
     assert rows(stream, url) == {2: "Grace"}
+
+
+def test_a_table_that_is_published_again_is_read_when_open_transactions_have_ended(
+    url: str,
+    stream: str,
+    database: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(catalog, "_LONG_S", 0.1)
+    with running(url, stream, "users", name="open") as capture:
+        capture.wait_for(database)
+    database.execute("ALTER PUBLICATION penstock_open SET TABLE other")
+    with psycopg.connect(url) as writer:
+        writer.execute("UPDATE users SET name = 'written before it was published' WHERE id = 1")
+        with running(url, stream, "users", name="open") as capture:
+            wait_until(lambda: "the snapshot of a table waits for the transactions" in caplog.text, "it waits")
+            assert "user penstock" in caplog.text
+            writer.commit()
+            capture.wait_for(database)
+    assert rows(stream, url) == {1: "written before it was published", 2: "Grace"}
 
 
 def test_a_table_missing_in_a_publication_of_the_user_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,15 @@ from penstock.errors import ChangesLostError, ConfigError, SourceUnavailableErro
 from penstock.tables.cdc.postgres.connections import lsn_text, parsed_lsn, translated
 from penstock.tables.cdc.source import chosen_tables
 
+logger = logging.getLogger(__name__)
+
 Connection = psycopg.Connection[Any]
 
 OLDEST: Final = 110_000
 """The oldest supported version of the server, as libpq counts: 11."""
 _POLL_S: Final = 0.05
+_LONG_S: Final = 5.0
+"""After this long, whoever waits for transactions is told which."""
 _LOWER: Final = (1 << 32) - 1
 _HALF: Final = 1 << 31
 
@@ -247,6 +252,7 @@ class TableChangedError(SourceUnavailableError):
 
 def check_tables(connection: Connection, tables: Sequence[TableInfo], publication: Publication) -> None:
     """Raise TableChangedError, or ConfigError for a renamed table, unless the tables are what they were."""
+    missing = publication.missing(connection, tables)  # first: what was renamed since is not taken for removed
     names = present_names(connection, [each.oid for each in tables], [each.full_name for each in tables])
     there = set(names.values())
     for table in tables:
@@ -258,7 +264,7 @@ def check_tables(connection: Connection, tables: Sequence[TableInfo], publicatio
         if now is not None:
             raise renamed(table.full_name, now)
         raise TableChangedError(f"table {table.full_name} was dropped")
-    for table in publication.missing(connection, tables):
+    for table in missing:
         raise TableChangedError(f"table {table.full_name} was removed from publication {publication.name!r}")
 
 
@@ -282,10 +288,14 @@ def wait_for_running_transactions(connection: Connection, stopping: Any) -> None
     snapshot must see it.
     """
     (now,) = connection.execute("SELECT txid_current()").fetchone() or (0,)
+    begun_s, is_told = time.monotonic(), False
     while not stopping.is_set():
         (oldest,) = connection.execute("SELECT txid_snapshot_xmin(txid_current_snapshot())").fetchone() or (0,)
         if oldest >= now:
             return
+        if not is_told and time.monotonic() - begun_s > _LONG_S:
+            is_told = True
+            logger.warning("%s", oldest_transaction(connection, "the snapshot of a table"))
         time.sleep(_POLL_S)
 
 
@@ -300,14 +310,14 @@ def hides(snapshot: str, transactions: Iterable[int]) -> bool:
     return any(each in are_open or (each - end) & _LOWER < _HALF for each in transactions)
 
 
-def oldest_transaction(connection: Connection) -> str:
-    """What a slot that is being created waits for."""
+def oldest_transaction(connection: Connection, what: str = "the replication slot") -> str:
+    """What a slot that is being created waits for, or a table that was just published."""
     row = connection.execute(
         "SELECT pid, usename, xact_start::text FROM pg_stat_activity WHERE backend_xid IS NOT NULL "
         "AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 1"
     ).fetchone()
     blamed = "" if row is None else f": the oldest is of process {row[0]} (user {row[1]}), open since {row[2]}"
-    return f"the replication slot waits for the transactions that are open now to end{blamed}"
+    return f"{what} waits for the transactions that are open now to end{blamed}"
 
 
 def current_lsn(connection: Connection) -> int:

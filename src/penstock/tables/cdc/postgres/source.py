@@ -73,6 +73,7 @@ from penstock.tables.cdc.snapshots import (
 from penstock.tables.cdc.source import (
     CAPTURE,
     LEFT,
+    PENDING,
     POSITION,
     TABLE,
     CaptureProgress,
@@ -225,10 +226,12 @@ class PostgresSource:
         if changed:
             yield SourceBatch([], changed)
         self._publication.provide(self._queries, self._tables, self._where)
-        if any(self._saved[each.full_name].oid == 0 for each in self._tables):
+        new = [each for table in self._tables if (each := self._saved[table.full_name]).oid == 0]
+        if any(each.snapshot == PENDING for each in new):
             wait_for_running_transactions(self._queries, stopping)
             if stopping.is_set():
                 return None
+        if new:
             yield SourceBatch([], self._published_state())
         return None
 
