@@ -47,7 +47,7 @@ def as_table(frame: DataFrame, key: str | Sequence[str], *, by: str = "pointer")
     if truncates is not None:
         frame = _without_truncated(frame, truncates, keys, by)
     last = _last(frame, keys, columns, by)
-    there = last.where(~_deleted(last, keys))
+    there = last.where(~deletes(last, keys))
     return there.drop("deleted").select(*(name for name in columns if name != "deleted"))
 
 
@@ -87,13 +87,7 @@ def changes(frame: DataFrame, key: str, *, fields: Sequence[str] | None = None) 
     require_columns(frame.columns, [key, *chosen])
     schema = without_watermarks(frame.schema)
     row = StructType([schema[name] for name in chosen])
-    deleted, truncates = _deleted(frame, [key]), _truncates(frame)
-    if truncates is not None:
-        refused = F.raise_error(
-            "the table was truncated, and `changes` cannot tell which rows that deleted: read the topic as a table "
-            "(Pipeline.table, as_table), or filter truncates, where(\"op <> 't'\"), if these rows may stay"
-        )
-        deleted = F.when(truncates, refused.cast("boolean")).otherwise(deleted)
+    deleted = without_truncates(frame, deletes(frame, [key]))
     flagged = frame.withColumn("_deleted", deleted).withColumn("_row", F.struct(*chosen))
     place = F.col("pointer") if "pointer" in frame.columns else F.lit(None).cast("long")
     slim = flagged.select(F.col(key), "_deleted", "_row", place.alias("_place"))
@@ -179,6 +173,18 @@ def _change(before: Any, after: Any) -> str | None:
     return DELETED if after is None else UPDATED
 
 
+def without_truncates(frame: DataFrame, condition: Column) -> Column:
+    """The condition, which fails the query at a truncate: state by key cannot tell which rows that deletes."""
+    truncates = _truncates(frame)
+    if truncates is None:
+        return condition
+    refused = F.raise_error(
+        "the table was truncated, and a query with state by key cannot tell which rows that deleted: read the topic as "
+        "a table (Pipeline.table, as_table), or filter truncates, where(\"op <> 't'\"), if these rows may stay"
+    )
+    return F.when(truncates, refused.cast("boolean")).otherwise(condition)
+
+
 def _truncates(frame: DataFrame) -> Column | None:
     """Whether each row is a truncate: of `debezium`, of the flat form, or by its key. None: no column could tell."""
     names = set(frame.columns)
@@ -197,7 +203,8 @@ def _truncates(frame: DataFrame) -> Column | None:
     return functools.reduce(Column.__or__, (F.coalesce(sign, F.lit(False)) for sign in signs))
 
 
-def _deleted(frame: DataFrame, keys: Sequence[str]) -> Column:
+def deletes(frame: DataFrame, keys: Sequence[str]) -> Column:
+    """Whether each record deletes the row of its key."""
     if "deleted" in frame.columns:
         return F.coalesce(F.col("deleted"), F.lit(False))
     nothing = F.lit(True)

@@ -8,6 +8,7 @@ a pipeline.
 
 from __future__ import annotations
 
+from penstock.spark.patterns.as_of import enrich_as_of
 from penstock.spark.patterns.duplicates import by_idempotency_key, without_duplicates
 from penstock.spark.patterns.joins import enrich, join_within
 from penstock.spark.patterns.ordering import in_order
@@ -17,6 +18,7 @@ from penstock.spark.patterns.routing import route, split
 __all__ = [
     "by_idempotency_key",
     "enrich",
+    "enrich_as_of",
     "in_order",
     "join_within",
     "route",

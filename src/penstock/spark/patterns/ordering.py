@@ -15,7 +15,8 @@ from penstock.spark.late.watermarks import has_watermark
 from penstock.spark.state.context import KeyContext
 from penstock.spark.state.stateful_functions import stateful
 
-_WAITING: Final = "waiting"
+WAITING: Final = "waiting"
+"""The list of the rows of a key that the watermark has not reached, for `InOrder`."""
 _PIECE: Final = datetime.timedelta(milliseconds=1)
 
 
@@ -29,24 +30,33 @@ def in_order(frame: DataFrame, key: str, time: str, grace: Duration | None = Non
 
     To keep the order in the output, write it with the same key.
     """
-    if time not in frame.columns or not isinstance(frame.schema[time].dataType, TimestampType):
-        raise SchemaMismatchError(f"there is no column {time!r} of type timestamp to sort rows by")
-    if not has_watermark(frame, time):
-        if grace is None:
-            raise SchemaMismatchError(
-                f"{time!r} has no watermark: set grace=, the time that a row waits for earlier ones"
-            )
-        frame = frame.withWatermark(time, interval(microseconds(grace, "grace", zero=True)))
-    releasing = InOrder(time, "pointer" if "pointer" in frame.columns else None)
+    frame = with_watermark(frame, time, grace)
+    releasing = InOrder(time, pointer_of(frame))
     return stateful(
         frame,
         key,
         releasing.arrived,
         frame.schema,
-        lists={_WAITING: frame.schema},
+        lists={WAITING: frame.schema},
         timers="event",
         on_timer=releasing.due,
     )
+
+
+def with_watermark(frame: DataFrame, time: str, grace: Duration | None) -> DataFrame:
+    """The frame with a watermark on its column `time`, of type timestamp. Raises SchemaMismatchError without one."""
+    if time not in frame.columns or not isinstance(frame.schema[time].dataType, TimestampType):
+        raise SchemaMismatchError(f"there is no column {time!r} of type timestamp to sort rows by")
+    if has_watermark(frame, time):
+        return frame
+    if grace is None:
+        raise SchemaMismatchError(f"{time!r} has no watermark: set grace=, the time that a row waits for earlier ones")
+    return frame.withWatermark(time, interval(microseconds(grace, "grace", zero=True)))
+
+
+def pointer_of(frame: DataFrame) -> str | None:
+    """The column with the pointers of the records; None if the frame has none."""
+    return next((name for name in ("record_pointer", "pointer") if name in frame.columns), None)
 
 
 class InOrder:
@@ -61,23 +71,29 @@ class InOrder:
         waiting = [row for row in new if row[self._time] is not None]
         yield from (row for row in new if row[self._time] is None)
         if waiting:
-            ctx.list(_WAITING).extend(waiting)
-            self._wait_for(min(row[self._time] for row in waiting), ctx)
+            ctx.list(WAITING).extend(waiting)
+            self.wake(min(row[self._time] for row in waiting), ctx)
 
     def due(self, key: Any, at: datetime.datetime, ctx: KeyContext) -> Iterator[Row]:
         reached = ctx.watermark
-        waiting = list(ctx.list(_WAITING))
+        waiting = self.waiting(ctx)
         rest = [row for row in waiting if row[self._time] > reached]
         yield from self._sorted(row for row in waiting if row[self._time] <= reached)
-        ctx.list(_WAITING).replace(rest)
+        ctx.list(WAITING).replace(rest)
         if rest:
-            ctx.timer(_whole(min(row[self._time] for row in rest)))
+            self.wake(min(row[self._time] for row in rest), ctx)
 
-    def _wait_for(self, earliest: datetime.datetime, ctx: KeyContext) -> None:
-        set_already = ctx.timers()
+    def waiting(self, ctx: KeyContext) -> list[Row]:
+        """The rows that the watermark has not reached."""
+        return list(ctx.list(WAITING))
+
+    def wake(self, earliest: datetime.datetime, ctx: KeyContext) -> None:
+        """Have `due` called when the watermark reaches this time, or before."""
+        reached = ctx.watermark
+        pending = [each for each in ctx.timers() if each > reached]
         at = _whole(earliest)
-        if not set_already or at < set_already[0]:
-            for later in set_already:
+        if not pending or at < pending[0]:
+            for later in pending:
                 ctx.cancel(later)
             ctx.timer(at)
 

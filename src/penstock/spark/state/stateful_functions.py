@@ -53,6 +53,7 @@ TimerFunction = Callable[[Any, datetime.datetime, KeyContext], Iterable[Output] 
 
 _TIME_MODES: Final = {None: "None", "event": "EventTime", "processing": "ProcessingTime"}
 _ENDLESS: Final = re.compile(r"TransformWithState\w* .*, ProcessingTime, ")
+_NEVER_LATE_MS: Final = 2**63 - 1
 _STATE: Final = "state"
 """The name of `ctx.state` in Spark's checkpoint."""
 
@@ -149,7 +150,7 @@ def simulate(
     """Test a stateful function without a Spark session, with the options of `stateful`.
 
     `time` names the field with the event time, which timers='event' needs: as in a query, rows that are not after the
-    watermark do not reach the function.
+    watermark do not reach the function, and rows without a time do.
     """
     _require_parts()
     if (timers == "event") != (time is not None):
@@ -173,7 +174,7 @@ class Simulation:
         self._tester = TwsTester(
             Processor(doing, None, "key", None),
             timeMode=_TIME_MODES[doing.timers],
-            eventTimeExtractor=None if time is None else lambda row: milliseconds(row[time], time),
+            eventTimeExtractor=None if time is None else lambda row: _event_time_ms(row, time),
         )
 
     def rows(self, key: Any, rows: Iterable[Row | Mapping[str, Any]]) -> list[Row]:
@@ -302,6 +303,11 @@ class Processor(StatefulProcessor):
         for row in rows or ():
             encoded = output.encode(row)
             yield for_arrow(encoded, output.schema) if self._has_nested_output else encoded
+
+
+def _event_time_ms(row: Row, time: str) -> int:
+    at = row[time]
+    return _NEVER_LATE_MS if at is None else milliseconds(at, time)
 
 
 def _stateful(
