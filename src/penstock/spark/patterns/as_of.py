@@ -176,12 +176,9 @@ class AsOf:
 
 
 def _versions_after(known: Sequence[Row], changes: Sequence[Row]) -> Iterator[Row]:
-    """The versions that changes make, in the order of their topic, without those that change nothing."""
+    """The versions that changes make, in the order of their topic."""
     last = known[-1] if known else None
     for change in changes:
-        row = change[ROW]
-        if row == (None if last is None else last[ROW]):
-            continue
         since = change[_CHANGED] or EPOCH
-        last = Row(since=since if last is None else max(since, last.since), **{ROW: row})
+        last = Row(since=since if last is None else max(since, last.since), **{ROW: change[ROW]})
         yield last
