@@ -20,6 +20,8 @@ from penstock.spark.late.watermarks import without_watermarks
 from penstock.spark.state.context import KeyContext
 from penstock.spark.state.stateful_functions import stateful
 from penstock.spark.values.columns import ABOUT_A_RECORD, require_columns
+from penstock.spark.values.encoding import key_column
+from penstock.spark.values.json_text import json_object
 from penstock.spark.values.types import column_of
 from penstock.tables.changes import TRUNCATE_KEY, TRUNCATED
 
@@ -95,6 +97,23 @@ def changes(frame: DataFrame, key: str, *, fields: Sequence[str] | None = None) 
         [schema[key], StructField("op", StringType()), StructField("before", row), StructField("after", row)]
     )
     return stateful(slim, key, Changing(key), given_out, state=row)
+
+
+def as_changelog(frame: DataFrame, key: str | Sequence[str]) -> DataFrame:
+    """The records of changes, for a compacted topic: rows as JSON under their `key`, no value for those `deleted`.
+
+        pipe.write(as_changelog(join_tables(orders, customers, "customer"), "customer"), "joined")
+
+    The topic is then a table, for `Pipeline.table`, `ps.Table` and any other reader. `frame` has the column `deleted`,
+    as the results of `join_tables` and `debezium`.
+    """
+    keys = [key] if isinstance(key, str) else list(key)
+    require_columns(frame.columns, [*keys, "deleted"], at_least_one=True)
+    row = json_object([frame[f"`{name}`"] for name in frame.columns if name != "deleted"])
+    made = key_column(frame, key)
+    assert made is not None, "there is a key"
+    there = ~F.coalesce(F.col("deleted"), F.lit(False))
+    return frame.select(made.alias("key"), F.when(there, row.cast("binary")).alias("value"))
 
 
 class Changing:

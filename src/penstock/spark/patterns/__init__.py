@@ -14,12 +14,14 @@ from penstock.spark.patterns.joins import enrich, join_within
 from penstock.spark.patterns.ordering import in_order
 from penstock.spark.patterns.ranking import summary, top_n
 from penstock.spark.patterns.routing import route, split
+from penstock.spark.patterns.table_joins import join_tables
 
 __all__ = [
     "by_idempotency_key",
     "enrich",
     "enrich_as_of",
     "in_order",
+    "join_tables",
     "join_within",
     "route",
     "split",

@@ -60,10 +60,10 @@ def row_columns(table: DataFrame, keys: Sequence[str], columns: Sequence[str] | 
         for name in (table.columns if columns is None else columns)
         if name not in keys and (columns is not None or name not in about)
     ]
-    if not found and columns is None and "deleted" not in table.columns:
+    if not found:
         raise SchemaMismatchError(
             f"{what} has no columns beside its key and those about its records, so a deletion would look like a row: "
-            "keep a column of its value"
+            "keep at least one column of its value"
         )
     return found
 
@@ -86,7 +86,7 @@ def changed_rows(table: DataFrame, keys: Mapping[str, DataType], columns: Sequen
         counts = counts & F.col("op").isNotNull()
     pointer = pointer_of(table)
     frame = table.where(without_truncates(table, counts))
-    row = F.struct(*(F.col(f"`{name}`") for name in columns)).cast(row_type(table, columns)) if columns else _nothing()
+    row = F.struct(*(F.col(f"`{name}`") for name in columns)).cast(row_type(table, columns))
     return frame.select(
         *(F.col(f"`{name}`").cast(kind).alias(alias) for (name, kind), alias in _aliased(keys)),
         (F.lit(None).cast("long") if pointer is None else F.col(f"`{pointer}`")).alias(PLACE),
@@ -126,7 +126,3 @@ def nullable(schema: StructType) -> list[StructField]:
 
 def _aliased(keys: Mapping[str, DataType]) -> list[tuple[tuple[str, DataType], str]]:
     return list(zip(keys.items(), key_names(len(keys)), strict=True))
-
-
-def _nothing() -> Column:
-    raise SchemaMismatchError("name at least one column of the table in columns=")

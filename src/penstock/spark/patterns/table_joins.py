@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, DataType, StructField, StructType
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.spark.patterns.changelogs import (
@@ -23,21 +23,20 @@ from penstock.spark.patterns.changelogs import (
     row_columns,
     row_type,
 )
-from penstock.spark.state.context import KeyContext
+from penstock.spark.state.context import KeyContext, StateValue
 from penstock.spark.state.stateful_functions import stateful
 from penstock.spark.values.columns import require_columns
 
 HowTables = Literal["inner", "left", "outer"]
 
-DELETED: Final = "deleted"
 LEFT, RIGHT = "left", "right"
-"""The rows of a key that the join keeps as state."""
+"""The rows of a key that the join keeps as state. In what it is given: the changes of each side, or null."""
 REFERRING: Final = "referring"
 """The left rows that refer to a row of the right table, by their keys."""
-_SIDE: Final = "_side"
-_KEY: Final = "_key"
-_MOVED: Final = "_moved"
-_OLD, _NEW = "_old", "_new"
+DELETED: Final = "deleted"
+KEY: Final = "_key"
+MOVED: Final = "_moved"
+"""Whether a left row referred to another right row before, or does so now."""
 
 
 def join_tables(
@@ -57,8 +56,8 @@ def join_tables(
 
     The result has the columns of the key, those of the left side, those of the right side with `prefix`, and `deleted`.
     Each batch has at most one row for each key, and only if the joined row has changed: it replaces the previous one,
-    or, if `deleted`, deletes it. Write it with `penstock.spark.tables.as_changelog` to a compacted topic, or to a
-    `SqlTable` with `deleted="deleted"`; or join it again.
+    or, if `deleted`, deletes it. It can be joined again, and `penstock.spark.tables.as_changelog` makes
+    it records for a compacted topic.
 
     "inner" has rows for keys that both tables have, "left" for all of the left table, "outer" for all of both.
 
@@ -81,55 +80,155 @@ def join_tables(
             "an outer join needs equal keys: with key=, the result has the keys of the left table, which rows of the "
             "right table without a match do not have"
         )
+    own = own if is_reference else list(pairs)
     ours = row_columns(left, own, None, "the left table")
-    if is_reference and not set(pairs) <= {*own, *ours}:
-        raise SchemaMismatchError(f"{', '.join(pairs)} is about a record: give it another name to join on it")
+    lost = ", ".join(name for name in pairs if name not in (*own, *ours))
+    if lost:
+        raise SchemaMismatchError(f"{lost} is about a record, which is not kept: copy it to a column of another name")
     theirs = row_columns(right, list(pairs.values()), columns, "the right table")
     require_distinct([*own, *ours, DELETED], [f"{prefix}{name}" for name in theirs])
     left_row, right_row = row_type(left, ours), row_type(right, theirs)
-    key_row = StructType(
-        [StructField(name, kinds[name] if name in kinds else left.schema[name].dataType) for name in own]
-    )
+    key_row = StructType([StructField(name, kinds.get(name, left.schema[name].dataType)) for name in own])
     output = StructType(
         [
-            *nullable(key_row),
+            *key_row.fields,
             *nullable(left_row),
             *(StructField(f"{prefix}{it.name}", it.dataType) for it in nullable(right_row)),
             StructField(DELETED, BooleanType()),
         ]
     )
-    right_changes = changed_rows(right, {name: kinds[ours] for ours, name in pairs.items()}, theirs)
-    left_changes = changed_rows(left, {each.name: each.dataType for each in key_row}, ours)
-    result = JoinedRow(output.names, len(ours), how)
+    changed = changed_rows(left, {each.name: each.dataType for each in key_row}, ours)
+    names = key_names(len(pairs))
+    rights = changed_rows(right, {name: kinds[ours] for ours, name in pairs.items()}, theirs)
+    rights = rights.select(*names, F.struct(PLACE, ROW).alias(RIGHT))
+    rows_of = JoinedRows(output.names, len(left_row), len(right_row), how)
     if not is_reference:
-        names = key_names(len(own))
-        order = [names[own.index(name)] for name in pairs]
-        rights = right_changes.select(
-            *(F.col(f"_key_{list(pairs).index(name)}").alias(names[place]) for place, name in enumerate(own)),
-            PLACE,
-            ROW,
-        )
-        assert len(order) == len(names)
-        return stateful(
-            _both(left_changes, rights, names), names, EqualKeys(result), output, values={LEFT: left_row, RIGHT: right_row}
-        )
-    return _referring(left_changes, right_changes, key_row, left_row, right_row, kinds, result, output)
-
-
-def _both(left: DataFrame, right: DataFrame, names: Sequence[str]) -> DataFrame:
-    """The changes of both sides: `LEFT` and `RIGHT` are the rows of the one that `_SIDE` names."""
-    return left.select(
-        *names,
-        F.lit(LEFT).alias(_SIDE),
-        F.col(PLACE).cast("string").alias(PLACE) if _places_differ(left, right) else F.col(PLACE),
-        F.col(ROW).alias(LEFT),
-        F.lit(None).cast(right.schema[ROW].dataType).alias(RIGHT),
-    ).union(
-        right.select(
-            *names,
-            F.lit(RIGHT).alias(_SIDE),
-            F.col(PLACE).cast("string").alias(PLACE) if _places_differ(left, right) else F.col(PLACE),
-            F.lit(None).cast(left.schema[ROW].dataType).alias(LEFT),
-            F.col(ROW).alias(RIGHT),
-        )
+        lefts = changed.select(*names, F.struct(PLACE, ROW).alias(LEFT))
+        kept = {LEFT: left_row, RIGHT: right_row}
+        return stateful(_union(lefts, rights), names, EqualKeys(rows_of), output, values=kept)
+    placed = StructType(
+        [
+            *(StructField(alias, kind) for alias, kind in zip(names, kinds.values(), strict=True)),
+            StructField(KEY, key_row),
+            StructField(LEFT, left_row),
+            StructField(MOVED, BooleanType()),
+        ]
     )
+    placing = Placing(own, list(pairs))
+    lefts = stateful(changed, key_names(len(own)), placing, placed, values={LEFT: left_row})
+    return stateful(
+        _union(lefts, rights),
+        names,
+        References(rows_of),
+        output,
+        values={RIGHT: right_row},
+        maps={REFERRING: (key_row, left_row)},
+    )
+
+
+def _union(first: DataFrame, second: DataFrame) -> DataFrame:
+    """The rows of both, with null for the columns of the other."""
+    return first.unionByName(second, allowMissingColumns=True)
+
+
+class JoinedRows:
+    """What a join makes of a left and a right row."""
+
+    def __init__(self, output: Sequence[str], left: int, right: int, how: HowTables) -> None:
+        self._row_of = Row(*output)
+        self._no_left: tuple[None, ...] = (None,) * left
+        self._no_right: tuple[None, ...] = (None,) * right
+        self._how = how
+
+    def joined(self, left: Row | None, right: Row | None) -> tuple[Any, ...] | None:
+        """The columns beside the key; None if there is no such row."""
+        needed = {"inner": left is not None and right is not None, "left": left is not None, "outer": True}
+        if not needed[self._how] or (left is None and right is None):
+            return None
+        return (*(left or self._no_left), *(right or self._no_right))
+
+    def change(self, key: Iterable[Any], joined: tuple[Any, ...] | None) -> Row:
+        return self._row_of(*key, *(joined or (*self._no_left, *self._no_right)), joined is None)
+
+
+class EqualKeys:
+    """The stateful function for the rows of one key."""
+
+    def __init__(self, rows_of: JoinedRows) -> None:
+        self._rows_of = rows_of
+
+    def __call__(self, key: Any, rows: Iterator[Row], ctx: KeyContext) -> Iterator[Row]:
+        given = list(rows)
+        left_before, left = _replace(ctx.value(LEFT), (row[LEFT] for row in given))
+        right_before, right = _replace(ctx.value(RIGHT), (row[RIGHT] for row in given))
+        was, now = self._rows_of.joined(left_before, right_before), self._rows_of.joined(left, right)
+        if was != now:
+            yield self._rows_of.change(key, now)
+
+
+class Placing:
+    """The stateful function of one left row: sends it to the right row that it refers to, and away from the last."""
+
+    def __init__(self, key: Sequence[str], reference: Sequence[str]) -> None:
+        self._key = Row(*key)
+        self._places = [(name in key, key.index(name) if name in key else name) for name in reference]
+
+    def __call__(self, key: Any, rows: Iterator[Row], ctx: KeyContext) -> Iterator[tuple[Any, ...]]:
+        before, after = _replace(ctx.value(LEFT), rows)
+        if before == after:
+            return
+        was, now = self._reference(key, before), self._reference(key, after)
+        moved = was is not None and now is not None and was != now
+        named = self._key(*key)
+        if was is not None and (now is None or moved):
+            yield (*was, named, None, moved)
+        if now is not None:
+            yield (*now, named, after, moved)
+
+    def _reference(self, key: Any, row: Row | None) -> tuple[Any, ...] | None:
+        return None if row is None else tuple(key[at] if is_key else row[at] for is_key, at in self._places)
+
+
+class References:
+    """The stateful function of one right row, and of the left rows that refer to it.
+
+    A left row that moves from one right row to another is a change of the latter's only: both would otherwise change
+    the same row of the result in one batch, in no order.
+    """
+
+    def __init__(self, rows_of: JoinedRows) -> None:
+        self._rows_of = rows_of
+
+    def __call__(self, key: Any, rows: Iterator[Row], ctx: KeyContext) -> Iterator[Row]:
+        joined, referring = self._rows_of.joined, ctx.map(REFERRING)
+        given = list(rows)
+        right_before, right = _replace(ctx.value(RIGHT), (row[RIGHT] for row in given))
+        changed = {row[KEY]: row for row in given if row[KEY] is not None}
+        if right != right_before:
+            for own, left in list(referring.items()):
+                was, now = joined(left, right_before), joined(left, right)
+                if own not in changed and was != now:
+                    yield self._rows_of.change(own, now)
+        for own, row in changed.items():
+            was, now = joined(referring.get(own), right_before), joined(row[LEFT], right)
+            if row[LEFT] is None:
+                referring.delete(own)
+            else:
+                referring.put(own, row[LEFT])
+            has_gone_elsewhere = row[LEFT] is None and row[MOVED]
+            if not has_gone_elsewhere and (was != now or row[MOVED]):
+                yield self._rows_of.change(own, now)
+
+
+def _replace(state: StateValue, changes: Iterable[Row | None]) -> tuple[Row | None, Row | None]:
+    """Apply the last of these changes to a row that is kept. Returns the row before and after them."""
+    before = state.get()
+    made = [each for each in changes if each is not None]
+    if not made:
+        return before, before
+    after = max(made, key=lambda each: (each[PLACE] is not None, each[PLACE] or 0))[ROW]
+    if after is not None:
+        state.put(after)
+    elif before is not None:
+        state.delete()
+    return before, after
