@@ -14,6 +14,7 @@ from penstock.spark.patterns.joins import enrich, join_within
 from penstock.spark.patterns.ordering import in_order
 from penstock.spark.patterns.ranking import summary, top_n
 from penstock.spark.patterns.routing import route, split
+from penstock.spark.patterns.sequences import sequence
 from penstock.spark.patterns.table_joins import join_tables
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "join_tables",
     "join_within",
     "route",
+    "sequence",
     "split",
     "summary",
     "top_n",
