@@ -11,6 +11,7 @@ from __future__ import annotations
 from penstock.spark.patterns.as_of import enrich_as_of
 from penstock.spark.patterns.duplicates import by_idempotency_key, without_duplicates
 from penstock.spark.patterns.joins import enrich, join_within
+from penstock.spark.patterns.moving import moving
 from penstock.spark.patterns.ordering import in_order
 from penstock.spark.patterns.ranking import summary, top_n
 from penstock.spark.patterns.routing import route, split
@@ -24,6 +25,7 @@ __all__ = [
     "in_order",
     "join_tables",
     "join_within",
+    "moving",
     "route",
     "sequence",
     "split",
