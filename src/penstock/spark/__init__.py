@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.spark.sink.folders.folder import Folder as Folder
     from penstock.spark.sink.functions import Console as Console
     from penstock.spark.sink.functions import FunctionTarget as FunctionTarget
+    from penstock.spark.sink.sql.shared_state import SqlState as SqlState
     from penstock.spark.sink.sql.table import SqlTable as SqlTable
     from penstock.spark.sink.topic import TopicTarget as TopicTarget
     from penstock.spark.state.stateful_functions import stateful as stateful
@@ -50,6 +51,7 @@ _HOMES = {
     "QueryProgress": "run.progress",
     "RealTime": "run.triggers",
     "Restart": "run.restart",
+    "SqlState": "sink.sql.shared_state",
     "SqlTable": "sink.sql.table",
     "TopicTarget": "sink.topic",
     "guarded": "errors.guards",

@@ -23,24 +23,13 @@ from penstock.spark.patterns.ordering import WAITING
 from penstock.spark.state.stateful_functions import simulate
 from penstock.spark.tables import debezium
 from tests.seeds import seed_of
+from tests.spark.patterns.models import Change, as_of
 from tests.spark.time.batches import START, Batches, Collected, at
 
 CLICKS, USERS = "id int, user string, at timestamp", "name string, city string, changed timestamp, pointer long"
 CLICK = StructType([StructField("id", IntegerType()), StructField("at", TimestampType())])
 CITY = StructType([StructField("city", StringType())])
 SECOND = datetime.timedelta(seconds=1)
-
-Change = tuple[float, str | None]
-
-
-def as_of(changes: list[Change], when: float) -> str | None:
-    """The plain model: of changes in the order of their topic, what applies then. None precedes the one before it."""
-    found, reached = None, float("-inf")
-    for since, city in changes:
-        reached = max(reached, since)
-        if reached <= when:
-            found = city
-    return found
 
 
 def test_rows_meet_the_version_of_their_time_whatever_comes_first(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from penstock.spark.patterns.ordering import WAITING, InOrder
 from penstock.spark.patterns.sequences import RECENT, STEPS, Sequences
 from penstock.spark.state.stateful_functions import Simulation, simulate
 from tests.seeds import seed_of
+from tests.spark.patterns.models import matches
 from tests.spark.time.batches import START, Batches, Collected, at
 
 PAYMENTS = "id int, card string, outcome string, at timestamp"
@@ -36,38 +37,6 @@ FOUND = StructType(
         StructField("events", ArrayType(EVENT)),
     ]
 )
-
-Event = tuple[int, float, set[int]]
-"""A number, a time, and the steps that it can be."""
-
-
-def matches(
-    events: Sequence[Event], steps: int, within: float, *, adjacent: bool, overlapping: bool
-) -> list[tuple[int, ...]]:
-    """The plain model: follow each beginning on its own, then drop those that others have ended."""
-    ordered = sorted(events, key=lambda event: (event[1], event[0]))
-    found: list[tuple[int, ...]] = []
-    for first, (_, began, can_be) in enumerate(ordered):
-        if 0 not in can_be:
-            continue
-        places = [first]
-        for place in range(first + 1, len(ordered)):
-            if ordered[place][1] > began + within:
-                break
-            if len(places) in ordered[place][2]:
-                places.append(place)
-                if len(places) == steps:
-                    found.append(tuple(places))
-                    break
-            elif adjacent:
-                break
-    if not overlapping:
-        kept: list[tuple[int, ...]] = []
-        for match in sorted(found, key=lambda places: (places[-1], places[0])):
-            if not kept or match[0] > kept[-1][-1]:
-                kept.append(match)
-        found = kept
-    return sorted(tuple(ordered[place][0] for place in match) for match in found)
 
 
 @pytest.mark.parametrize("adjacent", [False, True])

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 import penstock
 from penstock import Connection
-from penstock.spark.sink.target import QueryIdentity
+from penstock.spark.sink.refused_rows import RefusedRows
+from penstock.spark.sink.target import Delivery, QueryIdentity, Target
+from tests.postgres import PostgresServer, shared_postgres
 from tests.servers import Penstock
+from tests.spark.sink.databases import Rows
 
 _numbers = itertools.count(1)
 
@@ -44,3 +51,46 @@ def identity(tmp_path: Path) -> QueryIdentity:
     """A query of this test."""
     number = next(_numbers)
     return QueryIdentity("shop", "spend", f"query-{number}/topic", str(tmp_path / "staging"))
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> PostgresServer:
+    return shared_postgres()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path / 'results.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.fresh_database()
+
+
+@pytest.fixture
+def rows(database: str) -> Iterator[Rows]:
+    """Asks the database, as somebody else would."""
+    connection: Any
+    if database.startswith("sqlite:"):
+        connection = sqlite3.connect(database.removeprefix("sqlite:"), isolation_level=None)
+    else:
+        connection = psycopg.connect(database, autocommit=True)
+
+    def ask(statement: str) -> list[tuple[Any, ...]]:
+        cursor = connection.execute(statement)
+        return list(cursor.fetchall()) if cursor.description else []
+
+    yield ask
+    connection.close()
+
+
+@pytest.fixture
+def open_target(identity: QueryIdentity) -> Iterator[Callable[..., Delivery]]:
+    opened: list[Delivery] = []
+
+    def open_one(target: Target, mode: Any = "append", refused: RefusedRows | None = None) -> Delivery:
+        opened.append(target.open(replace(identity, mode=mode, refused=refused)))
+        return opened[-1]
+
+    yield open_one
+    for delivery in opened:
+        delivery.close()

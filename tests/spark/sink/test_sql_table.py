@@ -6,8 +6,7 @@ import contextlib
 import datetime
 import decimal
 import json
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,58 +29,10 @@ from penstock.errors import (
 from penstock.spark import SqlTable
 from penstock.spark.sink.refused_rows import RefusedRows
 from penstock.spark.sink.sql import postgres, sqlite
-from penstock.spark.sink.target import Delivered, Delivery, QueryIdentity, Target
+from penstock.spark.sink.target import Delivered, Delivery
 from penstock.spark.values.undecodable import Letters
-from tests.postgres import PostgresServer, shared_postgres
-
-Rows = Callable[[str], list[tuple[Any, ...]]]
-
-
-class Killed(BaseException):
-    """Stands for the end of the driver's process."""
-
-
-@pytest.fixture(scope="module")
-def postgres_server() -> PostgresServer:
-    return shared_postgres()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:{tmp_path / 'results.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.fresh_database()
-
-
-@pytest.fixture
-def rows(database: str) -> Iterator[Rows]:
-    """Asks the database, as somebody else would."""
-    connection: Any
-    if database.startswith("sqlite:"):
-        connection = sqlite3.connect(database.removeprefix("sqlite:"), isolation_level=None)
-    else:
-        connection = psycopg.connect(database, autocommit=True)
-
-    def ask(statement: str) -> list[tuple[Any, ...]]:
-        cursor = connection.execute(statement)
-        return list(cursor.fetchall()) if cursor.description else []
-
-    yield ask
-    connection.close()
-
-
-@pytest.fixture
-def open_target(identity: QueryIdentity) -> Iterator[Callable[..., Delivery]]:
-    opened: list[Delivery] = []
-
-    def open_one(target: Target, mode: Any = "append", refused: RefusedRows | None = None) -> Delivery:
-        opened.append(target.open(replace(identity, mode=mode, refused=refused)))
-        return opened[-1]
-
-    yield open_one
-    for delivery in opened:
-        delivery.close()
+from tests.postgres import PostgresServer
+from tests.spark.sink.databases import Killed, Rows, killing
 
 
 @pytest.fixture
@@ -98,18 +49,6 @@ def letters(refused: RefusedRows) -> Callable[[], list[ps.DeadLetter]]:
             return list(opened.browse(ps.DeadLetterFilter()))
 
     return browse
-
-
-def killing(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """The driver dies right after this step of a transaction."""
-    for module in (postgres, sqlite):
-        real = getattr(module._Transaction, step)
-
-        def die(self: Any, *given: Any, real: Any = real) -> None:
-            real(self, *given)
-            raise Killed
-
-        monkeypatch.setattr(module._Transaction, step, die)
 
 
 def test_rows_are_added_and_a_repeated_batch_is_not(

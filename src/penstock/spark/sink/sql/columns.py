@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import enum
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,6 +75,16 @@ _KINDS: Final[Mapping[type[DataType], Kind]] = {
     MapType: Kind.JSON,
     StructType: Kind.JSON,
 }
+_MADE_BY: Final[Mapping[Kind, Callable[[Any], Any]]] = {
+    Kind.TEXT: str,
+    Kind.BOOLEAN: bool,
+    Kind.SHORT: int,
+    Kind.INTEGER: int,
+    Kind.LONG: int,
+    Kind.FLOAT: float,
+    Kind.DOUBLE: float,
+    Kind.BYTES: bytes,
+}
 _DECIMAL: Final = re.compile(r"numeric\((?P<precision>\d+),(?P<scale>-?\d+)\)")
 
 
@@ -137,6 +149,20 @@ def plain_values(column: pa.Array, kind: Kind) -> list[Any]:
         column = column.cast(pa.string())
     values: list[Any] = column.to_pylist()
     return values
+
+
+def stored_value(value: Any, kind: Kind) -> Any:
+    """A value that a database returns for a column: a Python value of this kind, times in UTC."""
+    if value is None:
+        return None
+    if kind in (Kind.TIMESTAMP_TZ, Kind.TIMESTAMP):
+        moment = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
+        return moment if kind is Kind.TIMESTAMP else moment.astimezone(datetime.UTC)
+    if kind is Kind.DATE:
+        return datetime.date.fromisoformat(value) if isinstance(value, str) else value
+    if kind is Kind.DECIMAL:
+        return value if isinstance(value, decimal.Decimal) else decimal.Decimal(str(value))
+    return _MADE_BY[kind](value)
 
 
 def json_rows(batch: pa.RecordBatch, columns: Sequence[SqlColumn]) -> list[bytes]:

@@ -42,6 +42,10 @@ class SqlDatabase(Protocol):
     def nan_is_null(self) -> bool:
         """Whether it stores NaN as null."""
 
+    @property
+    def locks_by_inserting(self) -> bool:
+        """Whether `SqlTransaction.lock_rows` inserts rows of missing keys, with nothing else in them."""
+
     def fits(self, column: SqlColumn, declared: str) -> bool:
         """Whether a column of this declared type stores every value of `column` unchanged."""
 
@@ -84,6 +88,20 @@ class SqlTransaction(ABC):
 
         Raises DeliveryError for a row with null in a column of the key or the primary key.
         """
+
+    @abstractmethod
+    def lock_rows(
+        self, table: Sequence[str], columns: Sequence[SqlColumn], key: Sequence[SqlColumn], keys: pa.RecordBatch
+    ) -> list[tuple[Any, ...] | None]:
+        """The `columns` of the row of each of these distinct keys; None if there is none.
+
+        They are locked until the transaction ends, in the order of the keys: another transaction that locks one of
+        them waits, also for one that is missing, which the caller must then write or delete.
+        """
+
+    @abstractmethod
+    def delete_rows(self, table: Sequence[str], key: Sequence[SqlColumn], keys: pa.RecordBatch) -> None:
+        """Delete the rows of these keys."""
 
     @abstractmethod
     def execute(self, statement: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:

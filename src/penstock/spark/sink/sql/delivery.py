@@ -97,10 +97,12 @@ class SqlDelivery:
         columns = columns_of(frame.schema, self._label)
         if columns != self._columns:
             with self._database.transaction() as transaction:
-                primary_key = provide_table(
-                    self._database, transaction, self._table, columns, self._key, self._create, self._label
-                )
+                primary_key = self._provide(transaction, columns)
             self._columns, self._keys = columns, primary_key.union(self._key)
+
+    def _provide(self, transaction: SqlTransaction, columns: Sequence[SqlColumn]) -> frozenset[str]:
+        """Create or check the table for rows of these columns. Returns its primary key."""
+        return provide_table(self._database, transaction, self._table, columns, self._key, self._create, self._label)
 
     def _refuse(self, staged: Staged) -> int:
         """Put rows without a key into the dead letters, if the query has any. Returns their number."""
@@ -157,9 +159,12 @@ class SqlDelivery:
         rows = staged.rows - refused
         if rows:
             batches = self._with_keys(staged.batches()) if refused else staged.batches()
-            transaction.write(self._table, self._columns, self._key, batches)
+            self._store(transaction, batches)
         if self._run is not None:
             transaction.set_mark(self._identity.id, SqlMark(self._run, staged.batch_id, rows))
+
+    def _store(self, transaction: SqlTransaction, batches: Iterable[pa.RecordBatch]) -> None:
+        transaction.write(self._table, self._columns, self._key, batches)
 
 
 def provide_table(

@@ -18,6 +18,7 @@ from penstock.spark.sink.sql.columns import Kind, SqlColumn
 from penstock.spark.sink.sql.database import MARKS, POSITIONS, SqlTransaction, require_keys
 
 _STAGE: Final = "penstock_spark_stage"
+_KEYS: Final = "penstock_spark_keys"
 _ROW: Final = "penstock_row"
 _CSV: Final = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 """COPY reads an empty field without quotes as null, and one in quotes as empty text."""
@@ -60,6 +61,7 @@ class PostgresDatabase:
     """`SqlDatabase` for a postgresql:// URL."""
 
     nan_is_null = False
+    locks_by_inserting = True
 
     def __init__(self, url: str) -> None:
         self._pool = _Pool(url, "tables of results", size=1)
@@ -99,14 +101,17 @@ class _Transaction(SqlTransaction):
         return describe_postgres(self.execute, table)
 
     def create_marks(self) -> None:
-        # Two transactions that create a table at the same time would both find it missing.
-        self.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (MARKS,))
+        self._lock_name(MARKS)
         super().create_marks()
 
     def has_positions(self, query: str) -> bool:
         if self.describe((POSITIONS,)) is None:
             return False
         return bool(self.execute(f"SELECT 1 FROM {POSITIONS} WHERE query = %s LIMIT 1", (query,)))
+
+    def create(self, table: Sequence[str], columns: Sequence[SqlColumn], key: Sequence[str]) -> None:
+        self._lock_name(quoted(*table))
+        super().create(table, columns, key)
 
     def write(
         self,
@@ -119,15 +124,59 @@ class _Transaction(SqlTransaction):
         if not key:
             self._copy(quoted(*table), columns, batches)
             return
-        self.execute(
-            f"CREATE TEMPORARY TABLE {_STAGE} ON COMMIT DROP AS SELECT {names} FROM {quoted(*table)} WITH NO DATA"
-        )
-        self.execute(f"ALTER TABLE {_STAGE} ADD COLUMN {_ROW} bigserial")
-        self._copy(_STAGE, columns, batches, key)
+        self._stage(_STAGE, table, columns, batches, key)
         self.execute(
             f"INSERT INTO {quoted(*table)} ({names}) SELECT DISTINCT ON ({listed(key)}) {names} FROM {_STAGE} "
             f"ORDER BY {listed(key)}, {_ROW} DESC{upsert_tail((column.name for column in columns), key)}"
         )
+
+    def lock_rows(
+        self, table: Sequence[str], columns: Sequence[SqlColumn], key: Sequence[SqlColumn], keys: pa.RecordBatch
+    ) -> list[tuple[Any, ...] | None]:
+        self._stage(_KEYS, table, key, [keys], [column.name for column in key])
+        names = listed(column.name for column in key)
+        first = quoted(key[0].name)
+        # A row that exists is locked although the condition excludes it from the update.
+        missing = self.execute(
+            f"INSERT INTO {quoted(*table)} ({names}) SELECT {names} FROM {_KEYS} ORDER BY {names} "
+            f"ON CONFLICT ({names}) DO UPDATE SET {first} = excluded.{first} WHERE false RETURNING {names}"
+        )
+        found: list[tuple[Any, ...] | None] = [None] * keys.num_rows
+        is_missing = set(missing).__contains__
+        theirs = ", ".join(f"found.{quoted(column.name)}" for column in (*key, *columns))
+        rows = self.execute(
+            f"SELECT wanted.{_ROW}, {theirs} FROM {_KEYS} wanted JOIN {quoted(*table)} found ON {_equal(key)}"
+        )
+        for number, *cells in rows:
+            if not is_missing(tuple(cells[: len(key)])):
+                found[number - 1] = tuple(cells[len(key) :])
+        self.execute(f"DROP TABLE {_KEYS}")
+        return found
+
+    def delete_rows(self, table: Sequence[str], key: Sequence[SqlColumn], keys: pa.RecordBatch) -> None:
+        self._stage(_KEYS, table, key, [keys], [column.name for column in key])
+        self.execute(f"DELETE FROM {quoted(*table)} found USING {_KEYS} wanted WHERE {_equal(key)}")
+        self.execute(f"DROP TABLE {_KEYS}")
+
+    def _stage(
+        self,
+        into: str,
+        table: Sequence[str],
+        columns: Sequence[SqlColumn],
+        batches: Iterable[pa.RecordBatch],
+        key: Sequence[str],
+    ) -> None:
+        """Load rows into a temporary table, with their number from 1."""
+        names = listed(column.name for column in columns)
+        self.execute(
+            f"CREATE TEMPORARY TABLE {into} ON COMMIT DROP AS SELECT {names} FROM {quoted(*table)} WITH NO DATA"
+        )
+        self.execute(f"ALTER TABLE {into} ADD COLUMN {_ROW} bigserial")
+        self._copy(into, columns, batches, key)
+
+    def _lock_name(self, table: str) -> None:
+        """Two transactions that create a table at the same time would both find it missing."""
+        self.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (table,))
 
     def _copy(
         self, into: str, columns: Sequence[SqlColumn], batches: Iterable[pa.RecordBatch], key: Sequence[str] = ()
@@ -145,6 +194,10 @@ class _Transaction(SqlTransaction):
         with self._connection.cursor() as cursor:
             cursor.execute(statement.encode(), values)
             return cursor.fetchall() if cursor.description is not None else []
+
+
+def _equal(key: Sequence[SqlColumn]) -> str:
+    return " AND ".join(f"found.{quoted(column.name)} = wanted.{quoted(column.name)}" for column in key)
 
 
 def _as_text(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -46,6 +46,7 @@ class SqliteDatabase:
     """`SqlDatabase` for a sqlite: URL."""
 
     nan_is_null = True
+    locks_by_inserting = False
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -123,8 +124,28 @@ class _Transaction(SqlTransaction):
         keys = {*key, *(() if existing is None else existing.primary_key)}
         for batch in batches:
             require_keys(batch, columns, keys, nan_is_null=True)
-            values = [plain_values(batch.column(index), column.kind) for index, column in enumerate(columns)]
-            self._connection.executemany(statement, zip(*values, strict=True))
+            self._connection.executemany(statement, _rows(batch, columns))
+
+    def lock_rows(
+        self, table: Sequence[str], columns: Sequence[SqlColumn], key: Sequence[SqlColumn], keys: pa.RecordBatch
+    ) -> list[tuple[Any, ...] | None]:
+        # BEGIN IMMEDIATE has locked the whole database.
+        names = listed(column.name for column in columns)
+        statement = f"SELECT {names} FROM {quoted(*table)} WHERE {_equal(key)}"
+        found = (self.execute(statement, values) for values in _rows(keys, key))
+        return [rows[0] if rows else None for rows in found]
+
+    def delete_rows(self, table: Sequence[str], key: Sequence[SqlColumn], keys: pa.RecordBatch) -> None:
+        self._connection.executemany(f"DELETE FROM {quoted(*table)} WHERE {_equal(key)}", _rows(keys, key))
 
     def execute(self, statement: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, values or ()).fetchall()
+
+
+def _rows(batch: pa.RecordBatch, columns: Sequence[SqlColumn]) -> Iterator[tuple[Any, ...]]:
+    values = [plain_values(batch.column(index), column.kind) for index, column in enumerate(columns)]
+    return zip(*values, strict=True)
+
+
+def _equal(key: Sequence[SqlColumn]) -> str:
+    return " AND ".join(f"{quoted(column.name)} = ?" for column in key)

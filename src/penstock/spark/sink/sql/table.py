@@ -47,13 +47,7 @@ class SqlTable:
         keys = (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
         object.__setattr__(self, "key", keys)
         object.__setattr__(self, "guarantee", guarantee_of(self.guarantee, self.label))
-        if not self.url.startswith(("postgresql://", "postgres://", "sqlite:")):
-            raise ConfigError(f"{self.url.partition(':')[0]!r} is not a database for {self.label}: use {_FORMS}")
-        if self.url.startswith("sqlite:"):
-            path = self.url.removeprefix("sqlite:")
-            if not path or path.startswith((":", "//")):
-                raise ConfigError(f"{self.url!r} names no file: write the path after the colon, sqlite:./FILE")
-            object.__setattr__(self, "url", f"sqlite:{os.path.abspath(os.path.expanduser(path))}")
+        object.__setattr__(self, "url", database_url(self.url, self.label))
 
     @property
     def label(self) -> str:
@@ -68,7 +62,7 @@ class SqlTable:
                 f"{self.label}: update mode sends changed rows again: set key='COLUMN', so that each replaces the "
                 "previous one"
             )
-        database = self._database()
+        database = database_at(self.url)
         try:
             with database.transaction() as transaction:
                 existing = transaction.describe(names_in(self.table))
@@ -80,7 +74,7 @@ class SqlTable:
             database.close()
 
     def open(self, identity: QueryIdentity) -> SqlDelivery:
-        database = self._database()
+        database = database_at(self.url)
         try:
             return SqlDelivery(
                 database,
@@ -105,9 +99,22 @@ class SqlTable:
         assert isinstance(self.key, tuple)
         return self.key
 
-    def _database(self) -> SqlDatabase:
-        if self.url.startswith("sqlite:"):
-            return SqliteDatabase(self.url.removeprefix("sqlite:"))
-        from penstock.spark.sink.sql.postgres import PostgresDatabase
 
-        return PostgresDatabase(self.url)
+def database_url(url: str, label: str) -> str:
+    """The URL with an absolute path. Raises ConfigError if it is not one of a database."""
+    if not url.startswith(("postgresql://", "postgres://", "sqlite:")):
+        raise ConfigError(f"{url.partition(':')[0]!r} is not a database for {label}: use {_FORMS}")
+    if not url.startswith("sqlite:"):
+        return url
+    path = url.removeprefix("sqlite:")
+    if not path or path.startswith((":", "//")):
+        raise ConfigError(f"{url!r} names no file: write the path after the colon, sqlite:./FILE")
+    return f"sqlite:{os.path.abspath(os.path.expanduser(path))}"
+
+
+def database_at(url: str) -> SqlDatabase:
+    if url.startswith("sqlite:"):
+        return SqliteDatabase(url.removeprefix("sqlite:"))
+    from penstock.spark.sink.sql.postgres import PostgresDatabase
+
+    return PostgresDatabase(url)
