@@ -181,6 +181,25 @@ def test_a_captured_database_table_is_joined_as_of_its_changes(spark: SparkSessi
         )
 
 
+def test_a_deletion_without_a_key_stops_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    clicks, users = Batches(spark, tmp_path / "c", CLICKS), Batches(spark, tmp_path / "u", f"key string, {USERS}")
+    clicks.put([{"id": 1, "user": "ann", "at": at(2)}])
+    clicks.put([{"id": 2, "user": "end", "at": at(100)}])
+    users.put([{"key": "ann", "name": "ann", "city": "Oslo", "changed": at(0), "pointer": 0}])
+    users.put([{"key": "ann", "pointer": 1}])  # the record has no value, so no time either
+
+    def join(table: DataFrame) -> DataFrame:
+        return enrich_as_of(clicks.stream(), table, {"user": "name"}, "at", "changed", columns=["city"], grace="1 day")
+
+    with pytest.raises(StreamingQueryException, match="its key, name, is null: fill it from the record's key"):
+        Collected(tmp_path / "ck").run(join(users.stream()))
+    collected = Collected(tmp_path / "ck2")
+    clicks.put([{"id": 3, "user": "ann", "at": at(200_000)}])
+    users.put([])
+    collected.run(join(users.stream().withColumn("name", F.coalesce("name", "key"))))
+    assert [(row.id, row.city) for row in collected.rows] == [(1, None), (2, None)], "deleted as of its creation"
+
+
 def test_what_cannot_be_joined_as_of_a_time_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     clicks = Batches(spark, tmp_path / "c", CLICKS).stream()
     users = Batches(spark, tmp_path / "u", USERS).stream()

@@ -107,30 +107,6 @@ def test_timers_come_with_the_clock() -> None:
     assert simulated.clock(START + 6 * SECOND) == [Row(key="a", total=1.0)]
 
 
-PAYMENT = StructType([StructField("at", TimestampType()), StructField("amount", DoubleType())])
-
-
-def test_the_exact_window_before_each_event_is_a_list_that_is_cut() -> None:
-    """The recipe of docs/spark/state.md."""
-
-    def recent(card: str, payments: Iterator[Row], ctx: KeyContext) -> Iterator[tuple[str, float]]:
-        for payment in sorted(payments, key=lambda each: each.at):
-            since = payment.at - 10 * SECOND
-            kept = [each for each in ctx.list("recent") if each.at > since]
-            ctx.list("recent").replace([*kept, payment])
-            yield card, payment.amount + sum(each.amount for each in kept)
-
-    times = [0, 4, 9, 10, 10, 25, 34, 35]
-    payments = [Row(at=START + when * SECOND, amount=float(2**place)) for place, when in enumerate(times)]
-    simulated = simulate(recent, TOTAL, lists={"recent": PAYMENT})
-    found = [row.total for start in (0, 3, 6) for row in simulated.rows("card", payments[start : start + 3])]
-    by_hand = [
-        sum(2.0**other for other, earlier in enumerate(times[: place + 1]) if earlier > when - 10)
-        for place, when in enumerate(times)
-    ]
-    assert found == by_hand
-
-
 def test_a_session_ends_when_its_timer_comes_and_nothing_came_since() -> None:
     """The recipe of docs/spark/state.md."""
 

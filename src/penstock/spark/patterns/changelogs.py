@@ -77,11 +77,17 @@ def row_type(table: DataFrame, columns: Sequence[str]) -> StructType:
 def changed_rows(table: DataFrame, keys: Mapping[str, DataType], columns: Sequence[str], *also: Column) -> DataFrame:
     """The changes: columns `key_names`, cast to these types, `PLACE`, `ROW`, and what else is wanted of them.
 
-    Changes without a key are omitted, and so are records that are no change events. A truncate fails the query.
+    Changes without a key are omitted, and so are records that are no change events. The query fails at a deletion
+    without a key, and at a truncate.
     """
     counts = F.lit(True)
     for name in keys:
         counts = counts & F.col(f"`{name}`").isNotNull()
+    unknown = F.raise_error(
+        f"a record deletes a row of a table, but its key, {', '.join(keys)}, is null: fill it from the record's key, "
+        "coalesce(id, cast(cast(key as string) as bigint)), or by debezium(..., key=[...])"
+    )
+    counts = F.when(~counts & deletes(table, list(keys)), unknown.cast("boolean")).otherwise(counts)
     if {"op", "deleted"} <= set(table.columns):
         counts = counts & F.col("op").isNotNull()
     pointer = pointer_of(table)
