@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import decimal
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from penstock.spark.sink.sql import postgres, sqlite
 from penstock.spark.sink.target import Delivered, Delivery
 from penstock.spark.values.undecodable import Letters
 from tests.postgres import PostgresServer
+from tests.seeds import seed_of
 from tests.spark.sink.databases import Killed, Rows, killing
 
 
@@ -78,6 +80,51 @@ def test_a_row_replaces_the_one_of_its_key_also_within_a_batch(
     later = spark.createDataFrame([("ann", 1, 6), ("ann", 2, 1), ("ann", 1, 9)], schema).coalesce(1)
     delivery.deliver(later, 1)
     assert rows("SELECT * FROM spend ORDER BY 1, 2") == [("ann", 1, 9), ("ann", 2, 1), ("bob", 1, 7)]
+
+
+def test_the_changes_of_a_table_make_the_table(
+    spark: SparkSession, database: str, rows: Rows, open_target: Callable[..., Delivery], refused: RefusedRows
+) -> None:
+    rng = random.Random(seed_of())
+    target = SqlTable(database, "spend", key=["customer", "day"], deleted="gone")
+    schema = "gone boolean, day date, customer string, amount bigint"
+    model: dict[tuple[str, datetime.date], int] = {}
+    delivery = open_target(target)
+    for batch in range(4):
+        changes = []
+        for amount in range(15):
+            key = rng.choice("abc"), datetime.date(2026, 1, rng.randrange(1, 4))
+            gone = rng.choice([True, False, None])
+            changes.append((gone, key[1], key[0], None if gone else amount))
+            model.pop(key, None)
+            if not gone:
+                model[key] = amount
+        frame = spark.createDataFrame(changes, schema).coalesce(1)
+        target.check(frame.schema, "append")
+        assert delivery.deliver(frame, batch) == Delivered(15)
+        found = {(customer, str(day)): amount for day, customer, amount in rows("SELECT * FROM spend")}
+        assert found == {(customer, str(day)): amount for (customer, day), amount in model.items()}
+    with pytest.raises(DeliveryError, match="no value in 'customer'"):
+        delivery.deliver(spark.createDataFrame([(True, datetime.date(2026, 1, 1), None, None)], schema), 4)
+    delivery = open_target(target, refused=refused)
+    only_deletions = [(True, datetime.date(2026, 1, day), who, None) for day in (1, 2, 3) for who in "abc"]
+    frame = spark.createDataFrame([*only_deletions, (True, datetime.date(2026, 1, 1), None, None)], schema)
+    assert delivery.deliver(frame, 4) == Delivered(9, refused=1)
+    assert rows("SELECT count(*) FROM spend") == [(0,)]
+
+
+def test_deletions_need_a_key_and_a_boolean_column(spark: SparkSession, database: str) -> None:
+    schema = spark.createDataFrame([], "id int, gone boolean, name string").schema
+    SqlTable(database, "t", key="id", deleted="gone").check(schema, "update")
+    for options, mode, message in (
+        ({"key": "id", "deleted": "name"}, "append", "'name' is string, and must be boolean"),
+        ({"key": "id", "deleted": "op"}, "append", "no column 'op' for deletions"),
+        ({"deleted": "gone"}, "append", "deletes rows by their key: set key="),
+        ({"key": "gone", "deleted": "gone"}, "append", "deletes rows by their key: set key="),
+        ({"key": "id", "deleted": "gone"}, "complete", "use mode append or update"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SqlTable(database, "t", **options).check(schema, mode)  # type: ignore[arg-type]
 
 
 def test_a_table_of_keys_alone_keeps_each_once(

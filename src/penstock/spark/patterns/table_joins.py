@@ -56,8 +56,8 @@ def join_tables(
 
     The result has the columns of the key, those of the left side, those of the right side with `prefix`, and `deleted`.
     Each batch has at most one row for each key, and only if the joined row has changed: it replaces the previous one,
-    or, if `deleted`, deletes it. It can be joined again, and `penstock.spark.tables.as_changelog` makes
-    it records for a compacted topic.
+    or, if `deleted`, deletes it. It can be joined again; `penstock.spark.tables.as_changelog` makes it
+    records for a compacted topic, and `SqlTable(..., deleted="deleted")` a table of a database.
 
     "inner" has rows for keys that both tables have, "left" for all of the left table, "outer" for all of both.
 

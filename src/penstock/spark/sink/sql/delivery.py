@@ -7,9 +7,10 @@ import random
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from penstock.databases.statements import ExistingTable
@@ -23,7 +24,7 @@ from penstock.errors import (
 from penstock.spark.sink.publishing import check_order
 from penstock.spark.sink.refused_rows import RefusedRow
 from penstock.spark.sink.sql.columns import SqlColumn, columns_of, json_rows, plain
-from penstock.spark.sink.sql.database import SqlDatabase, SqlMark, SqlTransaction, null_keys
+from penstock.spark.sink.sql.database import SqlDatabase, SqlMark, SqlTransaction, null_keys, require_keys
 from penstock.spark.sink.staging import Staged, StagingFolder, stage
 from penstock.spark.sink.target import Delivered, QueryIdentity
 
@@ -49,6 +50,7 @@ class SqlDelivery:
         *,
         create: bool,
         marked: bool,
+        deleted: str | None = None,
     ) -> None:
         self._database = database
         self._identity = identity
@@ -56,6 +58,7 @@ class SqlDelivery:
         self._table = table
         self._key = key
         self._create = create
+        self._deleted = deleted
         self._run = uuid.uuid4().hex if marked else None
         self._last = SqlMark("", -1, 0)
         self._columns: tuple[SqlColumn, ...] = ()
@@ -102,7 +105,8 @@ class SqlDelivery:
 
     def _provide(self, transaction: SqlTransaction, columns: Sequence[SqlColumn]) -> frozenset[str]:
         """Create or check the table for rows of these columns. Returns its primary key."""
-        return provide_table(self._database, transaction, self._table, columns, self._key, self._create, self._label)
+        kept = self._without_deleted(columns)
+        return provide_table(self._database, transaction, self._table, kept, self._key, self._create, self._label)
 
     def _refuse(self, staged: Staged) -> int:
         """Put rows without a key into the dead letters, if the query has any. Returns their number."""
@@ -164,7 +168,35 @@ class SqlDelivery:
             transaction.set_mark(self._identity.id, SqlMark(self._run, staged.batch_id, rows))
 
     def _store(self, transaction: SqlTransaction, batches: Iterable[pa.RecordBatch]) -> None:
-        transaction.write(self._table, self._columns, self._key, batches)
+        if self._deleted is None:
+            transaction.write(self._table, self._columns, self._key, batches)
+            return
+        sign = self._deleted
+        is_deleted: dict[tuple[Any, ...], bool] = {}
+        columns = self._without_deleted(self._columns)
+        by_name = {column.name: column for column in columns}
+        names = [column.name for column in self._columns]
+        kinds: list[pa.DataType] = []
+
+        def rows_that_stay() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                require_keys(batch, self._columns, self._key, nan_is_null=self._database.nan_is_null)
+                keys = [batch.column(names.index(name)) for name in self._key]
+                kinds[:] = [key.type for key in keys]
+                deleted = pc.fill_null(batch.column(names.index(sign)), False)
+                values = zip(*(key.to_pylist() for key in keys), strict=True)
+                is_deleted.update(zip(values, deleted.to_pylist(), strict=True))
+                yield batch.filter(pc.invert(deleted)).select([names.index(column.name) for column in columns])
+
+        transaction.write(self._table, columns, self._key, rows_that_stay())
+        gone = [key for key, last in is_deleted.items() if last]
+        if gone:
+            arrays = [pa.array(cells, kind) for cells, kind in zip(zip(*gone, strict=True), kinds, strict=True)]
+            keys = pa.RecordBatch.from_arrays(arrays, names=list(self._key))
+            transaction.delete_rows(self._table, [by_name[name] for name in self._key], keys)
+
+    def _without_deleted(self, columns: Sequence[SqlColumn]) -> tuple[SqlColumn, ...]:
+        return tuple(column for column in columns if column.name != self._deleted)
 
 
 def provide_table(

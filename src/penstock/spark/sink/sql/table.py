@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, StructType
 
 from penstock.databases.statements import names_in
 from penstock.errors import ConfigError, SchemaMismatchError
@@ -32,6 +32,9 @@ class SqlTable:
     become JSON. A row with null in a column of the key, or of the table's primary key, goes to the dead letters of the
     topic that the query reads; without dead letters, it fails its batch.
 
+    `deleted` names a boolean column of the frame, which the table does not have: where it is true, the row with that
+    key is deleted. So the changes of a table, as `debezium` and `join_tables` give them, make the table.
+
     Exactly-once: rows and the number of the batch, in the table `penstock_spark_batches`, are written in one
     transaction. At-least-once does without that table: a repeated batch is written again, which a key makes harmless.
     """
@@ -39,6 +42,7 @@ class SqlTable:
     url: str = field(repr=False)
     table: str
     key: Sequence[str] | str | None = field(default=None, kw_only=True)
+    deleted: str | None = field(default=None, kw_only=True)
     create: bool = field(default=True, kw_only=True)
     guarantee: Guarantee = field(default=Guarantee.EXACTLY_ONCE, kw_only=True)
 
@@ -57,6 +61,9 @@ class SqlTable:
         """An existing table is checked, too."""
         columns = columns_of(schema, self.label)
         require_columns(schema.names, self.keys, " for the key", what=f"the frame for {self.label}")
+        if self.deleted is not None:
+            self._check_deleted(schema, mode)
+            columns = tuple(column for column in columns if column.name != self.deleted)
         if mode == "update" and not self.keys:
             raise ConfigError(
                 f"{self.label}: update mode sends changed rows again: set key='COLUMN', so that each replaces the "
@@ -82,6 +89,7 @@ class SqlTable:
                 self.label,
                 names_in(self.table),
                 self.keys,
+                deleted=self.deleted,
                 create=self.create,
                 marked=self.guarantee is Guarantee.EXACTLY_ONCE,
             )
@@ -92,6 +100,20 @@ class SqlTable:
     def for_version(self, version: str) -> SqlTable:
         """The table for this version of a pipeline."""
         return replace(self, table=f"{self.table}_{version.replace('-', '_')}")
+
+    def _check_deleted(self, schema: StructType, mode: OutputMode) -> None:
+        assert self.deleted is not None
+        require_columns(schema.names, [self.deleted], " for deletions", what=f"the frame for {self.label}")
+        if not isinstance(schema[self.deleted].dataType, BooleanType):
+            raise SchemaMismatchError(
+                f"{self.label}: column {self.deleted!r} is {schema[self.deleted].dataType.simpleString()}, and must be "
+                "boolean to say which rows are deleted"
+            )
+        if not self.keys or self.deleted in self.keys or mode == "complete":
+            raise ConfigError(
+                f"{self.label}: deleted={self.deleted!r} deletes rows by their key: set key= to other columns, and use "
+                "mode append or update"
+            )
 
     @property
     def keys(self) -> tuple[str, ...]:
