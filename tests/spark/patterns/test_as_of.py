@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import sqlite3
+import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,22 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from penstock import Connection
 from penstock.errors import ConfigError, SchemaMismatchError
 from penstock.spark.late.gate import OnTimeGate
 from penstock.spark.patterns import enrich_as_of
 from penstock.spark.patterns.as_of import VERSIONS, AsOf, version_type
 from penstock.spark.patterns.ordering import WAITING
+from penstock.spark.reading import read_batch, read_stream
 from penstock.spark.state.stateful_functions import simulate
 from penstock.spark.tables import debezium
+from penstock.tables import Capture
 from tests.seeds import seed_of
 from tests.spark.patterns.models import Change, as_of
-from tests.spark.time.batches import START, Batches, Collected, at
+from tests.spark.time.batches import START, Batches, Collected, at, seconds
+from tests.tables.captured import wait_until
 
 CLICKS, USERS = "id int, user string, at timestamp", "name string, city string, changed timestamp, pointer long"
 CLICK = StructType([StructField("id", IntegerType()), StructField("at", TimestampType())])
@@ -179,6 +185,50 @@ def test_a_captured_database_table_is_joined_as_of_its_changes(spark: SparkSessi
                 grace="5 seconds",
             )
         )
+
+
+def test_clicks_meet_the_rows_of_a_database_that_is_captured_meanwhile(
+    spark: SparkSession, tmp_path: Path, connection: Connection, log_url: str
+) -> None:
+    """As of the times that the database gives its changes, to the millisecond."""
+    database = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    database.execute("CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT)")
+    database.execute("INSERT INTO users VALUES (7, 'Ada')")
+    capture = Capture(f"sqlite:{tmp_path / 'shop.db'}", log_url, tables=["users"])
+    thread = threading.Thread(target=capture.run)
+    thread.start()
+    topic = "shop.main.users"
+
+    def captured(records: int) -> None:
+        wait_until(lambda: capture.progress.phase == "streaming", "the capture streams")
+        wait_until(lambda: connection.open_topic(topic).span(0)[1] >= records, "the change is captured")
+
+    try:
+        captured(1)
+        database.execute("UPDATE users SET name = 'Ann'")
+        captured(2)
+        database.execute("DELETE FROM users")
+        captured(4)  # with its tombstone
+    finally:
+        capture.close()
+        thread.join()
+        database.close()
+    fields = StructType([StructField("id", LongType()), StructField("name", StringType())])
+    rows = debezium(read_batch(spark, log_url, topic), fields, key=["id"]).orderBy("pointer").collect()
+    changes = [(seconds(row.changed_at), None if row.deleted else row.name) for row in rows]
+    assert [name for _, name in changes] == ["Ada", "Ann", None]
+    times = [when + shift for when, _ in changes for shift in (-0.000_5, 0)]
+    clicks = Batches(spark, tmp_path / "in", "id int, user long, at timestamp")
+    clicks.put([{"id": number, "user": 7, "at": at(when)} for number, when in enumerate(times)])
+    clicks.put([{"id": -1, "user": 8, "at": at(times[-1] + 1_000)}])
+    users = debezium(read_stream(spark, log_url, topic), fields, key=["id"])
+    collected = Collected(tmp_path / "ck")
+    collected.run(
+        enrich_as_of(clicks.stream(), users, {"user": "id"}, "at", "changed_at", prefix="u_", grace="9 seconds")
+    )
+    assert {row.id: row.u_name for row in collected.rows} == {
+        number: as_of(changes, when) for number, when in enumerate(times)
+    }
 
 
 def test_a_deletion_without_a_key_stops_the_query(spark: SparkSession, tmp_path: Path) -> None:
