@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ RECENT: Final = "recent"
 """The rows that may be part of a match which is not complete."""
 STEPS: Final = "_steps"
 """For each row, the steps whose conditions it meets, as bits."""
+_LEAST: Final = datetime.timedelta(microseconds=1)
 _ADDED: Final = ("started", "ended", "events")
 
 
@@ -133,41 +135,56 @@ class Sequences:
     def due(self, key: Any, at: datetime.datetime, ctx: KeyContext) -> Iterator[tuple[Any, ...]]:
         recent = list(ctx.list(RECENT))
         rows = [*recent, *self._order.due(key, at, ctx)]
-        begun: list[list[int]] = []
+        begun: list[deque[list[int]]] = [deque() for _ in range(self._steps)]
         for number in range(len(rows)):
-            begun, complete = self._advanced(begun, rows, number)
+            complete = self._advance(begun, rows, number)
             if number >= len(recent):
                 for match in complete:
                     yield self._output(key, [rows[each] for each in match])
-        # Rows to come are after the watermark.
-        begun = [match for match in begun if self._ends(rows[match[0]]) > ctx.watermark]
-        kept = rows[min(match[0] for match in begun) :] if begun else []
+        self._drop_ended(begun, rows, ctx.watermark)  # rows to come are after the watermark
+        first = min((matches[0][0] for matches in begun if matches), default=len(rows))
+        kept = rows[first:]
         if kept != recent:
             ctx.list(RECENT).replace(kept)
         if kept:
             self._order.wake(self._ends(kept[0]), ctx)
 
-    def _advanced(
-        self, begun: list[list[int]], rows: Sequence[Row], number: int
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """The matches that have begun after a row, in the order of their beginnings, and those that it completes."""
+    def _advance(self, begun: list[deque[list[int]]], rows: Sequence[Row], number: int) -> Sequence[list[int]]:
+        """Take a row into the matches that have begun, and return those that it completes.
+
+        `begun` has, for each number of steps, the matches with as many rows, in the order of their beginnings. One that
+        began earlier is at least as far as a later one, so those that advance together stay in that order.
+        """
         row = rows[number]
-        steps, when = row[STEPS], row[self._time]
-        going_on: list[list[int]] = []
-        complete: list[list[int]] = []
-        for match in begun:
-            if when > self._ends(rows[match[0]]):
+        steps = row[STEPS]
+        self._drop_ended(begun, rows, row[self._time] - _LEAST)
+        complete: deque[list[int]] = deque()
+        for step in range(self._steps - 1, 0, -1):
+            matches = begun[step]
+            if not matches:
                 continue
-            if steps >> len(match) & 1:
-                match = [*match, number]
-                (complete if len(match) == self._steps else going_on).append(match)
-            elif not self._adjacent:
-                going_on.append(match)
+            if steps >> step & 1:
+                for match in matches:
+                    match.append(number)
+                if step == self._steps - 1:
+                    complete = matches
+                else:
+                    begun[step + 1].extend(matches)
+                begun[step] = deque()
+            elif self._adjacent:
+                begun[step] = deque()
         if complete and not self._overlapping:
-            return [], complete[:1]
+            begun[:] = [deque() for _ in begun]
+            return [complete[0]]
         if steps & 1:
-            going_on.append([number])
-        return going_on, complete
+            begun[1].append([number])
+        return complete
+
+    def _drop_ended(self, begun: list[deque[list[int]]], rows: Sequence[Row], reached: datetime.datetime) -> None:
+        """Drop the matches that no row after this time can complete."""
+        for matches in begun:
+            while matches and self._ends(rows[matches[0][0]]) <= reached:
+                matches.popleft()
 
     def _ends(self, first: Row) -> datetime.datetime:
         """Until when a match that begins with this row can be completed."""
