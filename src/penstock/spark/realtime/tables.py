@@ -53,6 +53,8 @@ def check(frame: DataFrame, target: SqlTable) -> list[str]:
     """The reasons why this frame cannot be written to this table in real-time mode; empty if it can."""
     if target.url.startswith("sqlite:"):
         return ["it writes to tables of PostgreSQL, not of SQLite"]
+    if target.deleted is not None:
+        return ["a table whose rows are deleted by a column needs batches: omit deleted="]
     plan = planned(frame)
     if plan.reasons or target.guarantee is Guarantee.AT_LEAST_ONCE:
         return list(plan.reasons)
