@@ -52,6 +52,11 @@ def postgres_programs() -> Path:
     return Path(_or_skip(parts.postgres_programs))
 
 
+def mariadb_programs() -> tuple[str, str]:
+    """MariaDB's `mariadb-install-db` and `mariadbd`."""
+    return _or_skip(parts.mariadb_install), _or_skip(parts.mariadb_server)
+
+
 def node() -> str:
     """The node program."""
     return _or_skip(parts.node)

@@ -109,6 +109,20 @@ def postgres_programs() -> str:
     raise PartMissing(f"postgresql is not installed: {why_missing('postgresql')}")
 
 
+def mariadb_install() -> str:
+    """The path of the program that makes MariaDB's system tables; the server's own is `mariadb_server`."""
+    mariadb_server()
+    # It is a script, and reads its settings with a program of the client's package.
+    _program("mariadb", "my_print_defaults")
+    return _program("mariadb", "mariadb-install-db")
+
+
+def mariadb_server() -> str:
+    """The path of the mariadbd program: Debian keeps it where only root's PATH looks."""
+    usual = Path("/usr/sbin/mariadbd")
+    return str(usual) if os.access(usual, os.X_OK) else _program("mariadb", "mariadbd")
+
+
 def node() -> str:
     """The path of the node program."""
     return _program("node", "node", "nodejs")

@@ -64,6 +64,7 @@ PROGRAMS: Final = (
     Program("rabbitmq", parts.rabbitmq_server, ("rabbitmq-server",)),
     Program("debootstrap", parts.debootstrap, ("debootstrap",)),
     Program("postgresql", parts.postgres_programs, ("postgresql",)),
+    Program("mariadb", parts.mariadb_install, ("mariadb-server-core", "mariadb-client-core")),
     Program("java", parts.java_with_compiler, ("default-jdk-headless",)),
     Program("mvn", parts.mvn, ("maven",)),
     Program("node", parts.node, ("nodejs",)),

@@ -64,6 +64,13 @@ app = typer.Typer(
 )
 
 Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE_URL",
+        help="The database: postgresql://USER@HOST/DATABASE, mysql://USER@HOST/DATABASE (or mariadb://) or sqlite:FILE.",
+    ),
+]
+Compared = Annotated[
     str, typer.Argument(metavar="SOURCE_URL", help="The database: postgresql://USER@HOST/DATABASE or sqlite:FILE.")
 ]
 Target = Annotated[
@@ -216,7 +223,7 @@ def apply(
     ),
 )
 def compare(
-    source: Source,
+    source: Compared,
     target: Target,
     table: Annotated[str, typer.Option("--table", "-t", help="The table of the source, and of the target.")],
     target_table: Annotated[str | None, typer.Option(help="The table of the target, if it has another name.")] = None,

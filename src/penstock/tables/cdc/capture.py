@@ -46,6 +46,7 @@ _LONGEST_PAUSE_S: Final = 30.0
 _LONGEST_HISTORY_S: Final = 100 * 365 * 86_400.0
 Choice = TypeVar("Choice", bound=StrEnum)
 POSTGRES: Final = ("postgresql", "postgres")
+MYSQL: Final = ("mysql", "mariadb")
 
 
 class Capture:
@@ -282,9 +283,16 @@ def _open_source(url: str, options: SourceOptions, slot: str | None, publication
     if any(each is not None for each in given.values()):
         name = next(name for name, each in given.items() if each is not None)
         raise ConfigError(f"{name}={given[name]!r}: only PostgreSQL has it")
+    if scheme in MYSQL:
+        from penstock.tables.cdc.mysql.source import MysqlSource  # needs an extra
+
+        return MysqlSource(url, options)
     if scheme == "sqlite":
         return SqliteSource(url, options)
-    raise UrlError(f"{without_password(url)!r} is not a database that can be captured: postgresql://... or sqlite:FILE")
+    raise UrlError(
+        f"{without_password(url)!r} is not a database that can be captured: postgresql://..., mysql://..., "
+        "mariadb://... or sqlite:FILE"
+    )
 
 
 def _database_name(url: str) -> str:

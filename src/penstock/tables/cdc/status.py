@@ -16,19 +16,20 @@ class CaptureStatus:
     name: str
     slot: str
     state: str
-    """reading, idle (nothing reads from the slot), or lost."""
-    behind_bytes: int
-    """The database's log after the last change that the capture has confirmed."""
+    """reading, idle (nothing reads from the slot), lost, or unknown: MySQL knows only captures that are connected."""
+    behind_bytes: int | None
+    """The database's log after the last change that the capture has confirmed; None in MySQL, which is not told."""
     kept_bytes: int
-    """The log that the database cannot remove because of this slot."""
+    """The log that the database cannot remove because of this slot; in MySQL, all that it has."""
     room_bytes: int | None
     """How much may be written until changes are lost (`max_slot_wal_keep_size`) or the disk is full; None: unknown."""
     limit: str
-    """What the room is limited by: max_slot_wal_keep_size, disk, or "" if it is unknown."""
+    """What the room is limited by: max_slot_wal_keep_size, disk, binlog_expire_logs_seconds, or "" if it is unknown."""
     written_bytes_per_s: float | None
     """How fast the database writes its log; None if it was not measured."""
     time_to_loss_s: float | None
-    """When the room is used up if the capture does not move on; None if it never is, or is unknown."""
+    """When the room is used up if the capture does not move on; None if it never is, or is unknown. In MySQL, how long a
+    change is kept."""
     is_lost: bool
 
 
@@ -38,4 +39,10 @@ def capture_status(url: str, name: str | None = None, measure_s: float = 2.0) ->
         from penstock.tables.cdc.postgres.slots import slot_status  # needs an extra
 
         return slot_status(url, name, measure_s)
-    raise UrlError(f"{without_password(url)!r} is not a database whose captures have a slot: postgresql://...")
+    if scheme_of(url) in ("mysql", "mariadb"):
+        from penstock.tables.cdc.mysql.logs import binlog_status  # needs an extra
+
+        return binlog_status(url, name, measure_s)
+    raise UrlError(
+        f"{without_password(url)!r} is not a database whose captures have a status: postgresql://... or mysql://..."
+    )
