@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from threading import Event
 from typing import Final, Protocol
 
@@ -65,6 +66,23 @@ def file_number(name: str) -> int:
     """The number that the name of a file of the binlog ends with."""
     digits = name.rpartition(".")[2]
     return int(digits) if digits.isdecimal() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was in the batch, and which event was the last one, at a point inside it."""
+
+    records: int = 0
+    changes: int = 0
+    size_bytes: int = 0
+    event: int = 0
+    row: int = 0
+
+    def after(self, records: int, changes: int) -> Mark | None:
+        """The same point once the beginning of the batch is stored; None if it is stored, too."""
+        if self.records < records:
+            return None
+        return Mark(self.records - records, self.changes - changes)
 
 
 class Tables(Protocol):
@@ -136,10 +154,10 @@ class ChangeReader:
         self._is_prepared = False
         """Whether the transaction is only prepared (XA): it may still be rolled back."""
         self._is_partly_stored = False
-        self._savepoints: dict[str, tuple[int, int] | None] = {}
-        """How many records and changes were in the batch; None: they are stored."""
-        self._mark = (0, 0)
-        """The same, when the transaction began."""
+        self._savepoints: dict[str, Mark | None] = {}
+        """None: what was before it is stored, or some of what was after it."""
+        self._mark = Mark()
+        """Where the transaction began."""
         self._new_batch()
 
     def batches(self, stopping: Event) -> Iterator[SourceBatch]:
@@ -184,14 +202,24 @@ class ChangeReader:
         return msgspec.structs.replace(self._done, event=self._event, skipped_rows=self._row)
 
     def _flush(self) -> Iterator[SourceBatch]:
-        """Hand out the batch. When the generator goes on, it is stored."""
+        """Hand out the batch. When the generator goes on, it is stored.
+
+        Inside a transaction, these are the transactions before it; only if there are none, it is split.
+        """
+        records, changes, size_bytes = self._records, self._changes, self._size_bytes
         position = self._reached()
-        if self._is_inside and self._records:
-            self._is_partly_stored = True
-            self._savepoints = dict.fromkeys(self._savepoints)
+        count = len(records)
+        if self._is_inside:
+            if self._mark.records:
+                count, changes, size_bytes = self._mark.records, self._mark.changes, self._mark.size_bytes
+                position = msgspec.structs.replace(self._done, event=self._mark.event, skipped_rows=self._mark.row)
+            else:
+                self._is_partly_stored = True
+        rest = records[count:], self._changes - changes, self._size_bytes - size_bytes
+        self._savepoints = {name: mark and mark.after(count, changes) for name, mark in self._savepoints.items()}
         self._state[POSITION] = msgspec.json.encode(position)
-        changes, transactions, time_ms = self._changes, self._transactions, self._time_ms
-        yield SourceBatch(self._records, self._state)
+        transactions, time_ms = self._transactions, self._time_ms
+        yield SourceBatch(records[:count], self._state)
         self._position = position
         progress = self._progress
         progress.changes += changes
@@ -201,7 +229,8 @@ class ChangeReader:
             progress.last_change_ms = time_ms
         self._saved_s = time.monotonic()
         self._new_batch()
-        self._mark = (0, 0)
+        self._records, self._changes, self._size_bytes = rest
+        self._mark = Mark(event=self._mark.event, row=self._mark.row)
         if time.monotonic() - self._looked_s >= _LOOK_S:
             self._look_now()
 
@@ -299,31 +328,34 @@ class ChangeReader:
         self._is_prepared = False
         self._is_partly_stored = False
         self._savepoints.clear()
-        self._mark = (len(self._records), self._changes)
+        self._mark = self._here()
 
     def _commit(self) -> None:
         self._is_inside = False
-        self._transactions += self._changes > self._mark[1] or self._is_partly_stored
+        self._transactions += self._changes > self._mark.changes or self._is_partly_stored
         self._is_partly_stored = False
-        self._mark = (len(self._records), self._changes)
+        self._mark = self._here()
         if self._end < _HIGHEST:  # else the server could not be asked for what follows: the last event stands for it
             self._done = msgspec.structs.replace(self._done, pos=self._end, gtid=self._gtid)
             if not self._is_before_first(self._end):
                 self._event, self._row = 0, 0
 
+    def _here(self) -> Mark:
+        return Mark(len(self._records), self._changes, self._size_bytes, self._event, self._row)
+
     def _is_before_first(self, place: int) -> bool:
         """Whether events before this place were stored before the start."""
         return self._file == self._first.file and place <= self._first.event
 
-    def _roll_back(self, mark: tuple[int, int] | None, *, is_partly_stored: bool) -> None:
+    def _roll_back(self, mark: Mark | None, *, is_partly_stored: bool) -> None:
         if is_partly_stored or mark is None:
             raise ChangesLostError(
                 f"{self._where} has logged a transaction that was rolled back (at {self._file}:{self._end}) and had more "
                 "changes than one batch, so some are in the topic: take a new snapshot of all tables with --snapshot "
                 "again, with a larger --batch-rows"
             )
-        del self._records[mark[0] :]
-        self._changes = mark[1]
+        del self._records[mark.records :]
+        self._changes = mark.changes
 
     def _take_statement(self, statement: Statement, query: Query, start: int) -> None:
         effect, name = statement.effect, statement.name
@@ -338,7 +370,7 @@ class ChangeReader:
             self._roll_back(self._mark, is_partly_stored=self._is_partly_stored)
             self._is_inside = False
         elif effect is Effect.SAVEPOINT:
-            self._savepoints[name.casefold()] = (len(self._records), self._changes)
+            self._savepoints[name.casefold()] = self._here()
         elif effect is Effect.ROLLBACK_TO:
             self._roll_back(self._savepoints.get(name.casefold(), self._mark), is_partly_stored=False)
         elif effect is Effect.DATA:

@@ -207,7 +207,7 @@ def from_binlog(column: Column, charsets: Charsets, table: str) -> FromBinlog:
 
 def _integers(size: int, is_unsigned: bool) -> FromBinlog:
     unpack = _NUMBERS[size, is_unsigned].unpack_from
-    return lambda data, at: (b"%d" % unpack(data, at), at + size)
+    return lambda data, at: (b"%d" % unpack(data, at)[0], at + size)
 
 
 def _integers_of_3(is_unsigned: bool) -> FromBinlog:
