@@ -88,7 +88,10 @@ def translation(error: Exception, where: str) -> PenstockError:
     if code == _BINLOG_ERROR:
         return _binlog_error(text, where)
     if code in _RIGHTS:
-        return ConfigError(f"{where}: this user lacks a right: {text}")
+        return ConfigError(
+            f"{where}: this user lacks a right: {text}; a capture needs SELECT on its tables, and: GRANT REPLICATION "
+            "SLAVE, REPLICATION CLIENT ON *.* TO <this user>"
+        )
     if code in _REFUSED:
         return ConfigError(f"{where} refuses this user or database: {text}")
     if code in _PASSING or (2000 <= code < 2060) or isinstance(error, OSError) or not code:
