@@ -18,7 +18,8 @@ TABLES: Final = (
     """CREATE TABLE items (
         id bigint PRIMARY KEY, name longtext, amount decimal(30, 10), made timestamp(6) NULL, local datetime(3),
         day date, moment time(6), flag bool, raw longblob, document json, ratio double, small float,
-        big bigint unsigned,        feeling enum('happy', 'it''s "ok"'), labels set('a', 'ü', 'c'), bits bit(13), fixed binary(6), year year,
+        big bigint unsigned,
+        feeling enum('happy', 'it''s "ok"'), labels set('a', 'ü', 'c'), bits bit(13), fixed binary(6), year year,
         twice bigint AS (id * 2) VIRTUAL
     ) CHARACTER SET utf8mb4""",
     """CREATE TABLE pairs (

@@ -67,7 +67,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE_URL",
-        help="The database: postgresql://USER@HOST/DATABASE, mysql://USER@HOST/DATABASE (or mariadb://) or sqlite:FILE.",
+        help="The database: postgresql://USER@HOST/DATABASE, mysql://... or mariadb://..., or sqlite:FILE.",
     ),
 ]
 Compared = Annotated[

@@ -28,8 +28,8 @@ class CaptureStatus:
     written_bytes_per_s: float | None
     """How fast the database writes its log; None if it was not measured."""
     time_to_loss_s: float | None
-    """When the room is used up if the capture does not move on; None if it never is, or is unknown. In MySQL, how long a
-    change is kept."""
+    """When the room is used up if the capture does not move on; None if it never is, or is unknown. In MySQL, how long
+    a change is kept."""
     is_lost: bool
 
 

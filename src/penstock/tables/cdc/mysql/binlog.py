@@ -17,6 +17,8 @@ XID: Final = 16
 TABLE_MAP: Final = 19
 HEARTBEAT: Final = 27
 GTID: Final = 33
+BETWEEN: Final = frozenset({35, 161, 163})
+"""Lists of transaction ids, and checkpoints of MariaDB: they stand between transactions."""
 XA_PREPARE: Final = 38
 PARTIAL_UPDATE: Final = 39
 TRANSACTION_PAYLOAD: Final = 40

@@ -94,8 +94,8 @@ def find_server(connection: Any, where: str) -> ServerInfo:
         given = settings.get(name, wanted)
         if given.upper() != wanted:
             raise ConfigError(
-                f"{where} has {name} = {given}: SET GLOBAL {name} = '{wanted}', and set it in my.cnf; sessions that are "
-                "open keep the old one, so end them, too"
+                f"{where} has {name} = {given}: SET GLOBAL {name} = '{wanted}', and set it in my.cnf; sessions that "
+                "are open keep the old one, so end them, too"
             )
     for name in ("binlog_row_value_options", "binlog_transaction_compression"):
         given = settings.get(name, "")
@@ -116,7 +116,7 @@ def _collations(connection: Any, is_mariadb: bool) -> dict[int, str]:
 
 
 def check_replica(connection: Any, server: ServerInfo, where: str) -> None:
-    """Raise ConfigError for a replica that does not log what it replicates. Without the right to look, it is believed."""
+    """Raise ConfigError for a replica that does not log what it replicates, if this user may look."""
     logged = server.settings.get("log_replica_updates") or server.settings.get("log_slave_updates")
     if logged != "OFF":
         return
@@ -145,7 +145,8 @@ def find_table(connection: Any, full_name: str, server: ServerInfo) -> TableInfo
 
 def _described(connection: Any, row: tuple[str | None, ...], server: ServerInfo) -> TableInfo:
     schema, name, table_kind, count = row
-    assert schema is not None and name is not None
+    assert schema is not None
+    assert name is not None
     full = f"{schema}.{name}"
     if table_kind == _VERSIONED:
         raise ConfigError(
@@ -161,7 +162,9 @@ def _described(connection: Any, row: tuple[str | None, ...], server: ServerInfo)
         "FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION"
     )
     for column, kind, full_kind, expression in rows_of(connection, query, (schema, name)):
-        assert column is not None and kind is not None and full_kind is not None
+        assert column is not None
+        assert kind is not None
+        assert full_kind is not None
         if expression:
             generated.add(column)
         else:
@@ -180,8 +183,8 @@ def _described(connection: Any, row: tuple[str | None, ...], server: ServerInfo)
         )
     if generated & set(key):
         raise ConfigError(
-            f"table {full} has the generated column {min(generated & set(key))!r} in its key, and generated columns are "
-            "not captured: leave the table out"
+            f"table {full} has the generated column {min(generated & set(key))!r} in its key, and generated columns "
+            "are not captured: leave the table out"
         )
     try:
         rows_of(connection, f"SELECT 1 FROM {quoted(schema, name)} LIMIT 0")
@@ -205,6 +208,6 @@ def _check_cascades(connection: Any, schema: str, name: str) -> None:
             continue
         raise ConfigError(
             f"table {schema}.{name} has the foreign key {constraint!r} ON DELETE {on_delete} ON UPDATE {on_update}: "
-            "changes that it makes are not in the binlog, and would be missed. Make it RESTRICT and let the program or a "
-            "trigger change the rows, or leave the table out"
+            "changes that it makes are not in the binlog, and would be missed. Make it RESTRICT and let the program or "
+            "a trigger change the rows, or leave the table out"
         )

@@ -250,8 +250,8 @@ class ChangeReader:
             has_checksum = binlog.is_checked(packet)
         elif has_checksum and not binlog.is_checked(packet):
             raise SourceUnavailableError(
-                f"an event in the binlog of {self._where} has a wrong checksum ({self._file}, after {self._end}): if it "
-                "stays so, check the server's disk, and take a new snapshot with --snapshot again"
+                f"an event in the binlog of {self._where} has a wrong checksum ({self._file}, after {self._end}): if "
+                "it stays so, check the server's disk, and take a new snapshot with --snapshot again"
             )
         body = packet[binlog.HEADER : -binlog.CHECKSUM] if has_checksum else packet[binlog.HEADER :]
         if header.kind == binlog.ROTATE:
@@ -289,10 +289,12 @@ class ChangeReader:
                 self._is_prepared = bool(flags & binlog.PREPARED_XA)
         elif kind == binlog.GTID:
             self._gtid = binlog.parse_gtid(body)
+        elif kind in binlog.BETWEEN and not self._is_inside:
+            self._commit()
         elif kind in binlog.UNREADABLE:
             raise ConfigError(
-                f"the binlog of {self._where} has {binlog.UNREADABLE[kind]} at {self._file}:{self._end}, which cannot be "
-                "read: turn that off, also in sessions, then take a new snapshot with --snapshot again"
+                f"the binlog of {self._where} has {binlog.UNREADABLE[kind]} at {self._file}:{self._end}, which cannot "
+                "be read: turn that off, also in sessions, then take a new snapshot with --snapshot again"
             )
 
     def _check_file(self, header: Header) -> None:
@@ -350,9 +352,9 @@ class ChangeReader:
     def _roll_back(self, mark: Mark | None, *, is_partly_stored: bool) -> None:
         if is_partly_stored or mark is None:
             raise ChangesLostError(
-                f"{self._where} has logged a transaction that was rolled back (at {self._file}:{self._end}) and had more "
-                "changes than one batch, so some are in the topic: take a new snapshot of all tables with --snapshot "
-                "again, with a larger --batch-rows"
+                f"{self._where} has logged a transaction that was rolled back (at {self._file}:{self._end}) and had "
+                "more changes than one batch, so some are in the topic: take a new snapshot of all tables with "
+                "--snapshot again, with a larger --batch-rows"
             )
         del self._records[mark.records :]
         self._changes = mark.changes
@@ -376,7 +378,7 @@ class ChangeReader:
         elif effect is Effect.DATA:
             table = self._tables.is_mentioned(query)
             if table is not None:
-                self._refuse(table, "was changed by a statement that was logged as text (binlog_format of its session)")
+                self._refuse(table, "was changed by a statement that was logged as text (its session's binlog_format)")
         else:
             for table in self._tables.named(name):
                 if self._tables.is_captured(table, (file_number(self._file), start)) and not self._is_stored(start):

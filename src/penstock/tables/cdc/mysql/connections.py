@@ -36,9 +36,30 @@ SESSION: Final = (
 
 _REFUSED: Final = (1044, 1045, 1698, 1049, 1251, 2059, 2061, 4151)
 _RIGHTS: Final = (1142, 1143, 1227, 1370)
-_PASSING: Final = (1040, 1041, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1226, 1317, 1927, 1969, 3024)
-"""Too many connections, shutdown, network errors, deadlocks, killed connections: the same may succeed later."""
+_PASSING: Final = (
+    1040,
+    1041,
+    1053,
+    1080,
+    1152,
+    1158,
+    1159,
+    1160,
+    1161,
+    1203,
+    1205,
+    1213,
+    1226,
+    1317,
+    1412,
+    1927,
+    1969,
+    3024,
+)
+"""Too many connections, shutdown, network errors, deadlocks, killed connections, and a table that was
+altered after a snapshot began: the same may succeed later."""
 _BINLOG_ERROR: Final = 1236
+_ACCESS_DENIED: Final = 1045
 
 
 def parsed_url(url: str) -> dict[str, Any]:
@@ -88,15 +109,19 @@ def translation(error: Exception, where: str) -> PenstockError:
     if code == _BINLOG_ERROR:
         return _binlog_error(text, where)
     if code in _RIGHTS:
-        return ConfigError(
-            f"{where}: this user lacks a right: {text}; a capture needs SELECT on its tables, and: GRANT REPLICATION "
-            "SLAVE, REPLICATION CLIENT ON *.* TO <this user>"
-        )
+        return _lacks_right(text, where)
     if code in _REFUSED:
         return ConfigError(f"{where} refuses this user or database: {text}")
     if code in _PASSING or (2000 <= code < 2060) or isinstance(error, OSError) or not code:
         return SourceUnavailableError(f"{where} is unavailable: {text}")
     return ConfigError(f"{where} refuses a request: {text}")
+
+
+def _lacks_right(text: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{where}: this user lacks a right: {text}; a capture needs SELECT on its tables, and: GRANT REPLICATION "
+        "SLAVE, REPLICATION CLIENT ON *.* TO <this user>"
+    )
 
 
 def _binlog_error(text: str, where: str) -> PenstockError:
@@ -170,7 +195,8 @@ class BinlogConnection:
         """Begin to receive events after a position that is the end of an event."""
         heartbeat_ns = round(_HEARTBEAT_S * 1e9)
         commands = (
-            "SET @master_binlog_checksum = @@global.binlog_checksum, @source_binlog_checksum = @@global.binlog_checksum",
+            "SET @master_binlog_checksum = @@global.binlog_checksum",
+            "SET @source_binlog_checksum = @@global.binlog_checksum",
             f"SET @master_heartbeat_period = {heartbeat_ns}, @source_heartbeat_period = {heartbeat_ns}",
             # MariaDB: events of global transaction ids as they are.
             "SET @mariadb_slave_capability = 4",
@@ -183,7 +209,12 @@ class BinlogConnection:
             register = struct.pack("<IB", self._server_id, len(self._name)) + self._name + bytes(2 + 2 + 4 + 4)
             # PyMySQL's own way to send a command; it has no public one for those of replication.
             self._connection._execute_command(COMMAND.COM_REGISTER_SLAVE, register)
-            self._connection._read_ok_packet()
+            try:
+                self._connection._read_ok_packet()
+            except pymysql.err.OperationalError as error:
+                if error.args[0] == _ACCESS_DENIED:  # it has let the user in
+                    raise _lacks_right(str(error.args[-1]), self._where) from error
+                raise
             dump = struct.pack("<IHI", position, 0, self._server_id) + file.encode()
             self._connection._execute_command(COMMAND.COM_BINLOG_DUMP, dump)
         self._heard_s = time.monotonic()
@@ -204,6 +235,8 @@ class BinlogConnection:
         if kind == 0xFF:
             (code,) = struct.unpack_from("<H", packet, 1)
             text = packet[9:].decode(errors="replace")
+            if code == _ACCESS_DENIED:
+                raise _lacks_right(text, self._where)
             raise translation(pymysql.err.OperationalError(code, text), self._where)
         raise SourceUnavailableError(f"{self._where} ended the binlog")
 

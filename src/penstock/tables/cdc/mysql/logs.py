@@ -84,5 +84,5 @@ def _connected(connection: Any) -> list[str]:
     for command in ("SHOW REPLICAS", "SHOW SLAVE HOSTS"):
         with contextlib.suppress(pymysql.err.ProgrammingError):  # the other server's word for it
             hosts = (str(row[1]) for row in rows_of(connection, command))
-            return sorted(host.removeprefix(PREFIX) for host in hosts if host.startswith(PREFIX))
+            return sorted({host.removeprefix(PREFIX) for host in hosts if host.startswith(PREFIX)})
     return []

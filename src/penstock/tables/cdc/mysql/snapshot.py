@@ -106,8 +106,12 @@ def range_reader(connection: Any, table: TableInfo, columns: Sequence[tuple[str,
         query = f"SELECT {', '.join(selected)} FROM {table.sql_name}{where} ORDER BY {order} LIMIT {limit}"
         last: tuple[bytes | None, ...] = ()
         with connection.cursor() as cursor:
+            # Back to the savepoint lets go of the table, so that ALTER TABLE does not wait for the whole snapshot.
+            cursor.execute("SAVEPOINT penstock")
             cursor.execute(query)
-            for last in cursor.fetchall():
+            found = cursor.fetchall()
+            cursor.execute("ROLLBACK TO SAVEPOINT penstock")
+            for last in found:
                 rows.append(
                     write([b"null" if each is None else convert(each) for each, convert in zip(last, converters)])  # noqa: B905
                 )

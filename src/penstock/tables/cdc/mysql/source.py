@@ -140,7 +140,7 @@ class MysqlSource:
                 )
         position = current_position(self._queries, self._where)
         # With a number of its own: the server ends the connection of another reader with the same number.
-        with contextlib.closing(self._binlog(_new_server_id(), "probe")) as probe:
+        with contextlib.closing(self._binlog(_new_server_id(), "")) as probe:
             probe.start(position.file, position.pos)
             probe.receive(_PROBE_S)
 
@@ -273,7 +273,7 @@ class MysqlSource:
     def _stream(self, stopping: threading.Event) -> Iterator[SourceBatch]:
         self.progress.phase = "streaming"
         self.progress.position = self._position.shown
-        with contextlib.closing(self._binlog(self._server_id, self._options.name)) as stream:
+        with contextlib.closing(self._binlog(self._server_id, logs.PREFIX + self._options.name)) as stream:
             stream.start(self._position.file, self._position.pos)
             reader = ChangeReader(
                 stream,
@@ -290,7 +290,7 @@ class MysqlSource:
             yield from reader.batches(stopping)
 
     def _binlog(self, server_id: int, name: str) -> BinlogConnection:
-        return BinlogConnection(self._settings, self._where, server_id=server_id, name=logs.PREFIX + name)
+        return BinlogConnection(self._settings, self._where, server_id=server_id, name=name)
 
     def _look(self, position: Position) -> None:
         with translated(self._where):

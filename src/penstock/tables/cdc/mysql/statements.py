@@ -192,11 +192,10 @@ def _altered(words: _Words) -> Iterator[Statement]:
                 yield Statement(Effect.REMOVED, table)
                 yield Statement(Effect.REMOVED, words.table())
             is_first = False
-        elif is_first and (
-            words.take("CONVERT", "TABLE") or any(words.take(word, "PARTITION") for word in _PARTITION_DATA)
-        ):
-            yield Statement(Effect.REWRITTEN, table)
-        elif is_first and any(words.take(word, "TABLESPACE") for word in ("DISCARD", "IMPORT")):
+        elif (
+            is_first
+            and (words.take("CONVERT", "TABLE") or any(words.take(word, "PARTITION") for word in _PARTITION_DATA))
+        ) or (is_first and any(words.take(word, "TABLESPACE") for word in ("DISCARD", "IMPORT"))):
             yield Statement(Effect.REWRITTEN, table)
         else:
             mark = words.next().word

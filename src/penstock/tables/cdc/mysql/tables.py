@@ -97,9 +97,9 @@ class CapturedTables:
 
     def is_mentioned(self, query: Query) -> str | None:
         for name, table in self._tables.items():
-            if table.schema == query.schema or re.search(rf"\b{re.escape(table.schema)}\b", query.text):
-                if re.search(rf"\b{re.escape(table.name)}\b", query.text, re.IGNORECASE):
-                    return name
+            texts = [table.name] if table.schema == query.schema else [table.schema, table.name]
+            if all(re.search(rf"\b{re.escape(each)}\b", query.text, re.IGNORECASE) for each in texts):
+                return name
         return None
 
     def altered(self, name: str) -> None:
@@ -128,8 +128,8 @@ class CapturedTables:
         absent = stored & ({column.name for column in table.columns} - {column.name for column in there})
         if absent:
             raise ConfigError(
-                f"a change of table {name} was logged without its column {min(absent)!r}: SET GLOBAL binlog_row_image = "
-                "FULL, end the sessions that are open, and start over with --snapshot again"
+                f"a change of table {name} was logged without its column {min(absent)!r}: SET GLOBAL binlog_row_image "
+                "= FULL, end the sessions that are open, and start over with --snapshot again"
             )
         kept = tuple(index for index, column in enumerate(there) if column.name not in info.generated)
         types = {column: kind.full for column, kind in info.columns}
