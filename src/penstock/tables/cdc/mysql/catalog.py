@@ -54,7 +54,7 @@ class ServerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class TableInfo:
+class MysqlTable:
     """A table that is captured."""
 
     schema: str
@@ -129,21 +129,21 @@ def check_replica(connection: Any, server: ServerInfo, where: str) -> None:
             )
 
 
-def find_tables(connection: Any, patterns: Sequence[str], schema: str, server: ServerInfo) -> list[TableInfo]:
+def find_tables(connection: Any, patterns: Sequence[str], schema: str, server: ServerInfo) -> list[MysqlTable]:
     """The tables that the patterns name. Raises ConfigError for one that cannot be captured, with the remedy."""
     rows = rows_of(connection, f"{_TABLES} AND TABLE_SCHEMA NOT IN {_SYSTEM} ORDER BY 1, 2")
     there = {f"{row[0]}.{row[1]}": row for row in rows}
     return [_described(connection, there[name], server) for name in chosen_tables(patterns, there, schema)]
 
 
-def find_table(connection: Any, full_name: str, server: ServerInfo) -> TableInfo | None:
+def find_table(connection: Any, full_name: str, server: ServerInfo) -> MysqlTable | None:
     """A table as it is now; None if it is gone. Raises ConfigError if it cannot be captured any more."""
     rows = rows_of(connection, f"{_TABLES} AND CONCAT(TABLE_SCHEMA, '.', TABLE_NAME) = {literal(full_name)}")
     found = next((row for row in rows if f"{row[0]}.{row[1]}" == full_name), None)
     return None if found is None else _described(connection, found, server)
 
 
-def _described(connection: Any, row: tuple[str | None, ...], server: ServerInfo) -> TableInfo:
+def _described(connection: Any, row: tuple[str | None, ...], server: ServerInfo) -> MysqlTable:
     schema, name, table_kind, count = row
     assert schema is not None
     assert name is not None
@@ -194,7 +194,7 @@ def _described(connection: Any, row: tuple[str | None, ...], server: ServerInfo)
                 f"table {full} cannot be read by this user: GRANT SELECT ON {full} TO <this user>"
             ) from error
         raise
-    return TableInfo(schema, name, key, tuple(columns), frozenset(generated), None if count is None else int(count))
+    return MysqlTable(schema, name, key, tuple(columns), frozenset(generated), None if count is None else int(count))
 
 
 def _check_cascades(connection: Any, schema: str, name: str) -> None:

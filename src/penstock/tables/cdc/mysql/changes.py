@@ -40,7 +40,7 @@ Place = tuple[int, int]
 """The number of a file, and a position in it."""
 
 
-class Position(msgspec.Struct, frozen=True, omit_defaults=True):
+class BinlogPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str
     pos: int
     """Every transaction that ends before is stored whole."""
@@ -106,14 +106,14 @@ class Tables(Protocol):
         """A captured table that a statement may change."""
 
 
-class ChangeReader:
+class BinlogReader:
     """Reads the binlog from a position on. `look` is called now and then, to see how long the server keeps it."""
 
     def __init__(
         self,
         stream: BinlogConnection,
         tables: Tables,
-        position: Position,
+        position: BinlogPosition,
         progress: CaptureProgress,
         charsets: Charsets,
         *,
@@ -121,7 +121,7 @@ class ChangeReader:
         batch_rows: int,
         heartbeat_s: float,
         is_flat: bool,
-        look: Callable[[Position], None],
+        look: Callable[[BinlogPosition], None],
     ) -> None:
         self._stream = stream
         self._tables = tables
@@ -198,7 +198,7 @@ class ChangeReader:
             return False
         return time.monotonic() - self._saved_s >= self._heartbeat_s
 
-    def _reached(self) -> Position:
+    def _reached(self) -> BinlogPosition:
         return msgspec.structs.replace(self._done, event=self._event, skipped_rows=self._row)
 
     def _flush(self) -> Iterator[SourceBatch]:
@@ -321,7 +321,7 @@ class ChangeReader:
         self._file, self._end, self._high = file, position, 0
         self._event, self._row = 0, 0
         self._maps.clear()
-        self._done = Position(file, max(position, _FIRST), gtid=self._gtid)
+        self._done = BinlogPosition(file, max(position, _FIRST), gtid=self._gtid)
 
     # Transactions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from decimal import Decimal
 from typing import Final
 
 import msgspec
@@ -19,6 +20,8 @@ _NUMBERS: Final = {
     _INT16: struct.Struct("<h"), _UINT16: struct.Struct("<H"), _INT32: struct.Struct("<i"),
     _UINT32: struct.Struct("<I"), _INT64: struct.Struct("<q"), _UINT64: struct.Struct("<Q"),
 }  # fmt: skip
+_PLAIN_DIGITS: Final = 15
+"""MySQL writes an exponent only for numbers with more places than this before or after the point."""
 _DATE, _TIME, _DATETIME, _TIMESTAMP, _NEWDECIMAL = 10, 11, 12, 7, 246
 
 
@@ -90,10 +93,16 @@ def _quoted(text: bytes) -> str:
 
 
 def _double(number: float) -> str:
-    """As MySQL: 1.0, 1e20, 1.5e-7."""
-    text = repr(number)
-    mantissa, mark, exponent = text.partition("e")
-    return f"{mantissa}e{int(exponent)}" if mark else text
+    """As MySQL: 1.0, 0.00000015, 1e20."""
+    exact = Decimal(repr(number)).normalize()
+    sign, digits, exponent = exact.as_tuple()
+    assert isinstance(exponent, int)
+    point = len(digits) + exponent
+    if not number or -_PLAIN_DIGITS < point <= _PLAIN_DIGITS:
+        text = f"{exact:f}"
+        return text if "." in text else f"{text}.0"
+    first, rest = str(digits[0]), "".join(map(str, digits[1:]))
+    return f"{'-' if sign else ''}{first}{'.' if rest else ''}{rest}e{point - 1}"
 
 
 def _opaque(kind: int, data: bytes) -> str:

@@ -7,7 +7,7 @@ import time
 from typing import Any, Final
 
 from penstock.tables.cdc.mysql.catalog import ServerInfo, find_server
-from penstock.tables.cdc.mysql.changes import Position
+from penstock.tables.cdc.mysql.changes import BinlogPosition
 from penstock.tables.cdc.mysql.connections import connect, parsed_url, pymysql, rows_of, translated
 from penstock.tables.cdc.source import CaptureProgress
 from penstock.tables.cdc.status import CaptureStatus
@@ -21,7 +21,7 @@ def binlog_files(connection: Any) -> dict[str, int]:
     return {str(row[0]): int(row[1] or 0) for row in rows_of(connection, "SHOW BINARY LOGS")}
 
 
-def behind_bytes(files: dict[str, int], position: Position) -> int | None:
+def behind_bytes(files: dict[str, int], position: BinlogPosition) -> int | None:
     """How much follows a position; None if its file is gone."""
     names = list(files)
     if position.file not in files:
@@ -30,7 +30,7 @@ def behind_bytes(files: dict[str, int], position: Position) -> int | None:
     return max(0, files[position.file] - position.pos) + sum(files[name] for name in later)
 
 
-def look(connection: Any, server: ServerInfo, position: Position, progress: CaptureProgress) -> None:
+def look(connection: Any, server: ServerInfo, position: BinlogPosition, progress: CaptureProgress) -> None:
     """Note in the progress how far the capture is behind, and when changes that it has not read are removed.
 
     A file is removed that long after its last change. The last change that was captured is not younger than the next.

@@ -7,8 +7,8 @@ from threading import Event
 from typing import Any, Final
 
 from penstock.errors import ConfigError, SourceUnavailableError
-from penstock.tables.cdc.mysql.catalog import ServerInfo, TableInfo
-from penstock.tables.cdc.mysql.changes import Place, Position
+from penstock.tables.cdc.mysql.catalog import MysqlTable, ServerInfo
+from penstock.tables.cdc.mysql.changes import BinlogPosition, Place
 from penstock.tables.cdc.mysql.connections import literal, pymysql, quoted, rows_of
 from penstock.tables.cdc.mysql.values import ColumnType, from_text
 from penstock.tables.cdc.records import Fragments, Row
@@ -18,7 +18,9 @@ _POLL_S: Final = 0.02
 _TRIES: Final = 500
 
 
-def begin_snapshot(connection: Any, server: ServerInfo, where: str, after: Place | None, stopping: Event) -> Position:
+def begin_snapshot(
+    connection: Any, server: ServerInfo, where: str, after: Place | None, stopping: Event
+) -> BinlogPosition:
     """Begin a transaction that sees exactly what was committed before a position in the binlog, and return that.
 
     With `after`, the position is not before it: a transaction may be in the binlog before others can see its rows.
@@ -32,7 +34,7 @@ def begin_snapshot(connection: Any, server: ServerInfo, where: str, after: Place
     raise SourceUnavailableError(f"{where} shows no snapshot after {after}: it is behind its own binlog")
 
 
-def _of_mariadb(connection: Any, where: str) -> Position:
+def _of_mariadb(connection: Any, where: str) -> BinlogPosition:
     """MariaDB knows the position of a snapshot, and nothing has to be locked."""
     with connection.cursor() as cursor:
         cursor.execute("ROLLBACK")
@@ -43,10 +45,10 @@ def _of_mariadb(connection: Any, where: str) -> Position:
     file, place = found.get("binlog_snapshot_file"), found.get("binlog_snapshot_position")
     if not file or not place:
         raise ConfigError(f"{where} does not tell the binlog position of a snapshot: it needs InnoDB and a binlog")
-    return Position(file, int(place))
+    return BinlogPosition(file, int(place))
 
 
-def _of_mysql(connection: Any, where: str) -> Position:
+def _of_mysql(connection: Any, where: str) -> BinlogPosition:
     """MySQL must be locked for the moment in which the transaction begins."""
     with connection.cursor() as cursor:
         cursor.execute("ROLLBACK")
@@ -66,10 +68,10 @@ def _of_mysql(connection: Any, where: str) -> Position:
             cursor.execute("UNLOCK TABLES")
 
 
-def current_position(connection: Any, where: str) -> Position:
+def current_position(connection: Any, where: str) -> BinlogPosition:
     """The end of the binlog."""
     file, place, *_ = binlog_status(connection, where)
-    return Position(str(file), int(place or 0))
+    return BinlogPosition(str(file), int(place or 0))
 
 
 def binlog_status(connection: Any, where: str) -> tuple[str | None, ...]:
@@ -83,7 +85,7 @@ def binlog_status(connection: Any, where: str) -> tuple[str | None, ...]:
     return rows[0]
 
 
-def range_reader(connection: Any, table: TableInfo, columns: Sequence[tuple[str, ColumnType]]) -> ReadRange:
+def range_reader(connection: Any, table: MysqlTable, columns: Sequence[tuple[str, ColumnType]]) -> ReadRange:
     """Reads the next rows by key."""
     types = dict(columns)
     selected = [kind.read_by(quoted(name)) for name, kind in columns]

@@ -24,10 +24,17 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.errors import ChangesLostError, ConfigError
-from penstock.tables.cdc.mysql import logs
-from penstock.tables.cdc.mysql.catalog import ServerInfo, TableInfo, check_replica, find_server, find_table, find_tables
-from penstock.tables.cdc.mysql.changes import ChangeReader, Place, Position
+from penstock.errors import ChangesLostError, ConfigError, SourceUnavailableError
+from penstock.tables.cdc.mysql import binlog, logs
+from penstock.tables.cdc.mysql.catalog import (
+    MysqlTable,
+    ServerInfo,
+    check_replica,
+    find_server,
+    find_table,
+    find_tables,
+)
+from penstock.tables.cdc.mysql.changes import BinlogPosition, BinlogReader, Place
 from penstock.tables.cdc.mysql.connections import BinlogConnection, connect, parsed_url, translated
 from penstock.tables.cdc.mysql.snapshot import begin_snapshot, binlog_status, current_position, range_reader
 from penstock.tables.cdc.mysql.tables import CapturedTables, now_ms
@@ -53,6 +60,7 @@ logger = logging.getLogger(__name__)
 _SINCE: Final = "since/"
 """Before the name of a table that was added later: the key of the place from which its changes count."""
 _PROBE_S: Final = 10.0
+_PROBED_EVENTS: Final = 5
 
 
 class SavedMysql(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,10 +87,10 @@ class MysqlSource:
         self._where = f"the database {self._schema!r} at {self._settings['host']}:{self._settings['port']}"
         self._queries: Any = None
         self._server: ServerInfo | None = None
-        self._tables: list[TableInfo] = []
+        self._tables: list[MysqlTable] = []
         self._saved: dict[str, SavedTable] = {}
         self._since: dict[str, Place] = {}
-        self._position = Position("", 0)
+        self._position = BinlogPosition("", 0)
         self._server_id = 0
         self._is_again = options.snapshot is SnapshotMode.AGAIN
 
@@ -138,11 +146,19 @@ class MysqlSource:
                 raise ConfigError(
                     f"{self._where} does not log changes of {table.schema!r}: remove binlog_do_db and binlog_ignore_db"
                 )
-        position = current_position(self._queries, self._where)
+        self._made_s(current_position(self._queries, self._where))
+
+    def _made_s(self, position: BinlogPosition) -> int:
+        """When the file of a position was begun, which the server tells only who may read it."""
         # With a number of its own: the server ends the connection of another reader with the same number.
         with contextlib.closing(self._binlog(_new_server_id(), "")) as probe:
             probe.start(position.file, position.pos)
-            probe.receive(_PROBE_S)
+            for _ in range(_PROBED_EVENTS):
+                packet = probe.receive(_PROBE_S)
+                header = None if packet is None else binlog.parse_header(packet)
+                if header is not None and header.kind == binlog.FORMAT:
+                    return header.time_s
+        raise SourceUnavailableError(f"{self._where} does not describe its binlog {position.file}")
 
     def _set_up(self, saved: Saved, reading: Any, stopping: threading.Event) -> Iterator[SourceBatch]:
         """Save what is new, with the position of the snapshot that `reading` begins."""
@@ -166,7 +182,7 @@ class MysqlSource:
             state |= dict.fromkeys(name for name in saved if name.startswith(_SINCE))
             self._since = {}
         else:
-            self._position = msgspec.json.decode(saved[POSITION], type=Position)
+            self._position = msgspec.json.decode(saved[POSITION], type=BinlogPosition)
             if not is_only:
                 self._check_kept()
         changed = self._tables_state(is_new=is_new)
@@ -176,6 +192,8 @@ class MysqlSource:
             begun = begin_snapshot(reading, self._found_server, self._where, after, stopping)
             if is_new:
                 self._position = begun
+                if not is_only:
+                    self._position = msgspec.structs.replace(begun, made_s=self._made_s(begun))
             for name in [] if is_new else [each for each in waiting if TABLE + each in changed]:
                 self._since[name] = begun.place
                 state[_SINCE + name] = msgspec.json.encode(begun.place)
@@ -263,7 +281,7 @@ class MysqlSource:
             self._found_server, self._tables, self._saved, self._since, self.prefix, options.form, self._table_now
         )
 
-    def _table_now(self, name: str) -> TableInfo | None:
+    def _table_now(self, name: str) -> MysqlTable | None:
         """A table as the catalog has it now; None if there is none."""
         with translated(self._where):
             return find_table(self._queries, name, self._found_server)
@@ -275,7 +293,7 @@ class MysqlSource:
         self.progress.position = self._position.shown
         with contextlib.closing(self._binlog(self._server_id, logs.PREFIX + self._options.name)) as stream:
             stream.start(self._position.file, self._position.pos)
-            reader = ChangeReader(
+            reader = BinlogReader(
                 stream,
                 self._captured_tables(),
                 self._position,
@@ -292,7 +310,7 @@ class MysqlSource:
     def _binlog(self, server_id: int, name: str) -> BinlogConnection:
         return BinlogConnection(self._settings, self._where, server_id=server_id, name=name)
 
-    def _look(self, position: Position) -> None:
+    def _look(self, position: BinlogPosition) -> None:
         with translated(self._where):
             logs.look(self._queries, self._found_server, position, self.progress)
 

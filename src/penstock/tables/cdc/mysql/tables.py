@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.tables.cdc.mysql.binlog import Query, TableMap
-from penstock.tables.cdc.mysql.catalog import ServerInfo, TableInfo
+from penstock.tables.cdc.mysql.catalog import MysqlTable, ServerInfo
 from penstock.tables.cdc.mysql.values import FromBinlog, from_binlog
 from penstock.tables.cdc.records import Form, TableRecords, topic_name
 from penstock.tables.cdc.source import TABLE, SavedTable
@@ -63,12 +63,12 @@ class CapturedTables:
     def __init__(
         self,
         server: ServerInfo,
-        tables: Sequence[TableInfo],
+        tables: Sequence[MysqlTable],
         saved: dict[str, SavedTable],
         since: Mapping[str, Place],
         prefix: str,
         form: Form,
-        find: Callable[[str], TableInfo | None],
+        find: Callable[[str], MysqlTable | None],
     ) -> None:
         """`since` has the places from which tables that were added later count; `find` reads the catalog again."""
         self._server = server
