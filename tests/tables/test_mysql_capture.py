@@ -5,16 +5,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
-from penstock.errors import ChangesLostError, ConfigError, OvertakenError, SourceUnavailableError, UnsupportedTypeError
+from penstock.errors import (
+    ChangesLostError,
+    ConfigError,
+    MissingExtraError,
+    OvertakenError,
+    SourceUnavailableError,
+    UnsupportedTypeError,
+)
 from penstock.tables import Capture, Table
 from penstock.tables.cdc.status import capture_status
-from tests.mariadb import MariadbServer, fresh_database
+from tests.mariadb import MariadbServer, fresh_database, shared_mariadb
 from tests.servers import Penstock
 from tests.tables.captured import materialised, records_of, wait_until
 from tests.tables.captured_mysql import Database, running
@@ -306,6 +314,17 @@ def test_what_would_lose_changes_ends_the_capture_with_an_error_at_that_place(
     assert len(values_of(stream, topic_of(url, "users"))) == 2  # nothing of it is in the topic
 
 
+def test_rows_that_were_loaded_by_a_statement_end_the_capture(url: str, stream: str, database: Database) -> None:
+    file = shared_mariadb().folder / "rows.txt"
+    file.write_text("7\n8\n", "ascii")
+    database.run("CREATE TABLE users (id int PRIMARY KEY)", "SET binlog_format = STATEMENT")
+    with running(url, stream, "users", name="loaded") as capture:
+        capture.wait_for(database)
+        database.run(f"LOAD DATA INFILE '{file}' INTO TABLE users")
+        error = capture.wait_for_end()
+    assert "was logged as text" in str(error)
+
+
 def test_a_table_that_is_added_later_counts_from_its_own_snapshot(url: str, stream: str, database: Database) -> None:
     database.run("CREATE TABLE first (id int PRIMARY KEY)", "CREATE TABLE second (id int PRIMARY KEY)")
     with running(url, stream, "first", name="added") as capture:
@@ -511,6 +530,14 @@ def test_rights_passwords_and_databases_that_are_wrong_are_named(url: str, strea
 def test_wrong_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Capture(url, "memory:", tables=["t"])
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    for module in [name for name in sys.modules if name.startswith("penstock.tables.cdc.mysql.")]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(MissingExtraError, match=r"pip install 'penstock\[mysql\]'"):
+        Capture("mariadb://root@127.0.0.1/shop", "memory:", tables=["t"])
 
 
 def test_options_of_postgresql_are_refused() -> None:

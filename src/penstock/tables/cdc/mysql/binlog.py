@@ -14,7 +14,10 @@ QUERY: Final = 2
 ROTATE: Final = 4
 FORMAT: Final = 15
 XID: Final = 16
+LOAD: Final = 18
+"""LOAD DATA as a statement."""
 TABLE_MAP: Final = 19
+INCIDENT: Final = 26
 HEARTBEAT: Final = 27
 GTID: Final = 33
 BETWEEN: Final = frozenset({35, 161, 163})
@@ -46,7 +49,9 @@ PREPARED_XA: Final = 64
 """Flags of MariaDB's GTID event: the transaction is one statement; it is only prepared."""
 
 _header = struct.Struct("<IBIIIH").unpack_from
-_OLD_QUERY: Final = struct.Struct("<IIBHH")
+_QUERY: Final = struct.Struct("<IIBHH")
+_LOAD_BYTES: Final = 13
+"""The number of the file, and where its name stands in the statement."""
 
 # The optional metadata of a table map.
 _SIGNEDNESS: Final = 1
@@ -198,14 +203,14 @@ def parse_gtid(body: bytes) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}:{number}"
 
 
-def parse_query(body: bytes, is_compressed: bool, charsets: Charsets) -> Query:
-    _, _, schema_size, _, status_size = _OLD_QUERY.unpack_from(body)
-    at = _OLD_QUERY.size
+def parse_query(body: bytes, kind: int, charsets: Charsets) -> Query:
+    _, _, schema_size, _, status_size = _QUERY.unpack_from(body)
+    at = _QUERY.size + (_LOAD_BYTES if kind == LOAD else 0)
     status = body[at : at + status_size]
     at += status_size
     schema = body[at : at + schema_size].decode()
     text = body[at + schema_size + 1 :]
-    if is_compressed:
+    if kind == QUERY_COMPRESSED:
         text = uncompressed(text)
     return Query(schema, charsets.decoder(_client_collation(status))(text))
 

@@ -275,8 +275,8 @@ class BinlogReader:
             self._maps[binlog.table_of(body)] = body[binlog.TABLE_ID :]
         elif kind in (binlog.XID, binlog.XA_PREPARE):
             self._commit()
-        elif kind in (binlog.QUERY, binlog.QUERY_COMPRESSED):
-            query = binlog.parse_query(body, kind == binlog.QUERY_COMPRESSED, self._charsets)
+        elif kind in (binlog.QUERY, binlog.QUERY_COMPRESSED, binlog.LOAD):
+            query = binlog.parse_query(body, kind, self._charsets)
             for statement in effects(query):
                 self._take_statement(statement, query, self._end - header.size)
             if not self._is_inside:
@@ -291,6 +291,11 @@ class BinlogReader:
             self._gtid = binlog.parse_gtid(body)
         elif kind in binlog.BETWEEN and not self._is_inside:
             self._commit()
+        elif kind == binlog.INCIDENT:
+            raise ChangesLostError(
+                f"{self._where} says that changes are missing in its binlog (an incident at {self._file}:{self._end}): "
+                "take a new snapshot of all tables with --snapshot again"
+            )
         elif kind in binlog.UNREADABLE:
             raise ConfigError(
                 f"the binlog of {self._where} has {binlog.UNREADABLE[kind]} at {self._file}:{self._end}, which cannot "
