@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -28,6 +28,8 @@ _HEARTBEAT_S: Final = 5.0
 """How often an idle server says that it is alive."""
 _RECEIVE_BYTES: Final = 256 * 1024
 _LARGEST_PACKET: Final = 0xFFFFFF
+_WIDTHS: Final = {252: 2, 253: 3, 254: 8}
+"""The bytes of a size, by what stands before it."""
 SESSION: Final = (
     "SET SESSION time_zone = '+00:00', sql_mode = '', group_concat_max_len = 1048576",
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -167,6 +169,53 @@ def rows_of(connection: Any, query: str, values: tuple[Any, ...] = ()) -> list[t
     with connection.cursor() as cursor:
         cursor.execute(query, values or None)
         return [tuple(None if each is None else each.decode() for each in row) for row in cursor.fetchall()]
+
+
+def raw_rows(connection: Any, query: str) -> Iterator[list[bytes | None]]:
+    """The rows of a query, as the text that the server sends: in a fraction of the time that a cursor takes.
+
+    Read them all before the connection is used again.
+    """
+    connection._execute_command(COMMAND.COM_QUERY, query.encode())
+    for _ in range(connection._read_packet().read_length_encoded_integer() + 1):
+        connection._read_packet()  # descriptions of the columns, and their end
+    read = connection._rfile.read
+    while True:
+        data = _raw_packet(read)
+        if data[0] == 0xFE and len(data) < 9:
+            return
+        if data[0] == 0xFF:
+            pymysql.err.raise_mysql_exception(data)
+        row: list[bytes | None] = []
+        at, end = 0, len(data)
+        while at < end:
+            size = data[at]
+            at += 1
+            if size == 251:
+                row.append(None)
+                continue
+            if size > 251:
+                width = _WIDTHS[size]
+                size = int.from_bytes(data[at : at + width], "little")
+                at += width
+            row.append(data[at : at + size])
+            at += size
+        yield row
+
+
+def _raw_packet(read: Callable[[int], bytes]) -> bytes:
+    parts: list[bytes] = []
+    while True:  # ends: a packet that is not full is the last one
+        header = read(4)
+        size = int.from_bytes(header[:3], "little")
+        data = read(size)
+        if len(header) < 4 or len(data) < size:
+            raise pymysql.err.OperationalError(2013, "the connection was closed during a query")
+        if size < _LARGEST_PACKET and not parts:
+            return data
+        parts.append(data)
+        if size < _LARGEST_PACKET:
+            return b"".join(parts)
 
 
 def literal(text: str) -> str:

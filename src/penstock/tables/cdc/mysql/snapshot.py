@@ -9,7 +9,7 @@ from typing import Any, Final
 from penstock.errors import ConfigError, SourceUnavailableError
 from penstock.tables.cdc.mysql.catalog import MysqlTable, ServerInfo
 from penstock.tables.cdc.mysql.changes import BinlogPosition, Place
-from penstock.tables.cdc.mysql.connections import literal, pymysql, quoted, rows_of
+from penstock.tables.cdc.mysql.connections import literal, pymysql, quoted, raw_rows, rows_of
 from penstock.tables.cdc.mysql.values import ColumnType, from_text
 from penstock.tables.cdc.records import Fragments, Row
 from penstock.tables.cdc.snapshots import ReadRange
@@ -106,17 +106,15 @@ def range_reader(connection: Any, table: MysqlTable, columns: Sequence[tuple[str
     ) -> list[str] | None:
         where = "" if after is None else " WHERE " + _after(table.key, [_literal(*each) for each in _kinds(after)])
         query = f"SELECT {', '.join(selected)} FROM {table.sql_name}{where} ORDER BY {order} LIMIT {limit}"
-        last: tuple[bytes | None, ...] = ()
+        last: list[bytes | None] = []
         with connection.cursor() as cursor:
             # Back to the savepoint lets go of the table, so that ALTER TABLE does not wait for the whole snapshot.
             cursor.execute("SAVEPOINT penstock")
-            cursor.execute(query)
-            found = cursor.fetchall()
-            cursor.execute("ROLLBACK TO SAVEPOINT penstock")
-            for last in found:
+            for last in raw_rows(connection, query):
                 rows.append(
                     write([b"null" if each is None else convert(each) for each, convert in zip(last, converters)])  # noqa: B905
                 )
+            cursor.execute("ROLLBACK TO SAVEPOINT penstock")
         return (
             [_key_text(last[place], types[name]) for name, place in zip(table.key, places, strict=True)]
             if last
