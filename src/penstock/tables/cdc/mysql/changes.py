@@ -172,6 +172,8 @@ class BinlogReader:
                 continue
             if is_waiting or self._is_heartbeat_due():
                 yield from self._flush()
+            else:
+                yield SourceBatch()  # nothing new: the capture can report that it runs
             if time.monotonic() - self._looked_s >= _LOOK_S:
                 self._look_now()
         if self._records and not self._is_inside:
