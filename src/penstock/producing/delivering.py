@@ -85,10 +85,10 @@ class StreamDelivery:
     gathers = False
     is_whole = False
 
-    def __init__(self, streams: Stream, partitioner: BatchPartitioner | None) -> None:
-        if partitioner is not None and Feature.CHOSEN_PARTITION not in streams.features:
-            raise ConfigError(f"a partitioner cannot be used on {streams.url}: it has no {Feature.CHOSEN_PARTITION}")
-        self._streams = streams
+    def __init__(self, stream: Stream, partitioner: BatchPartitioner | None) -> None:
+        if partitioner is not None and Feature.CHOSEN_PARTITION not in stream.features:
+            raise ConfigError(f"a partitioner cannot be used on {stream.url}: it has no {Feature.CHOSEN_PARTITION}")
+        self._stream = stream
         self._partitioner = partitioner
         self._open: dict[str, TopicStream] = {}
         self._news: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -107,7 +107,7 @@ class StreamDelivery:
 
     def _append(self, topic: str, run: list[Held]) -> None:
         try:
-            stream = self._open.get(topic) or self._open.setdefault(topic, self._streams.open_topic(topic))
+            stream = self._open.get(topic) or self._open.setdefault(topic, self._stream.open_topic(topic))
             if self._partitioner is not None:
                 run = self._placed(stream, run, self._partitioner)
             receipts = stream.append([held.record for held in run])

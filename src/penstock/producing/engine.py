@@ -42,7 +42,7 @@ class Engine:
         chosen: Chosen,
         settings: ProducerSettings,
         owned_buffer: Buffer | None,
-        owned_streams: Stream | None,
+        owned_stream: Stream | None,
     ) -> None:
         """The owned parts are closed with it."""
         self.buffer = buffer
@@ -58,7 +58,7 @@ class Engine:
         self._spool_folder = buffer.folder if isinstance(buffer, Spool) else None
         self._declared = DeclaredTopics(load_declared(self._spool_folder) if self._spool_folder is not None else None)
         self._owned_buffer = owned_buffer
-        self._owned_streams = owned_streams
+        self._owned_stream = owned_stream
         self._told_drops_s = 0.0
         self._counting = threading.Lock()
         folder: Path | None = getattr(buffer, "folder", None) if self.durable else None
@@ -184,8 +184,8 @@ class Engine:
     def close(self, timeout_s: float) -> None:
         """Deliver until the timeout, then settle every receipt and release everything."""
         with contextlib.ExitStack() as stack:
-            if self._owned_streams is not None:
-                stack.callback(self._owned_streams.close)
+            if self._owned_stream is not None:
+                stack.callback(self._owned_stream.close)
             if self._owned_buffer is not None:
                 stack.callback(self._owned_buffer.close)
             stack.callback(self.ledger.raise_failures)

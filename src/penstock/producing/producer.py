@@ -111,7 +111,7 @@ class Producer(AsyncClosing):
 
     def __init__(
         self,
-        streams: str | Stream,
+        stream: str | Stream,
         *,
         client: ConnectOptions | None = None,
         buffer: str | Buffer = "memory",
@@ -152,31 +152,31 @@ class Producer(AsyncClosing):
         )
         if on_delivery is not None and not callable(on_delivery):
             raise ConfigError(f"on_delivery={on_delivery!r} must be callable")
-        if not isinstance(streams, str | Stream):
+        if not isinstance(stream, str | Stream):
             raise ConfigError(
-                f"{streams!r} is not a stream: pass a URL, such as 'log:./data', or a stream from `connect`"
+                f"{stream!r} is not a stream: pass a URL, such as 'log:./data', or a stream from `connect`"
             )
         if not isinstance(buffer, str) and not hasattr(buffer, "features"):
             raise ConfigError(f"buffer={buffer!r} is neither 'memory' nor 'spool:FOLDER' nor a Buffer")
         chosen_partitioner = choose_partitioner(partitioner)
-        owned_streams: Stream | None = None
-        if isinstance(streams, str):
-            owned_streams = open_for_producing(streams, client or {}, durable=_is_durable(buffer))
+        owned_stream: Stream | None = None
+        if isinstance(stream, str):
+            owned_stream = open_for_producing(stream, client or {}, durable=_is_durable(buffer))
         elif client:
             raise ConfigError("client is for a URL: pass these options to `connect`, which has been called")
-        system: Stream = owned_streams if owned_streams is not None else streams  # type: ignore[assignment]
+        system: Stream = owned_stream if owned_stream is not None else stream  # type: ignore[assignment]
         owned_buffer: MemoryBuffer | Spool | None = None
         try:
             check_guarantees(system, settings, durable=_is_durable(buffer))
             kept = open_buffer(buffer, settings)
             owned_buffer = kept if isinstance(buffer, str) and not isinstance(kept, ForeignBuffer) else None
             chosen = choose_delivery(system, settings, kept, chosen_partitioner)
-            self._engine = Engine(kept, chosen, settings, owned_buffer, owned_streams)
+            self._engine = Engine(kept, chosen, settings, owned_buffer, owned_stream)
         except BaseException:
             if owned_buffer is not None:
                 owned_buffer.close()
-            if owned_streams is not None:
-                owned_streams.close()
+            if owned_stream is not None:
+                owned_stream.close()
             raise
         self.settings = settings
         self._url = system.url

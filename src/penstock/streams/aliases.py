@@ -42,19 +42,19 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
 
 
-def current_topic(streams: Stream, name: str) -> str:
+def current_topic(stream: Stream, name: str) -> str:
     """The topic that readers of this name read now. Cached for a second."""
-    text = _notices(streams).get(name)
+    text = _notices(stream).get(name)
     return name if text is None else _alias(name, text).topic
 
 
-def aliases(streams: Stream) -> dict[str, Alias]:
+def aliases(stream: Stream) -> dict[str, Alias]:
     """All aliases by name, not cached."""
-    return {name: _alias(name, text) for name, text in noticeboard(streams).read().items() if is_alias(name)}
+    return {name: _alias(name, text) for name, text in noticeboard(stream).read().items() if is_alias(name)}
 
 
 def switch(
-    streams: Stream,
+    stream: Stream,
     name: str,
     topic: str,
     *,
@@ -67,14 +67,14 @@ def switch(
     With `expected`, only if the name leads to that topic now: else AliasChangedError. Raises UnknownTopicError if the
     new topic does not exist.
     """
-    with contextlib.closing(streams.open_topic(topic)) as opened:
+    with contextlib.closing(stream.open_topic(topic)) as opened:
         opened.partitions()
 
     def decide(notices: Notices) -> Changes:
         return switched(notices, {name: topic}, {} if expected is None else {name: expected}, pipeline, version)
 
-    noticeboard(streams).change(decide)
-    forget(streams)
+    noticeboard(stream).change(decide)
+    forget(stream)
 
 
 def switched(
@@ -101,9 +101,9 @@ def switched(
     }
 
 
-def noticeboard(streams: Stream) -> KeyValueTopic:
+def noticeboard(stream: Stream) -> KeyValueTopic:
     """The topic with the aliases, and with other keys that change in one transaction with them."""
-    return KeyValueTopic(streams, ALIASES_TOPIC)
+    return KeyValueTopic(stream, ALIASES_TOPIC)
 
 
 def is_alias(key: str) -> bool:
@@ -111,24 +111,24 @@ def is_alias(key: str) -> bool:
     return key.isascii() and all(character.isalnum() or character in "._-" for character in key)
 
 
-def forget(streams: Stream) -> None:
+def forget(stream: Stream) -> None:
     """Drop the cached aliases."""
     with _lock:
-        _seen.pop(streams, None)
+        _seen.pop(stream, None)
 
 
-def _notices(streams: Stream) -> Notices:
+def _notices(stream: Stream) -> Notices:
     with _lock:
-        read_s, notices = _seen.get(streams, (None, {}))
+        read_s, notices = _seen.get(stream, (None, {}))
         if read_s is not None and time.monotonic() - read_s < _FRESH_S:
             return notices
     try:
-        notices = noticeboard(streams).read()
+        notices = noticeboard(stream).read()
     except NotAllowedError as error:
         logger.warning("aliases are ignored, because reading them is not allowed: %s", error)
         notices = {}
     with _lock:
-        _seen[streams] = (time.monotonic(), notices)
+        _seen[stream] = (time.monotonic(), notices)
     return notices
 
 

@@ -35,13 +35,13 @@ _in_memory = threading.Lock()
 class KeyValueTopic:
     """The keys and values of one topic."""
 
-    def __init__(self, streams: Stream, topic: str) -> None:
-        self._streams = streams
+    def __init__(self, stream: Stream, topic: str) -> None:
+        self._stream = stream
         self.topic = topic
 
     def read(self) -> Notices:
         """All values; none if the topic does not exist yet."""
-        opened = self._streams.open_topic(self.topic)
+        opened = self._stream.open_topic(self.topic)
         with contextlib.suppress(UnknownTopicError), contextlib.closing(opened):
             opened.partitions()
             place, end = opened.span(0)
@@ -68,16 +68,16 @@ class KeyValueTopic:
 
         If another client makes a change at the same time, `decide` is called again. If it raises, nothing is changed.
         """
-        transactional = capability(self._streams, Transactional)
+        transactional = capability(self._stream, Transactional)
         if transactional is not None:
             self._provide()
             self._change_by_transaction(transactional, decide)
-        elif Feature.DURABLE not in self._streams.features:  # only this process can change it
+        elif Feature.DURABLE not in self._stream.features:  # only this process can change it
             with _in_memory:
                 self._provide()
                 self._append(decide(self.read()))
         else:
-            raise ConfigError(f"{self._streams.url} cannot keep {self.topic!r}: it has no {Feature.TRANSACTIONS}")
+            raise ConfigError(f"{self._stream.url} cannot keep {self.topic!r}: it has no {Feature.TRANSACTIONS}")
 
     def _change_by_transaction(self, stream: Transactional, decide: Callable[[Notices], Changes]) -> None:
         chance = random.Random()
@@ -105,15 +105,15 @@ class KeyValueTopic:
             producer.commit()
 
     def _provide(self) -> None:
-        administered = capability(self._streams, HasAdmin)
+        administered = capability(self._stream, HasAdmin)
         if administered is not None:
             administered.admin().provide(self.topic, 1, {"cleanup.policy": "compact"})
         else:
-            provide_topic(self._streams, self.topic, 1)
+            provide_topic(self._stream, self.topic, 1)
 
     def _append(self, changes: Changes) -> None:
         records = [NewRecord(self.topic, value, key.encode(), partition=0) for key, value in changes.items()]
-        with contextlib.closing(self._streams.open_topic(self.topic)) as opened:
+        with contextlib.closing(self._stream.open_topic(self.topic)) as opened:
             for receipt in opened.append(records):
                 receipt.result(_TIMEOUT_S)
 
