@@ -52,7 +52,7 @@ class Engine:
         self.waits_for_disk: bool = getattr(buffer, "waits_for_disk", self.durable)
         """Whether putting records may wait for the disk."""
         self._first = buffer.end
-        self.ledger = PendingReceipts(self._first, has_older=len(buffer) > 0)
+        self.pending = PendingReceipts(self._first, has_older=len(buffer) > 0)
         self.counts = Counts()
         self._declaring = threading.Lock()
         self._spool_folder = buffer.folder if isinstance(buffer, Spool) else None
@@ -64,7 +64,7 @@ class Engine:
         folder: Path | None = getattr(buffer, "folder", None) if self.durable else None
         refuse = _refuser(folder) if folder is not None else None
         self.pump = Pump(
-            buffer, chosen, settings, self.ledger, self.counts, refuse, self._declared, on_failure=self.fail_left
+            buffer, chosen, settings, self.pending, self.counts, refuse, self._declared, on_failure=self.fail_left
         )
         self.hurry: Callable[[], None] = self.pump.hurry
         self.pump.start()
@@ -79,7 +79,7 @@ class Engine:
             sequence = self.buffer.put(records)
         except BufferFullError:
             return False
-        enter = self.ledger.enter
+        enter = self.pending.enter
         for receipt in receipts:
             enter(sequence, receipt)
             sequence += 1
@@ -103,7 +103,7 @@ class Engine:
             dropped = self.buffer.drop(count, self.pump.taken) if oldest else ()
         for each in dropped:
             error = DeliveryError(f"a record for topic {each.record.topic!r} was dropped: the buffer was full")
-            self.ledger.drop(each.sequence, error)
+            self.pending.drop(each.sequence, error)
         self._count_drops(len(dropped))
         return bool(dropped)
 
@@ -166,20 +166,20 @@ class Engine:
             retried=counts.retried,
             buffered=waiting,
             buffered_bytes=self.buffer.size_bytes,
-            oldest_age_s=self.ledger.oldest_age_s(is_empty=not waiting),
+            oldest_age_s=self.pending.oldest_age_s(is_empty=not waiting),
         )
 
     def fail_left(self) -> None:
         """Settle the receipts of records that this producer will not deliver."""
         if self.durable:
             folder = getattr(self.buffer, "folder", "its buffer")
-            self.ledger.fail_all(
+            self.pending.fail_all(
                 f"is not delivered yet: it stays in the spool {folder} until a producer opens it", seen=True
             )
         else:
             failure = f": {self.pump.failure}" if self.pump.failure is not None else ""
             why = f"was not delivered: the producer ended before it was acknowledged{failure}; it may be stored or not"
-            self.counts.failed += self.ledger.fail_all(why, seen=False)
+            self.counts.failed += self.pending.fail_all(why, seen=False)
 
     def close(self, timeout_s: float) -> None:
         """Deliver until the timeout, then settle every receipt and release everything."""
@@ -188,7 +188,7 @@ class Engine:
                 stack.callback(self._owned_stream.close)
             if self._owned_buffer is not None:
                 stack.callback(self._owned_buffer.close)
-            stack.callback(self.ledger.raise_failures)
+            stack.callback(self.pending.raise_failures)
             stack.callback(OBSERVED.leave, self)
             stack.callback(self.fail_left)
             self.pump.stop(time.monotonic() + timeout_s)

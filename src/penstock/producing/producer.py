@@ -321,7 +321,7 @@ class Producer(AsyncClosing):
         check_seconds(timeout_s, "timeout_s")
         engine = self._engine
         engine.wait(timeout_s)
-        engine.ledger.raise_failures()
+        engine.pending.raise_failures()
 
     def wait_until_settled(self, timeout_s: float | None = None) -> bool:
         """Flush like `flush`, but return whether it finished in time, and leave failures to the receipts."""

@@ -33,7 +33,7 @@ class Leases(Generic[D]):
             self._held.update(deliveries)
 
     @contextmanager
-    def settling(self, deliveries: Sequence[D]) -> Iterator[tuple[list[D], list[D]]]:
+    def claim(self, deliveries: Sequence[D]) -> Iterator[tuple[list[D], list[D]]]:
         """Yield the deliveries whose lease holds, and the late ones. No other thread settles them meanwhile.
 
         If the block raises, the outcome at the service is unknown, and the deliveries may be settled again.

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, PenstockError
+from penstock.model.retry import Retry
 from penstock.streams.backend_url import BackendUrl, check_counts, check_positive
 
-FIRST_BACKOFF_S: Final = 0.1
 LONGEST_BACKOFF_S: Final = 5.0
 """The longest pause between two attempts to reconnect."""
+_AGAIN: Final = Retry(None, max_delay_s=LONGEST_BACKOFF_S, jitter=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,16 +177,15 @@ class ReconnectingLink(Generic[D]):
     # Called by the thread.
 
     def _run(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        delays_s = _AGAIN.delays_s()
         while not self._is_closing:
             generation = self._generation
             self._serve()
             if self._generation != generation:
-                backoff_s = FIRST_BACKOFF_S
+                delays_s = _AGAIN.delays_s()
             with self._changed:
                 if not self._is_closing:
-                    self._changed.wait_for(lambda: self._is_closing, backoff_s)
-            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
+                    self._changed.wait_for(lambda: self._is_closing, next(delays_s))
 
     def _ready(self) -> None:
         """The queue can be used."""

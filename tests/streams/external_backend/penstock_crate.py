@@ -49,16 +49,24 @@ class CrateQueue:
         self._mine: set[CrateDelivery] = set()
 
     def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
-        until_s = time.monotonic() + wait_s
-        while not (deliveries := self.poll_files(limit, VISIBILITY_S)) and time.monotonic() < until_s:
+        try:
+            return self.poll_files(limit, wait_s)
+        except TimeoutError:
+            return []
+
+    def poll_files(self, limit: int, timeout_s: float) -> list[CrateDelivery]:
+        """Take records, as soon as there is one. TimeoutError when none has come."""
+        until_s = time.monotonic() + timeout_s
+        while not (deliveries := self._take(limit)):
+            if time.monotonic() >= until_s:
+                raise TimeoutError(f"nothing was sent to {self.name} within {timeout_s:g} s")
             time.sleep(0.01)
         return deliveries
 
-    def poll_files(self, limit: int, timeout_s: float) -> list[CrateDelivery]:
-        """Take what is ready. What was taken for longer than `timeout_s` is ready again."""
+    def _take(self, limit: int) -> list[CrateDelivery]:
         for file in self._taken.iterdir():
             with contextlib.suppress(FileNotFoundError):  # it was settled meanwhile
-                if time.time() - file.stat().st_mtime > timeout_s:
+                if time.time() - file.stat().st_mtime > VISIBILITY_S:
                     file.rename(self._ready / file.stem)
         deliveries = []
         for file in sorted(self._ready.iterdir())[:limit]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.checkpoints.format import decode_history, encode_history, id_bytes, number_of, pointer_of
-from penstock.checkpoints.objects.heads import Segment, seal, unseal
+from penstock.checkpoints.objects.manifests import Segment, seal, unseal
 from penstock.model import Change, CheckpointKey, Handled, HistoryEntry, Pointer
 
 LINES_BYTES: Final = 4 * 1024 * 1024

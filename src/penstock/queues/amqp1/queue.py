@@ -49,7 +49,7 @@ class Amqp1Delivery:
 
 
 class Amqp1Queue(QueueBase[Amqp1Delivery]):
-    """`abc.Queue` and `abc.SettlingMany` on a queue of an AMQP 1.0 broker. Any thread may use it."""
+    """`abc.Queue` and `abc.BatchSettling` on a queue of an AMQP 1.0 broker. Any thread may use it."""
 
     def __init__(self, url: BackendUrl, settings: Amqp1Settings) -> None:
         super().__init__(url.path, Amqp1Delivery)

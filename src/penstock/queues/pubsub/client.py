@@ -21,12 +21,14 @@ from penstock.errors import (
     StreamError,
     UnknownTopicError,
 )
+from penstock.model.retry import Retry
 from penstock.queues.pubsub.settings import PubsubSettings
 
 EMULATOR: Final = "PUBSUB_EMULATOR_HOST"
 FIRST_BACKOFF_S: Final = 0.1
 LONGEST_BACKOFF_S: Final = 5.0
 """The longest pause between two attempts."""
+AGAIN: Final = Retry(None, first_delay_s=FIRST_BACKOFF_S, max_delay_s=LONGEST_BACKOFF_S, jitter=0)
 FOR_NOW: Final = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNKNOWN", "CANCELLED"}
 )
@@ -78,8 +80,8 @@ class PubsubClient:
 
         `what` is the thing that the request is about, for errors. `RefusedError` has what Pub/Sub said.
         """
-        backoff_s = FIRST_BACKOFF_S
         until_s = time.monotonic() + patience_s
+        delays_s = AGAIN.delays_s()
         while True:  # ends: with an answer, with an error that stays, or when the patience is over
             self.check_open()
             try:
@@ -96,8 +98,7 @@ class PubsubClient:
             left_s = until_s - time.monotonic()
             if left_s <= 0 or not refused.is_for_now:
                 raise refused
-            self._closed.wait(min(backoff_s, left_s))
-            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
+            self._closed.wait(min(next(delays_s), left_s))
 
     def begin(self, name: str, request: Any, timeout_s: float) -> Any:
         """A request whose answer comes later: gRPC's future."""

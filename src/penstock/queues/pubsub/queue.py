@@ -16,7 +16,7 @@ from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, PenstockError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.queues.leases import Leases
-from penstock.queues.pubsub.client import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, PubsubClient, RefusedError, told
+from penstock.queues.pubsub.client import AGAIN, FIRST_BACKOFF_S, PubsubClient, RefusedError, told
 from penstock.queues.pubsub.messages import batches, copied, decode, encode
 from penstock.queues.pubsub.settings import LONGEST_DEADLINE_S, SHORTEST_DEADLINE_S, PubsubSettings
 from penstock.queues.queue_base import QueueBase, check_limit
@@ -89,7 +89,7 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
         self._pull: Any = None
         self._problem: PenstockError | None = None
         """Why the last pull failed."""
-        self._backoff_s = FIRST_BACKOFF_S
+        self._delays_s = AGAIN.delays_s()
         self._pull_again_s = 0.0
 
     @property
@@ -134,7 +134,7 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
             raise ConfigError(
                 f"delay_s={delay_s} with {outcome}: a delay is for RETRY or RELEASE, and at most {LONGEST_DEADLINE_S} s"
             )
-        with self._leases.settling(self._ours(deliveries)) as (claimed, late):
+        with self._leases.claim(self._ours(deliveries)) as (claimed, late):
             if is_again:
                 return late + self._change_deadline(claimed, math.ceil(delay_s))
             if outcome is Outcome.REJECT and self._letters:
@@ -275,11 +275,10 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
             self._arrived += deliveries
             # A pull that ends with its time has found nothing.
             if error is None or error.code().name == "DEADLINE_EXCEEDED":
-                self._problem, self._backoff_s = None, FIRST_BACKOFF_S
+                self._problem, self._delays_s = None, AGAIN.delays_s()
             else:
                 self._problem = self._client.explained(error, self._subscription)
-                self._pull_again_s = time.monotonic() + self._backoff_s
-                self._backoff_s = min(LONGEST_BACKOFF_S, self._backoff_s * 2)
+                self._pull_again_s = time.monotonic() + next(self._delays_s)
             self._changed.notify_all()
 
     # Settling and sending.

@@ -164,7 +164,7 @@ class SqsQueue(QueueBase[SqsDelivery]):
             raise ConfigError(
                 f"delay_s={delay_s} with {outcome}: a delay is for RETRY or RELEASE, and at most 12 hours"
             )
-        with self._leases.settling(self._ours(deliveries)) as (claimed, late):
+        with self._leases.claim(self._ours(deliveries)) as (claimed, late):
             if is_again:
                 return late + self._change_visibility(claimed, math.ceil(delay_s))
             if outcome is Outcome.REJECT and self._dead_letters:

@@ -44,7 +44,7 @@ def open_stomp(url: str, options: Mapping[str, Any]) -> StompQueue:
 
 
 class StompQueue(QueueBase[StompDelivery]):
-    """`abc.Queue` and `abc.SettlingMany` on a queue of a STOMP broker. Any thread may use it.
+    """`abc.Queue` and `abc.BatchSettling` on a queue of a STOMP broker. Any thread may use it.
 
     It has a connection for sending, and from the first `receive` on another one for receiving and settling.
     """

@@ -7,7 +7,6 @@ So a program that appends record by record still sends large requests, and the o
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -17,13 +16,14 @@ from typing import Final
 
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, DeliveryError, PenstockError
 from penstock.model import NewRecord, Receipt
+from penstock.model.retry import Retry
 from penstock.streams.adapting.stream_base import receipts_for
 from penstock.streams.forks import FORKS
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
+_AGAIN: Final = Retry(None, first_delay_s=0.05, max_delay_s=LONGEST_PAUSE_S)
 CLOSING_S: Final = 30.0
 """How long `close` waits for records that are under way, if the delivery timeout is not shorter."""
 _OVERHEAD_BYTES: Final = 64
@@ -171,8 +171,7 @@ class AppendQueue:
 
     def _store(self, batch: Sequence[Appended]) -> None:
         until_s = time.monotonic() + self._timeout_s
-        pause_s = FIRST_PAUSE_S
-        attempt = self._plan(batch)
+        attempt, delays_s = self._plan(batch), _AGAIN.delays_s()
         while (failure := self._try(attempt)) is not None:  # ends: at the latest when the time is over
             left_s = until_s - time.monotonic()
             is_retriable = isinstance(failure, BrokerUnavailableError) and failure.retriable
@@ -180,8 +179,7 @@ class AppendQueue:
                 self._fail(batch, failure)
                 return
             with self._changed:
-                self._changed.wait_for(lambda: self._given_up, min(left_s, pause_s * random.uniform(0.5, 1.0)))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                self._changed.wait_for(lambda: self._given_up, min(left_s, next(delays_s)))
 
     def _try(self, attempt: Attempt) -> Exception | None:
         """Why the attempt failed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from penstock.errors import (
     TopicExistsError,
 )
 from penstock.model import NewRecord, Receipt
+from penstock.model.retry import Retry
 from penstock.streams.adapting.append_queue import check_appendable, delivery_error
 from penstock.streams.adapting.stream_base import receipts_for
 from penstock.streams.forks import FORKS
@@ -33,8 +33,7 @@ CLOSING_S: Final = 30.0
 """How long `close` waits for records that are under way, if the delivery timeout is not shorter."""
 PARTITIONS_S: Final = 60.0
 """How often the number of partitions is asked for: it may grow."""
-FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 5.0
+_AGAIN: Final = Retry(None, first_delay_s=0.05, max_delay_s=5.0)
 _STICKY: Final = 100
 """How many records without a key go to one partition before the next one is used, so that batches are large."""
 _OVERHEAD_BYTES: Final = 200
@@ -176,7 +175,7 @@ class PulsarAppender:
     def _until_available(self, attempt: Callable[[], Any]) -> Any:
         """The result of the first attempt that finds the server, for as long as a delivery may take."""
         until_s = time.monotonic() + self._settings.delivery_timeout_s
-        pause_s = FIRST_PAUSE_S
+        delays_s = _AGAIN.delays_s()
         while True:  # ends: at the latest when the time is over
             try:
                 return attempt()
@@ -185,8 +184,7 @@ class PulsarAppender:
                 if not error.retriable or left_s <= 0 or self._closed:
                     raise
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, min(left_s, pause_s * random.uniform(0.5, 1.0)))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                self._changed.wait_for(lambda: self._closed, min(left_s, next(delays_s)))
 
     def _wait_for_room(self) -> None:
         """The caller holds `_changed`."""
