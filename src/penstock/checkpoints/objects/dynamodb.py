@@ -196,12 +196,10 @@ class DynamoObjects:
     def _errors(self) -> AbstractContextManager[None]:
         return translated_errors(
             self.where,
-            {
-                "missing": "Create it, with the partition key 'place' and the sort key 'name', both strings; or write "
-                "create=true into the URL. Check the region, too",
-                "denied": "Allow dynamodb:DescribeTable, GetItem, Query, PutItem, DeleteItem and BatchWriteItem on it, "
-                "and CreateTable for create=true",
-            },
+            missing="Create it, with the partition key 'place' and the sort key 'name', both strings; or write "
+            "create=true into the URL. Check the region, too",
+            denied="Allow dynamodb:DescribeTable, GetItem, Query, PutItem, DeleteItem and BatchWriteItem on it, and "
+            "CreateTable for create=true",
         )
 
 

@@ -194,11 +194,8 @@ class S3Objects:
     def _errors(self) -> AbstractContextManager[None]:
         return translated_errors(
             self.where,
-            {
-                "missing": f"Create the bucket {self._bucket!r}, or check its name and region",
-                "denied": "Allow s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject and s3:DeleteObject on "
-                "its objects",
-            },
+            missing=f"Create the bucket {self._bucket!r}, or check its name and region",
+            denied="Allow s3:ListBucket on the bucket; s3:GetObject, s3:PutObject and s3:DeleteObject on its objects",
         )
 
 
