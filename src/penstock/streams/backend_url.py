@@ -27,6 +27,10 @@ _FALSE: Final = ("false", "0", "no", "off")
 S = TypeVar("S")
 
 
+Setting = str | int | float | bool | None
+"""The value of a setting, as an option of `open_queue` or `open_channel`; None: as the URL says, or the default."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendUrl:
     """The parts of a URL."""
