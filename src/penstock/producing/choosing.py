@@ -85,7 +85,7 @@ def choose_delivery(
 
 
 def _nothing_to_check() -> None:
-    """The stream raises by itself if it cannot be used."""
+    """Nothing to check: the stream itself raises if it cannot be used."""
 
 
 def _require(stream: Stream, feature: Feature, what: str) -> None:

@@ -35,11 +35,11 @@ class Delivery(Protocol):
 
     @property
     def gathers(self) -> bool:
-        """Whether it lingers itself until a batch is full. Then records are handed over as they come."""
+        """Whether the delivery itself waits until a batch is full. Records are then handed over as they come."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether each call of `send` is one transaction. Then records put together must be sent together."""
+        """Whether each call of `send` is one transaction. Records of one unit must then be in one call."""
 
     def start(self) -> None:
         """Prepare for sending. Raises DeliveryError if that is impossible for now; it is called again."""
@@ -58,7 +58,7 @@ class Delivery(Protocol):
         """Do not linger: a caller waits. Takes about a millisecond. May be called from any thread."""
 
     def abandon(self) -> None:
-        """Stop waiting for outcomes: the time is over."""
+        """Stop waiting for outcomes, as the time is over."""
 
     def close(self) -> None: ...
 
@@ -131,7 +131,7 @@ class StreamDelivery:
             self._news.put((held.sequence, -1, -1, error))
 
     def _placed(self, stream: TopicStream, run: list[Held], partitioner: BatchPartitioner) -> list[Held]:
-        """The records with their partitions chosen; those for which it could not be are refused here."""
+        """The records with their partitions. Records for which none can be chosen are refused here."""
         count = len(stream.partitions())
         placed = []
         for held in run:
@@ -156,10 +156,10 @@ class StreamDelivery:
             return found
 
     def hurry(self) -> None:
-        """`append` is all that can be done."""
+        """Nothing to do: `append` does not linger."""
 
     def abandon(self) -> None:
-        """What was appended is the stream's."""
+        """Nothing to do: the stream settles what was appended."""
 
     def close(self) -> None:
         for stream in self._open.values():

@@ -44,7 +44,7 @@ class Engine:
         owned_buffer: Buffer | None,
         owned_stream: Stream | None,
     ) -> None:
-        """The owned parts are closed with it."""
+        """Parts whose names begin with `owned` are closed with the engine."""
         self.buffer = buffer
         self.settings = settings
         self.durable = Feature.DURABLE in buffer.features

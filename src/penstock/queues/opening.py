@@ -26,7 +26,8 @@ def open_queue(url: str, **options: Setting) -> Queue:
 def as_queue(given: object) -> str | Queue | None:
     """The argument if it is a queue or the URL of one; None for a topic, whose name has no colon.
 
-    Raises UrlError for a URL of an unknown scheme, and ConfigError for an object with only parts of a queue."""
+    UrlError for a URL of an unknown scheme, ConfigError for an object with only parts of a queue.
+    """
     if isinstance(given, str) and scheme_of(given):
         opener(QUEUES, without_password(given), "a queue")
         return given

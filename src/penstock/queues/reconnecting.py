@@ -20,7 +20,7 @@ _AGAIN: Final = Retry(None, max_delay_s=LONGEST_BACKOFF_S, jitter=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """What every URL of such a queue may set."""
+    """Settings that every URL of such a queue may have."""
 
     prefetch: int = 200
     """How many messages the broker sends ahead of `receive`. More is faster; fewer are shared more evenly between
@@ -95,7 +95,7 @@ class ReconnectingLink(Generic[D]):
         )
 
     def start(self) -> None:
-        """Returns when the queue can be used. Raises what is wrong when it cannot, and closes."""
+        """Start the thread, and return when the queue can be used. If it cannot, close and raise why."""
         self._thread.start()
         deadline_s = time.monotonic() + self._connect_timeout_s
         with self._changed:
@@ -138,7 +138,7 @@ class ReconnectingLink(Generic[D]):
         self._thread.join(self._answer_timeout_s)
 
     def _is_hopeless(self) -> bool:
-        """Whether waiting does not help."""
+        """Whether the problem cannot pass by waiting."""
         return self._problem is not None and not getattr(self._problem, "retriable", False)
 
     def _check_open(self) -> None:
@@ -146,7 +146,7 @@ class ReconnectingLink(Generic[D]):
             raise ConnectionClosedError(f"the connection to {self._shown} is closed")
 
     def _split(self, deliveries: Sequence[N]) -> tuple[list[N], list[N]]:
-        """Split deliveries into those that can be settled, which are no longer held, and those that are late."""
+        """Divide deliveries into those that can be settled, which are no longer held, and those that are late."""
         ours: list[N] = []
         late: list[N] = []
         for delivery in deliveries:
@@ -164,14 +164,14 @@ class ReconnectingLink(Generic[D]):
         raise NotImplementedError
 
     def _consume(self) -> None:
-        """Have deliveries come, now or on the next connection."""
+        """Ask the broker for deliveries, on this connection or the next."""
         raise NotImplementedError
 
     def _taken(self, count: int) -> None:
-        """So many deliveries were taken."""
+        """Called when this number of deliveries was taken."""
 
     def _end(self) -> None:
-        """End `_serve`."""
+        """Make `_serve` return."""
         raise NotImplementedError
 
     # Called by the thread.
@@ -188,7 +188,7 @@ class ReconnectingLink(Generic[D]):
                     self._changed.wait_for(lambda: self._is_closing, next(delays_s))
 
     def _ready(self) -> None:
-        """The queue can be used."""
+        """Note that the queue can be used."""
         with self._changed:
             self._generation += 1
             self._problem = None
@@ -201,7 +201,8 @@ class ReconnectingLink(Generic[D]):
             self._changed.notify_all()
 
     def _forget(self, problem: PenstockError) -> None:
-        """The connection is lost: nothing that came by it can be settled. Called with `_changed` held."""
+        """Note that the connection is lost, and that nothing it delivered can be settled. The caller holds
+        `_changed`."""
         self._arrived.clear()
         self._held.clear()
         self._problem = problem

@@ -151,10 +151,10 @@ class StatsdChannel(SocketChannel[StatsdReceiver, StatsdSender]):
 
     @property
     def counts(self) -> StatsdCounts:
-        """What the listening end has seen."""
+        """The counters of the listening end."""
         return StatsdCounts() if self.receiver is None else self.receiver.counts
 
     @property
     def dropped(self) -> int:
-        """What reached this machine and was dropped: datagrams by the system, records by this channel."""
+        """Datagrams that the system dropped after they reached this machine, and records that this channel dropped."""
         return 0 if self.receiver is None else self.receiver.dropped

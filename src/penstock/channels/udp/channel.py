@@ -36,7 +36,7 @@ _WAIT_S: Final = 1.0
 
 
 class RawReceiver(SocketReceiver):
-    """Fills a buffer with datagrams."""
+    """Receives datagrams into a buffer."""
 
     def __init__(self, address: ResolvedAddress, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
         super().__init__(address.shown, buffer)
@@ -45,7 +45,8 @@ class RawReceiver(SocketReceiver):
 
     @property
     def dropped(self) -> int:
-        """Datagrams that did not fit into the socket's buffer, where the system tells, or into `buffer`."""
+        """Datagrams for which the socket's buffer had no room, where the system counts them, or the channel's
+        buffer."""
         return self.dropped_by_system.count + self.buffer.lost
 
     def open_sockets(self) -> Mapping[socket.socket, Callable[[], None]]:
@@ -129,12 +130,12 @@ class UdpChannel(SocketChannel[UdpReceiver, UdpSender]):
 
     @property
     def counts(self) -> UdpCounts:
-        """What the listening end has seen."""
+        """The counters of the listening end."""
         return UdpCounts() if self.receiver is None else self.receiver.counts
 
     @property
     def repeated(self) -> int:
-        """How many packets the sending end has sent again."""
+        """How many packets were sent again."""
         return 0 if self.sender is None else self.sender.repeated
 
 
@@ -160,7 +161,7 @@ class RawUdpChannel(SocketChannel[RawReceiver, RawSender]):
 
 
 def _check(host: Host, settings: UdpSettings) -> None:
-    """What can be known before the address is used."""
+    """Check what can be checked before the address is used."""
     settings.secrets()
     if settings.source is not None:
         _source_host(settings.source)

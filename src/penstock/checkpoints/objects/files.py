@@ -124,7 +124,8 @@ class FileObjects:
         """Nothing stays open."""
 
     def _stored(self, path: Path) -> tuple[str, str, bytes] | None:
-        """The group, the name and the content of a manifest. CorruptCheckpointError: it is unknown who may write."""
+        """The group, the name and the content of a manifest. CorruptCheckpointError if it is damaged: its owner is
+        then unknown."""
         try:
             return unseal(path.read_bytes(), tuple[str, str, bytes], f"the manifest in {path}")
         except FileNotFoundError:

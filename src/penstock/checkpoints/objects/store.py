@@ -369,7 +369,7 @@ class VersionedCheckpoints(Closing):
             self._cleaner.saved(*place, lease.epoch, version.parts | ({manifest.part} if manifest.part else set()))
 
     def _has_readable_version(self, key: CheckpointKey) -> bool:
-        """False when the current version is damaged as a whole, so that saving a new one loses nothing more."""
+        """Whether the current version can be read. If not, saving a new one loses nothing more."""
         now = self._manifests.read(key.group, key.lease_name)
         if now is None:
             return True

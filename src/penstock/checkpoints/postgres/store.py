@@ -363,7 +363,7 @@ SCHEMA: Final = Schema("checkpoints", 1, "penstock_schema", _TABLES)
 
 
 def is_in(url: str) -> bool:
-    """Whether the database has checkpoints. Creates none. Raises StoreUnavailableError."""
+    """Whether the database has tables of checkpoints. StoreUnavailableError if it is unavailable. Creates nothing."""
     pool: PostgresPool[PostgresConnection] = PostgresPool(url, SCHEMA.what, size=1)
     try:
         return has_tables(pool, SCHEMA)

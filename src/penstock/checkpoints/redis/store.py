@@ -79,7 +79,7 @@ def split_options(url: str) -> tuple[str, dict[str, Any]]:
 
 
 def connect(url: str, cluster: bool, timeout_s: float, where: str) -> Any:
-    """A client for the URL. Sends nothing yet, except to a cluster, whose nodes it looks up."""
+    """A client for the URL. Nothing is sent yet, except to a cluster, whose nodes are looked up."""
     redis = import_redis(WHAT)
     backoff = importlib.import_module("redis.backoff")
     retry = importlib.import_module("redis.retry").Retry(

@@ -146,7 +146,7 @@ def show(
 
 
 def _bad_rows(facts: PipelineFacts) -> Iterator[str]:
-    """What the bad rows of each query failed, one line for each query that has some."""
+    """One line for each query with bad rows: what these failed."""
     for query in facts.queries:
         if query.bad_rows:
             rules = ", ".join(f"{rule} {count:,}" for rule, count in sorted(query.bad_rows.items()))

@@ -58,7 +58,8 @@ def check_master(master: str) -> None:
 
 
 def _check_answers(master: str, hosts: list[tuple[str, int]]) -> None:
-    """Spark would try for a minute, and then report a stopped context."""
+    """Raise PipelineError unless the master answers. Spark would try for a minute, and then report a stopped
+    context."""
     reason: OSError | None = None
     for host, port in hosts:
         try:

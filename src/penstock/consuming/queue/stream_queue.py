@@ -118,7 +118,7 @@ class StreamQueue:
         return kept | {Feature.REDELIVERY, Feature.DELAYED_REDELIVERY, Feature.DELIVERY_COUNT}
 
     def receive(self, limit: int, wait_s: float) -> Sequence[QueueDelivery]:
-        """See `abc.Queue`. Records that others failed to settle come first."""
+        """Deliveries of this member's claims, as in `abc.Queue`. Records that others failed to settle come first."""
         try:
             return self._receive(limit, wait_s)
         except OffsetOutOfRangeError as error:

@@ -307,7 +307,8 @@ class _Cleaning:
             self._map.last_offset = segment.next_offset - 1
 
     def _put_keys(self, segment: Segment, found: Found) -> bool:
-        """False if the map is full. Entries beyond its last offset are correct all the same."""
+        """Put the keys of a segment into the map. False if the map is full; entries beyond its last offset are
+        correct all the same."""
         _, outlines = self._outlines(segment, found) or (b"", [])
         first_dirty = self._plan.first_dirty_offset
         return all(

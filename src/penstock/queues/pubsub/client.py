@@ -101,7 +101,7 @@ class PubsubClient:
             self._closed.wait(min(next(delays_s), left_s))
 
     def begin(self, name: str, request: Any, timeout_s: float) -> Any:
-        """A request whose answer comes later: gRPC's future."""
+        """Send a request, and return gRPC's future for its answer."""
         try:
             return self._stubs[name].future(request, timeout=timeout_s, metadata=self._routing(request))
         except ValueError:  # what gRPC raises for a channel that another thread has closed
@@ -109,7 +109,7 @@ class PubsubClient:
             raise
 
     def explained(self, error: Any, what: str) -> PenstockError:
-        """An error of gRPC in words that help."""
+        """The error to raise for an error of gRPC, with what to do about it."""
         code, text = error.code().name, error.details() or "no reason given"
         if "larger than max" in text:
             return RecordTooLargeError(f"a request about {what} is larger than {self.where} allows: {text}")
@@ -132,7 +132,7 @@ class PubsubClient:
             raise ConnectionClosedError(f"the connection to {self.where} is closed")
 
     def sleep(self, pause_s: float) -> None:
-        """Wait, but not longer than until `close`."""
+        """Wait, or return as soon as the client is closed."""
         self._closed.wait(pause_s)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class PubsubClient:
             ) from error
 
     def _routing(self, request: Any) -> tuple[tuple[str, str], ...]:
-        """By which Google's servers find the place for a request."""
+        """The metadata by which Google's servers route a request."""
         for field in ("subscription", "topic", "name"):
             value = getattr(request, field, "")
             if value:
@@ -182,8 +182,8 @@ class RefusedError(Exception):
         return bool(getattr(self.told, "retriable", False))
 
     def failed_ids(self) -> dict[str, bool] | None:
-        """For an exactly-once subscription: the ack ids that failed, and whether that is final. All others succeeded.
-        None: the request failed as a whole."""
+        """The ack ids that failed, and whether for good, of an exactly-once subscription; all others succeeded. None
+        if the request failed as a whole."""
         status = importlib.import_module("grpc_status.rpc_status").from_call(self.error)
         info = importlib.import_module("google.rpc.error_details_pb2").ErrorInfo()
         for detail in status.details if status is not None else ():
@@ -195,7 +195,7 @@ class RefusedError(Exception):
 
 
 def told(call: Callable[[], Any]) -> Any:
-    """Run a request, and raise the error for users."""
+    """Run a request. Raises the error for users if it is refused."""
     try:
         return call()
     except RefusedError as refused:

@@ -46,7 +46,7 @@ for the receipts that are not settled. Any other error: they fail with it."""
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much is held, and how much goes into one batch."""
+    """How much the queue holds, and how much goes into one batch."""
 
     records: int = 100_000
     size_bytes: int = 64 << 20
@@ -55,9 +55,10 @@ class QueueLimits:
 
 
 class AppendQueue:
-    """Records of one topic under way. Any thread may put; `plan` is called by the queue's own thread.
+    """Holds records of one topic until they are stored. Any thread may put records.
 
-    `plan(batch)` is called once for each batch, and what it returns until the batch is settled or `timeout_s` is over.
+    `plan(batch)` is called once for each batch, by the queue's own thread. What it returns is called until the batch is
+    settled or `timeout_s` is over.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class AppendQueue:
         check_appendable(self._topic, self._closed, self._forks)
 
     def close(self) -> None:
-        """Wait until everything is settled; what is not in time fails."""
+        """Wait until all records are settled. Those that are not stored in time fail."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -130,7 +131,7 @@ class AppendQueue:
         self._changed.notify_all()
 
     def _wait_for_room(self) -> DeliveryError | None:
-        """Why there is none. The caller holds `_changed`."""
+        """Wait for room; the error if there is none in time. The caller holds `_changed`."""
         self._start()
 
         def has_room() -> bool:
@@ -182,7 +183,7 @@ class AppendQueue:
                 self._changed.wait_for(lambda: self._given_up, min(left_s, next(delays_s)))
 
     def _try(self, attempt: Attempt) -> Exception | None:
-        """Why the attempt failed."""
+        """Try once; the error if it failed."""
         try:
             attempt()
         except PenstockError as error:

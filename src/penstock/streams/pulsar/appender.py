@@ -79,7 +79,7 @@ class PulsarAppender:
         return receipts
 
     def close(self) -> None:
-        """Wait until everything is settled; what is not in time fails."""
+        """Wait until all records are settled. Those that are not stored in time fail."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -152,7 +152,7 @@ class PulsarAppender:
         return self._turn // _STICKY % count
 
     def _provided(self) -> int:
-        """How many partitions the topic has, 0 if it is not partitioned. It is created if need be."""
+        """The number of partitions, 0 if the topic is not partitioned. A missing topic is created."""
         partitions = self._place.partitions()
         if partitions is None:
             try:
@@ -199,7 +199,7 @@ class PulsarAppender:
             raise DeliveryError(f"the stream of topic {self._topic!r} was closed before there was room for a record")
 
     def _refusal(self, partition: int, producer: Any, result: Any, record: NewRecord) -> DeliveryError:
-        """Why a record was not stored. A producer that is of no use any more is forgotten."""
+        """The error of a record that was not stored. A producer that can store nothing more is dropped."""
         name = result.name
         if name == "MessageTooBig":
             return DeliveryError(

@@ -70,7 +70,7 @@ HORIZON: Final = """
 
 @dataclass(slots=True)
 class Horizon:
-    """Up to where the ids of one table are final, as far as this process knows."""
+    """The id up to which the rows of one table are final, as far as this process knows."""
 
     end: Pointer = LOWEST
     """Every id before it is final."""
@@ -237,7 +237,7 @@ class PostgresRows:
         return int(sequence) if may_read else None
 
     def _extra(self, columns: dict[str, str]) -> str:
-        """More columns of the SELECT, behind a comma."""
+        """Further columns of the SELECT, after a comma."""
         return ""
 
     def _key(self, columns: dict[str, str]) -> str:

@@ -88,7 +88,7 @@ class TransactionRows(PostgresRows):
         return f", {self._transaction}::text::bigint"
 
     def _sequence(self, table: str, oid: int, full_name: str) -> int | None:
-        """Where ids come from does not matter."""
+        """None: the order of transactions does not depend on where ids come from."""
         return None
 
     def _wanted(self) -> list[str]:

@@ -148,7 +148,7 @@ def _pipeline_row(pipeline: PipelineFacts) -> tables.Row:
 
 
 def _total(rates: Sequence[float | None]) -> float | None:
-    """None while nothing has been measured."""
+    """The sum of the measured rates; None if nothing has been measured."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
 
