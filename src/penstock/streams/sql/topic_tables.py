@@ -54,6 +54,17 @@ class TopicSettings:
     max_record_bytes: int = 64 << 20
     """Larger records are refused. Readers hold up to their limit of such records in memory."""
 
+    @property
+    def chosen_columns(self) -> list[str]:
+        """The names in `value_columns`."""
+        return [name.strip() for name in self.value_columns.split(",") if name.strip()]
+
+    @property
+    def wanted_columns(self) -> list[str]:
+        """All columns that the settings name: an existing table must have them."""
+        single = (self.id_column, self.key_column, self.payload_column, self.timestamp_column)
+        return [name for name in (*single, *self.chosen_columns) if name]
+
     def __post_init__(self) -> None:
         check_counts(self, "max_record_bytes")
         if self.payload_column and self.value_columns:
