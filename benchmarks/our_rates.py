@@ -9,7 +9,7 @@ from typing import Final
 
 import penstock
 from benchmarks.report import Report, Row
-from penstock.abc import Outcome, Queue, SettlingMany
+from penstock.abc import BatchSettling, Outcome, Queue
 from penstock.model import Batch, NewRecord
 
 WAIT_S: Final = 60.0
@@ -29,7 +29,7 @@ def send_s(queue: Queue, count: int, at_once: int, value: bytes) -> float:
 
 def receive_s(queue: Queue, count: int, at_once: int, value: bytes) -> float:
     """How many seconds it takes to receive and settle so many records."""
-    assert isinstance(queue, SettlingMany)
+    assert isinstance(queue, BatchSettling)
     started_s = time.perf_counter()
     left = count
     while left:

@@ -17,7 +17,7 @@ LOADED: Final = (
     "psycopg",
     "tests.dead_letters.killed_redrive",
     "tests.consuming.queue_worker",
-    "tests.consuming.share_worker",
+    "tests.consuming.stream_queue_worker",
     "tests.crash.dying_app",
     "tests.crash.dying_consumer",
     "tests.crash.killed_by_a_record",

@@ -6,15 +6,20 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import TypeVar, get_origin
 
 import pytest
 
 import penstock
 import penstock.abc
+import penstock.channels
 import penstock.errors
+import penstock.queues
+import penstock.testing
 import penstock.typing
+from penstock.testing import conformance
 
 PUBLIC = [
     "Aggregate",
@@ -96,14 +101,16 @@ def test_importing_the_package_loads_no_room() -> None:
     assert loaded == ["penstock"]
 
 
-INTERNAL = {"App.consumers", "App.declared", "Connection.send_through", "Context.__init__"}
+INTERNAL = {
+    *("App.consumers", "App.declared", "Connection.send_through", "Context.__init__", "MemoryStream.send_through")
+}
 """Members that other rooms use, and programs do not."""
 
 
-def annotations_of_public_names() -> Iterator[tuple[str, str]]:
+def annotations_of(module: ModuleType, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Each annotation of a public signature or field, with the name of what it belongs to."""
-    for name in PUBLIC:
-        thing = getattr(penstock, name)
+    for name in names:
+        thing = getattr(module, name)
         functions = {name: thing} if inspect.isfunction(thing) else {}
         if inspect.isclass(thing):
             for member, value in inspect.getmembers(thing):
@@ -117,18 +124,27 @@ def annotations_of_public_names() -> Iterator[tuple[str, str]]:
                 yield from ((owner, str(text)) for text in inspect.get_annotations(function).values())
 
 
-def test_every_type_that_a_public_signature_mentions_is_public() -> None:
-    homes = (*PUBLIC, *vars(penstock.abc), *vars(penstock.errors), *penstock.typing.__all__)
+@pytest.mark.parametrize(
+    "module",
+    [penstock, penstock.testing, conformance, penstock.queues, penstock.channels],
+    ids=lambda module: module.__name__,
+)
+def test_every_type_that_a_public_signature_mentions_is_public(module: ModuleType) -> None:
+    names = [name for name in module.__all__ if module is not conformance or name[0].islower()]
+    homes = {*PUBLIC, *vars(penstock.abc), *vars(penstock.errors), *penstock.typing.__all__, *module.__all__}
+    if module is conformance:
+        homes |= set(penstock.testing.__all__)
     ours = {
         name
-        for module in list(sys.modules.values())
-        if module.__name__.startswith("penstock.")
-        for name, value in vars(module).items()
-        if str(getattr(value, "__module__", "")).startswith("penstock.") and not isinstance(value, TypeVar)
+        for loaded in list(sys.modules.values())
+        if loaded.__name__.startswith("penstock.")
+        for name, value in vars(loaded).items()
+        if (str(getattr(value, "__module__", "")).startswith("penstock.") and not isinstance(value, TypeVar))
+        or (get_origin(value) is not None and loaded.__name__.startswith("penstock."))
     }
     hidden = {
         f"{owner}: {name}"
-        for owner, text in annotations_of_public_names()
+        for owner, text in annotations_of(module, names)
         for name in re.findall(r"(?<!\.)\b[A-Z]\w+", text)
         if name in ours and name not in homes and len(name) > 1
     }

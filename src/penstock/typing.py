@@ -5,11 +5,13 @@ Nothing here is needed to call the library; `penstock.abc` has the types of the 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from penstock.consuming.consumer import Commit, OnCommit
 from penstock.consuming.deadlines.analyser import OnLate
 from penstock.consuming.deadlines.parallel import Deadline
+from penstock.consuming.destinations import Destination
 from penstock.consuming.handlers import Middleware
 from penstock.consuming.health import Health
 from penstock.consuming.options import GuaranteeChoice, HandlerOptions, OrderChoice, PollOptions, PositionChoice
@@ -24,6 +26,7 @@ from penstock.serde.registry.framing import SubjectName
 from penstock.serde.registry.schema import Reference, RegisteredSchema, Schema
 from penstock.serde.topic import SendOptions
 from penstock.serde.typed import Decode
+from penstock.streams.backend_url import Setting
 from penstock.streams.options import ConnectOptions
 from penstock.streams.reading import Start
 from penstock.streams.topic_patterns import TopicChoice
@@ -34,12 +37,16 @@ from penstock.tables.table.table import OnChange
 
 if TYPE_CHECKING:
     from penstock.querying.database import TopicDatabase
+    from penstock.querying.values import Undecodable
+
+_LAZY = {"TopicDatabase": "penstock.querying.database", "Undecodable": "penstock.querying.values"}
 
 __all__ = [
     "Commit",
     "ConnectOptions",
     "Deadline",
     "Decode",
+    "Destination",
     "GuaranteeChoice",
     "HandlerOptions",
     "Health",
@@ -62,6 +69,7 @@ __all__ = [
     "RegisteredSchema",
     "Schema",
     "SendOptions",
+    "Setting",
     "SpoolFlush",
     "Start",
     "StoredEvent",
@@ -73,6 +81,7 @@ __all__ = [
     "Timestamps",
     "TopicChoice",
     "TopicDatabase",
+    "Undecodable",
     "When",
     "WhenFull",
 ]
@@ -80,8 +89,6 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """What needs an extra is imported when it is used."""
-    if name == "TopicDatabase":
-        from penstock.querying.database import TopicDatabase
-
-        return TopicDatabase
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,49 +7,49 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 class MemoryObjects:
-    """An `ObjectStore`. `before_swap` is called just before a head is compared and set."""
+    """An `ObjectStore`. `before_swap` is called just before a manifest is compared and set."""
 
     where = "memory"
     inline_bytes = 300
     new_bytes = 200
-    can_remove_heads = True
+    can_remove_manifests = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stamps = 0
-        self._heads: dict[tuple[str, str], tuple[bytes, str]] = {}
+        self._manifests: dict[tuple[str, str], tuple[bytes, str]] = {}
         self._parts: dict[tuple[str, str], dict[str, bytes]] = {}
         self.reads = 0
         self.before_swap: Callable[[], object] | None = None
 
-    def read_head(self, group: str, name: str) -> tuple[bytes, str] | None:
+    def read_manifest(self, group: str, name: str) -> tuple[bytes, str] | None:
         self.reads += 1
-        return self._heads.get((group, name))
+        return self._manifests.get((group, name))
 
-    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, str]]:
+    def manifests(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, str]]:
         with self._lock:
-            found = {name: head for (owner, name), head in self._heads.items() if owner == group}
-        return {name: head for name, head in found.items() if name.startswith(prefix)}
+            found = {name: manifest for (owner, name), manifest in self._manifests.items() if owner == group}
+        return {name: manifest for name, manifest in found.items() if name.startswith(prefix)}
 
-    def swap_head(self, group: str, name: str, stamp: str | None, data: bytes) -> str | None:
+    def swap_manifest(self, group: str, name: str, stamp: str | None, data: bytes) -> str | None:
         if self.before_swap is not None:
             happen, self.before_swap = self.before_swap, None
             happen()
         with self._lock:
-            now = self._heads.get((group, name))
+            now = self._manifests.get((group, name))
             if (None if now is None else now[1]) != stamp:
                 return None
             self._stamps += 1
-            self._heads[group, name] = data, str(self._stamps)
+            self._manifests[group, name] = data, str(self._stamps)
             return str(self._stamps)
 
-    def remove_head(self, group: str, name: str, stamp: str) -> None:
+    def remove_manifest(self, group: str, name: str, stamp: str) -> None:
         with self._lock:
-            if self._heads.get((group, name), (b"", ""))[1] == stamp:
-                del self._heads[group, name]
+            if self._manifests.get((group, name), (b"", ""))[1] == stamp:
+                del self._manifests[group, name]
 
     def groups(self) -> Sequence[str]:
-        return sorted({group for group, _ in self._heads})
+        return sorted({group for group, _ in self._manifests})
 
     def put_part(self, group: str, name: str, part: str, data: bytes) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""What holds for both stores that compare and set heads, S3 and DynamoDB: the tests of each call it with its name."""
+"""What holds for S3 and DynamoDB, which both compare and set manifests: the tests of each call it with its name."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def save_many(store: VersionedCheckpoints, lease: Lease, key: CheckpointKey) -> 
 
 
 def parts_needed(store: VersionedCheckpoints, key: CheckpointKey) -> set[str]:
-    head = store._heads.all(key.group)[key.lease_name]
-    return store._version(key, head).parts | ({head.part} if head.part else set())
+    manifest = store._manifests.all(key.group)[key.lease_name]
+    return store._version(key, manifest).parts | ({manifest.part} if manifest.part else set())
 
 
 def check_a_paused_owner_is_fenced(service: str, seed: int) -> None:

@@ -60,17 +60,17 @@ def spoil_postgres(_: PostgresCheckpoints, key: CheckpointKey) -> None:
 
 
 def spoil_version(store: CheckpointStore, key: CheckpointKey) -> None:
-    """Flip a bit of the version that a head refers to, wherever it is; the head itself stays whole."""
+    """Flip a bit of the version that a manifest refers to, wherever it is; the manifest itself stays whole."""
     assert isinstance(store, VersionedCheckpoints)
-    now = store._heads.read(key.group, key.lease_name)
+    now = store._manifests.read(key.group, key.lease_name)
     assert now is not None
-    if now.head.part:
-        data = store._objects.get_part(key.group, key.lease_name, now.head.part)
+    if now.manifest.part:
+        data = store._objects.get_part(key.group, key.lease_name, now.manifest.part)
         assert data is not None
-        store._objects.put_part(key.group, key.lease_name, now.head.part, with_flipped_bit(data))
+        store._objects.put_part(key.group, key.lease_name, now.manifest.part, with_flipped_bit(data))
     else:
-        spoilt = now.head.changed(inline=with_flipped_bit(now.head.inline))
-        assert store._heads.swap(key.group, key.lease_name, now, spoilt)
+        spoilt = now.manifest.changed(inline=with_flipped_bit(now.manifest.inline))
+        assert store._manifests.swap(key.group, key.lease_name, now, spoilt)
 
 
 def with_flipped_bit(data: bytes) -> bytes:

@@ -13,6 +13,7 @@ from penstock.checkpoints.objects import dynamodb as _dynamodb
 from penstock.checkpoints.objects.dynamodb import DynamoCheckpoints
 from penstock.errors import ConfigError, CorruptCheckpointError, MissingExtraError, StoreUnavailableError
 from penstock.model import Change, Checkpoint, Lease
+from penstock.model.retry import Retry
 from penstock.testing.conformance.checkpoints import checkpoint_store
 from tests.checkpoints import on_aws, small_objects
 from tests.checkpoints.aws_wire import Wire, make_client
@@ -143,7 +144,7 @@ def test_being_throttled_for_long_is_unavailable_and_nothing_is_saved(monkeypatc
     client = make_client("dynamodb", attempts=1)
     wire = Wire(client)
     refused: Any = importlib.import_module("botocore.exceptions").ClientError
-    monkeypatch.setattr(_dynamodb, "PAUSE_S", 0.0)
+    monkeypatch.setattr(_dynamodb, "_AGAIN", Retry(first_delay_s=0))
     with closing(DynamoCheckpoints(f"dynamodb://{REGION}/{fresh_table()}?create=true", client=client)) as store:
         key = fresh_key()
         lease = claimed(store, key, "owner")
@@ -164,7 +165,7 @@ def test_being_throttled_for_long_is_unavailable_and_nothing_is_saved(monkeypatc
 def test_items_that_dynamodb_had_no_room_for_are_written_again(
     store: DynamoCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_dynamodb, "PAUSE_S", 0.0)
+    monkeypatch.setattr(_dynamodb, "_AGAIN", Retry(first_delay_s=0))
     objects: Any = store._objects
     write = objects._client.batch_write_item
     refusals = 3

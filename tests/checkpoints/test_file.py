@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Iterator[FileCheckpoints]:
         yield opened
 
 
-def head_of(folder: Path) -> Path:
+def manifest_of(folder: Path) -> Path:
     (path,) = folder.glob("groups/*/heads/*")
     return path
 
@@ -33,20 +33,20 @@ def test_any_flipped_bit_is_noticed_and_lets_nobody_write(tmp_path: Path) -> Non
         lease = lease_on(store)
         for number in (1, 2, 3):
             store.save(lease, KEY, change(number))
-    content = head_of(tmp_path).read_bytes()
+    content = manifest_of(tmp_path).read_bytes()
     for position in rng.sample(range(len(content)), min(60, len(content))):
         damaged = bytearray(content)
         damaged[position] ^= 0x10
-        head_of(tmp_path).write_bytes(damaged)
+        manifest_of(tmp_path).write_bytes(damaged)
         with FileCheckpoints(tmp_path) as again:
             for use in (
                 lambda: start_of(again),
                 lambda: again.save(lease, KEY, change(4)),
                 lambda: again.leases(KEY.group),
             ):
-                with pytest.raises(CorruptCheckpointError, match=head_of(tmp_path).name):
+                with pytest.raises(CorruptCheckpointError, match=manifest_of(tmp_path).name):
                     use()
-    head_of(tmp_path).write_bytes(content)
+    manifest_of(tmp_path).write_bytes(content)
     with FileCheckpoints(tmp_path) as again:
         assert start_of(again) == 3
 
@@ -55,8 +55,8 @@ def test_what_a_killed_writer_left_incomplete_is_ignored(tmp_path: Path) -> None
     with FileCheckpoints(tmp_path) as store:
         lease = lease_on(store)
         store.save(lease, KEY, change(1))
-    head = head_of(tmp_path)
-    head.with_name(f"{head.name}.new").write_bytes(b"half")
+    manifest = manifest_of(tmp_path)
+    manifest.with_name(f"{manifest.name}.new").write_bytes(b"half")
     with FileCheckpoints(tmp_path) as again:
         assert start_of(again) == 1
         assert again.leases(KEY.group) == [lease]

@@ -81,7 +81,7 @@ def test_a_large_set_of_finished_records_is_an_object_of_its_own_and_old_ones_go
     assert len(store._objects.parts(key.group, key.lease_name)) == 1
 
 
-def test_only_heads_that_changed_are_read_again() -> None:
+def test_only_manifests_that_changed_are_read_again() -> None:
     with small("s3") as (store, _):
         key = fresh_key()
         group = key.group
@@ -142,7 +142,7 @@ def test_a_store_without_conditional_deletes_keeps_what_is_left_of_a_lease() -> 
         assert store.claim(group, "member:1", "other", None) == Lease(group, "member:1", "other", 2, 0)
 
 
-def test_a_damaged_head_is_told_to_who_asks_for_it_and_nobody_else(store: S3Checkpoints) -> None:
+def test_a_damaged_manifest_is_told_to_who_asks_for_it_and_nobody_else(store: S3Checkpoints) -> None:
     key = fresh_key()
     lease = claimed(store, key, "owner")
     store.save(lease, key, nth_change(1, 1))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.checkpoints.objects import segments as _segments
-from penstock.checkpoints.objects.heads import Segment
+from penstock.checkpoints.objects.manifests import Segment
 from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import FencedError, GroupError, StoreUnavailableError
 from penstock.model import Change, Checkpoint, CheckpointKey, Handled, HistoryEntry, Lease, Status
@@ -50,7 +50,7 @@ def test_a_partition_has_few_segments_however_many_changes_there_were() -> None:
     for number in range(1, 2000):
         state = {b"%d" % number: b"x" * 30}
         store.save(lease, KEY, Change(Checkpoint(number, number), state=state, handled=(Handled(str(number), number),)))
-    version = store._version(KEY, store._heads.all(KEY.group)[KEY.lease_name])
+    version = store._version(KEY, store._manifests.all(KEY.group)[KEY.lease_name])
     assert max(len(version.state), len(version.handled)) <= 12
     assert len(store.state(KEY)) == 1999
     assert len(store.handled(KEY.group, KEY.topic, [str(number) for number in range(3000)])) == 1999
@@ -66,7 +66,7 @@ def test_what_is_forgotten_is_removed_from_the_store_too() -> None:
         store.save(
             lease, KEY, Change(Checkpoint(number, number), lines, {}, handled, max(0, number - 10), max(0, number - 10))
         )
-    version = store._version(KEY, store._heads.all(KEY.group)[KEY.lease_name])
+    version = store._version(KEY, store._manifests.all(KEY.group)[KEY.lease_name])
     assert sum(segment.size_bytes for segment in version.lines) < 3000
     assert [line.first for line in store.history(KEY)] == list(range(389, 400))
     known = store.handled(KEY.group, KEY.topic, [str(number) for number in range(500)])
@@ -125,16 +125,16 @@ def test_a_save_whose_answer_is_unknown_is_told_apart_from_one_that_was_refused(
     objects = MemoryObjects()
     old, new = VersionedCheckpoints(objects), VersionedCheckpoints(objects)
     lease = claimed(old, KEY, "old")
-    swap = objects.swap_head
+    swap = objects.swap_manifest
 
     def lose(group: str, name: str, stamp: str | None, data: bytes) -> str | None:
-        objects.swap_head = swap  # type: ignore[method-assign]
+        objects.swap_manifest = swap  # type: ignore[method-assign]
         if is_saved_first:
             swap(group, name, stamp, data)
         claimed(new, KEY, "new")
         return swap(group, name, stamp, data)
 
-    objects.swap_head = lose  # type: ignore[method-assign]
+    objects.swap_manifest = lose  # type: ignore[method-assign]
     if is_saved_first:
         old.save(lease, KEY, nth_change(1, 1))
     else:
@@ -144,22 +144,22 @@ def test_a_save_whose_answer_is_unknown_is_told_apart_from_one_that_was_refused(
 
 
 def test_parts_of_a_write_that_may_still_arrive_are_kept() -> None:
-    """The answer to a save never comes. Its head arrives long afterwards, before the owner has tried again."""
+    """The answer to a save never comes. Its manifest arrives long afterwards, before the owner has tried again."""
     objects = MemoryObjects()
     store = VersionedCheckpoints(objects)
     lease = claimed(store, KEY, "owner")
     for number in range(1, 9):
         store.save(lease, KEY, nth_change(3, number))
-    swap, late = objects.swap_head, list[Callable[[], object]]()
+    swap, late = objects.swap_manifest, list[Callable[[], object]]()
 
     def vanish(group: str, name: str, stamp: str | None, data: bytes) -> str | None:
         late.append(lambda: swap(group, name, stamp, data))
         raise StoreUnavailableError("no answer")
 
-    objects.swap_head = vanish  # type: ignore[method-assign]
+    objects.swap_manifest = vanish  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailableError):
         store.save(lease, KEY, nth_change(3, 9))
-    objects.swap_head = swap  # type: ignore[method-assign]
+    objects.swap_manifest = swap  # type: ignore[method-assign]
     late.pop()()
     assert_holds(VersionedCheckpoints(objects), KEY, 3, 9)
     store.save(lease, KEY, nth_change(3, 9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,11 +43,39 @@ def app(streams: MemoryStream) -> App:
         ({"assignor": "best"}, "assignor 'best' is not one of"),
         ({"idempotency_key": 7}, "idempotency_key=7"),
         ({"commit_interval_s": -1}, "commit_interval_s=-1"),
+        ({"guarantee": "at-most-once", "retry": 3}, "retry has no effect with at-most-once"),
     ],
 )
 def test_an_option_that_is_not_one_is_named(app: App, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         app.handle("orders", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"assignor": "range"}, r"assignor='range' has no effect: .*orders' has no groups of its own.* Omit assignor"),
+        ({"batch": 10, "chunk": 20}, "chunk has no effect with batch=10: omit one of them"),
+    ],
+)
+@pytest.mark.parametrize("topic", ["orders", re.compile("orders")])
+def test_an_option_that_would_have_no_effect_is_refused(
+    app: App, streams: MemoryStream, topic: Any, options: dict[str, Any], complaint: str
+) -> None:
+    streams.create_topic("orders")
+    app.handle(topic, **options)(lambda value: None)
+    with pytest.raises(ConfigError, match=complaint):
+        app.run(end="latest")
+
+
+@pytest.mark.parametrize("options", [{"shared": True}, {"tree_timeout_s": 5}, {"chunk": 5}, {"drain_s": 5}])
+def test_an_option_of_handlers_is_refused_by_a_consumer(streams: MemoryStream, options: dict[str, Any]) -> None:
+    streams.create_topic("orders")
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is an option of handlers"):
+        Consumer(streams, "orders", group="group", **options)
+    with pytest.raises(ConfigError, match="assignor='sticky' has no effect"):
+        Consumer(streams, "orders", group="group", assignor="sticky")
+    Consumer(streams, "orders", group="group", assignor="cooperative").close()
 
 
 def generator(value: bytes) -> Iterator[int]:

@@ -16,7 +16,7 @@ from penstock.dead_letters.sqlite import SqliteDeadLetters
 from penstock.dead_letters.stream import StreamDeadLetters
 from penstock.model import NewRecord, Receipt
 from penstock.streams.memory import MemoryStream
-from penstock.streams.memory.stream import MemoryTopicStream
+from penstock.streams.memory.streams import MemoryTopicStream
 
 URL_VARIABLE: Final = "PENSTOCK_TEST_LETTERS_URL"
 """Where the stream is that the tests have started; child processes inherit it."""

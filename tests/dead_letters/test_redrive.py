@@ -23,7 +23,7 @@ from penstock.model import DeadLetter, DeadLetterFilter, LetterState, NewRecord,
 from penstock.model.letter import letter_id, query_row
 from penstock.queues import MemoryQueue
 from penstock.streams.memory import MemoryStream
-from penstock.streams.memory.stream import MemoryTopicStream
+from penstock.streams.memory.streams import MemoryTopicStream
 from tests.dead_letters.hasty_clock import HastyClock
 
 WAITING, REDRIVEN = LetterState.WAITING, LetterState.REDRIVEN

@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, StoreUnavailableError
 from penstock.model import DeadLetterFilter, LetterState, NewRecord, Record
 from penstock.streams import connect
 from penstock.streams.memory import MemoryStream
-from penstock.streams.memory.stream import MemoryTopicStream
+from penstock.streams.memory.streams import MemoryTopicStream
 from tests.dead_letters.letters import given_up
 
 EVERYTHING = DeadLetterFilter(states=frozenset())

@@ -451,7 +451,9 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_server_that_is_not_there() -> None:
     (port,) = free_ports(1)
-    with pytest.raises(BrokerUnavailableError, match=r"Kinesis cannot be reached at .* Check the network, the region"):
+    with pytest.raises(
+        BrokerUnavailableError, match=r"Kinesis at .* cannot be reached: .* Check the network, the region"
+    ):
         penstock.connect(f"kinesis://{REGION}?endpoint_url=http://127.0.0.1:{port}&request_timeout_s=0.2")
 
 

@@ -282,7 +282,7 @@ def test_a_wrong_url_is_refused(given: str, error: type[Exception], message: str
 def test_a_server_that_is_not_there() -> None:
     (port,) = free_ports(1)
     with pytest.raises(
-        BrokerUnavailableError, match=r"Amazon SQS cannot be reached at .* Check the network, the region"
+        BrokerUnavailableError, match=r"Amazon SQS at .* cannot be reached: .* Check the network, the region"
     ):
         opened("jobs", f"http://127.0.0.1:{port}", retry_s=0.1)
 

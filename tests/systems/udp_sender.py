@@ -13,6 +13,7 @@ from penstock.channels import open_channel
 from penstock.channels.udp import UdpChannel
 from penstock.channels.udp.packets import DATA, HEARTBEAT, Packet, PacketCodec, encode_records
 from penstock.model import NewRecord, Record
+from penstock.typing import Setting
 
 LOOPBACK: Final = "127.0.0.1"
 GROUP: Final = "239.255.77.1"
@@ -28,7 +29,7 @@ def free_port() -> int:
         return port
 
 
-def listening(url: str, **options: object) -> UdpChannel:
+def listening(url: str, **options: Setting) -> UdpChannel:
     """A channel that has begun to listen."""
     channel = open_channel(url, **options)
     assert isinstance(channel, UdpChannel)

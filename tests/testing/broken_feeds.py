@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from penstock.errors import OffsetOutOfRangeError
 from penstock.model import Batch, Pointer
-from penstock.streams.memory.stream import MemoryFeed, MemoryTopicStream
+from penstock.streams.memory.streams import MemoryFeed, MemoryTopicStream
 
 
 def with_feeds_of(kind: type[MemoryFeed]) -> type[MemoryTopicStream]:

@@ -13,7 +13,7 @@ from penstock.abc import Delivery, Outcome
 from penstock.errors import BrokerUnavailableError
 from penstock.model import Batch, NewRecord, Pointer, Receipt
 from penstock.queues.memory import MemoryDelivery
-from penstock.streams.memory.stream import MemoryTopicStream
+from penstock.streams.memory.streams import MemoryTopicStream
 from tests.testing.broken_queues import ShortQueue
 
 

@@ -12,7 +12,7 @@ from penstock.abc import Feature, Features
 from penstock.errors import OffsetOutOfRangeError, UnknownTopicError
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt, Record
 from penstock.streams.memory import MemoryStream
-from penstock.streams.memory.stream import MemoryTopicStream
+from penstock.streams.memory.streams import MemoryTopicStream
 
 
 class BrokenStreams(MemoryStream):

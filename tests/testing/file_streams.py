@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 from penstock.abc import Feature, Features
 from penstock.model import Batch, NewRecord, Pointer, Receipt
 from penstock.streams.memory import MemoryStream
-from penstock.streams.memory.stream import MemoryTopicStream
+from penstock.streams.memory.streams import MemoryTopicStream
 from penstock.streams.memory.topics import Topics
 
 FEATURES: Final = frozenset({Feature.KEYS, Feature.HEADERS, Feature.TIMES, Feature.IDEMPOTENCE, Feature.DURABLE})

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from penstock.abc import Feature, Features, GroupFeed, GroupListener
 from penstock.model import Batch, Pointer
-from penstock.streams.memory.stream import MemoryFeed, MemoryTopicStream
+from penstock.streams.memory.streams import MemoryFeed, MemoryTopicStream
 from penstock.streams.memory.topics import Topic
 
 TURN_S = 0.01

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.abc import Feature
 from penstock.queues.memory import FEATURES as QUEUE_FEATURES
-from penstock.streams.memory.stream import FEATURES as STREAM_FEATURES
-from penstock.streams.memory.stream import MemoryTopicStream
+from penstock.streams.memory.streams import FEATURES as STREAM_FEATURES
+from penstock.streams.memory.streams import MemoryTopicStream
 from penstock.testing import conformance
 from penstock.testing.conformance import outages
 from penstock.testing.conformance.queue import QueueCases, QueueOutageCases

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from penstock.streams.memory import MemoryStream
-from penstock.streams.memory.stream import MemoryFeed, MemoryTopicStream
+from penstock.streams.memory.streams import MemoryFeed, MemoryTopicStream
 from penstock.testing import conformance
 from penstock.testing.conformance.streams import StreamCases
 from penstock.testing.conformance.streams import feeding as stream_feeding

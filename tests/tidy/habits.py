@@ -47,6 +47,15 @@ def names_say_what_a_thing_is(source: Source) -> Iterator[Complaint]:
                 yield source.complain(1, f"`{part}`: `{word}` says nothing; name the module for its subject")
 
 
+def one_stream_is_called_stream(source: Source) -> Iterator[Complaint]:
+    """`Producer(stream=...)` beside `Consumer(stream=...)`: who has used one can guess the other."""
+    if source.room is None:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.arg) and node.arg == "streams" and "[" not in ast.unparse(node.annotation or node):
+            yield source.complain(node, "the parameter `streams` takes one stream: call it `stream`")
+
+
 def only_the_command_line_prints(source: Source) -> Iterator[Complaint]:
     """A library that prints cannot be used by a program that owns its output."""
     if source.room in (None, "cli"):

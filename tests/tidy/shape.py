@@ -33,8 +33,8 @@ EXTRAS: Final = frozenset(
             "numpy",
             "opentelemetry",
         ),
-        *("pandas", "pika", "psycopg", "psycopg_pool", "py4j", "pyarrow", "pydantic", "pyiceberg", "pymysql", "pyspark"),
-        "redis",
+        *("pandas", "pika", "psycopg", "psycopg_pool", "py4j", "pyarrow", "pydantic", "pyiceberg", "pymysql"),
+        *("pyspark", "redis"),
     }
 )
 """The packages that extras of pyproject.toml bring (`google` is protobuf): all that may be missing."""

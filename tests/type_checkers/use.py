@@ -117,7 +117,9 @@ still_itself: Callable[[Order], None] = bill
 
 
 def consume() -> None:
-    with ps.Consumer("memory:x", orders, group="g", start=ps.Position.EARLIEST, assignor="range", retry=3) as consumer:
+    with ps.Consumer(
+        "memory:x", orders, group="g", start=ps.Position.EARLIEST, assignor="cooperative", retry=3
+    ) as consumer:
         assert_type(consumer.poll(1.0), list[ps.Record])
     with ps.Consumer("memory:x", re.compile("a|b"), group="g") as consumer:
         assert_type(consumer.topics, list[str])

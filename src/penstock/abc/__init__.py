@@ -24,12 +24,12 @@ from penstock.abc.channels import CountingLosses as CountingLosses
 from penstock.abc.channels import RecognisingRepeats as RecognisingRepeats
 from penstock.abc.features import Feature as Feature
 from penstock.abc.features import Features as Features
+from penstock.abc.queues import BatchSettling as BatchSettling
 from penstock.abc.queues import CountingWaiting as CountingWaiting
 from penstock.abc.queues import Delivery as Delivery
 from penstock.abc.queues import Extending as Extending
 from penstock.abc.queues import Outcome as Outcome
 from penstock.abc.queues import Queue as Queue
-from penstock.abc.queues import SettlingMany as SettlingMany
 from penstock.model import Batch as Batch
 from penstock.model import Change as Change
 from penstock.model import Checkpoint as Checkpoint

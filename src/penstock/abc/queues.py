@@ -40,7 +40,7 @@ class Delivery(Protocol):
 class Queue(Protocol):
     """A system that delivers a record and forgets it once it is settled.
 
-    What it may have besides are `Extending`, for deliveries that expire, `SettlingMany` and `CountingWaiting`. Several
+    What it may have besides are `Extending`, for deliveries that expire, `BatchSettling` and `CountingWaiting`. Several
     threads receive and settle at the same time. Errors that may pass are a BrokerUnavailableError, StreamError or
     StoreUnavailableError: the consumer tries again.
     """
@@ -87,7 +87,7 @@ class Extending(Protocol):
 
 
 @runtime_checkable
-class SettlingMany(Protocol):
+class BatchSettling(Protocol):
     """A queue that settles many deliveries in one request, and keeps the reason."""
 
     def settle_all(

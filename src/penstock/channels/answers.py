@@ -27,7 +27,7 @@ class Refusal:
     """Whether sending the same again may help."""
 
     def error(self, shown: str) -> DeliveryError:
-        """For the sender. `shown` is where the record was sent to."""
+        """This refusal as the error that the sender raises. `shown` is where the record was sent to."""
         advice = "send it again" if self.again else "sending it again will not help"
         return DeliveryError(f"the receiver at {shown} refused a record: {self.reason}; {advice}", retriable=self.again)
 
@@ -52,7 +52,7 @@ class OpenRequests:
         self._lock = threading.Lock()
 
     def add(self, records: Sequence[Record], reply: Reply) -> None:
-        """A request brought these records, which the caller has not handed out yet."""
+        """Remember which records a request brought, before they are returned by `listen`."""
         request = _Request(reply, len(records))
         with self._lock:
             for record in records:
@@ -61,7 +61,7 @@ class OpenRequests:
                 del self._requests[next(iter(self._requests))]
 
     def settle(self, records: Sequence[Record], refusal: Refusal | None = None) -> None:
-        """Answer for these records; those answered before are passed over. Replies to requests that are complete."""
+        """Answer for these records, and reply to requests that are complete. Records answered before are ignored."""
         complete: list[_Request] = []
         with self._lock:
             for record in records:

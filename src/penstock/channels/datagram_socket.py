@@ -47,7 +47,7 @@ class ResolvedAddress:
 
     @property
     def is_any(self) -> bool:
-        """The wildcard address: all addresses of this machine."""
+        """Whether it is the wildcard address: all addresses of this machine."""
         return ipaddress.ip_address(self.address[0].partition("%")[0]).is_unspecified
 
 
@@ -60,7 +60,7 @@ def channel_name(url: BackendUrl) -> str:
 
 
 def resolve(host: Host, kind: int = socket.SOCK_DGRAM) -> ResolvedAddress:
-    """Look a host up. BrokerUnavailableError if it is not known now."""
+    """The address of a host. BrokerUnavailableError if the name cannot be resolved now."""
     try:
         found = socket.getaddrinfo(host.name, host.port, type=kind)
     except (OSError, UnicodeError) as error:
@@ -70,7 +70,7 @@ def resolve(host: Host, kind: int = socket.SOCK_DGRAM) -> ResolvedAddress:
 
 
 def resolve_target(host: Host) -> ResolvedAddress:
-    """Look up where to send to."""
+    """The address to send to."""
     found = resolve(host)
     if found.is_any:
         raise ConfigError(f"{host} stands for all addresses of a machine: name the one to send to")
@@ -78,7 +78,7 @@ def resolve_target(host: Host) -> ResolvedAddress:
 
 
 class DropCount:
-    """How many datagrams the system dropped, over all sockets of a listener; 0 where it does not tell."""
+    """How many datagrams the system dropped, over all sockets of a listener; 0 where the system does not count them."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -90,7 +90,7 @@ class DropCount:
         return self._before + (by_system or 0)
 
     def watch(self, listener: socket.socket | None) -> None:
-        """Count those of this socket from now on, besides those of earlier ones."""
+        """Add the drops of this socket from now on to those of earlier sockets."""
         self._before = self.count
         self._socket = listener
 
@@ -195,7 +195,7 @@ def unavailable(error: OSError, what: str) -> BrokerUnavailableError:
 
 
 def dropped_datagrams(listener: socket.socket) -> int | None:
-    """How many datagrams the system dropped because the socket's buffer was full; None if it does not tell."""
+    """How many datagrams the system dropped because the socket's buffer was full; None where it does not count them."""
     if not sys.platform.startswith("linux"):
         return None
     with contextlib.suppress(OSError):  # the socket is closed, or the kernel is older than 4.12
@@ -204,7 +204,7 @@ def dropped_datagrams(listener: socket.socket) -> int | None:
 
 
 def _enlarge(listener: socket.socket, buffer_bytes: int) -> None:
-    """Ask for a receive buffer; the system may give less."""
+    """Ask the system for a larger receive buffer. It may give less."""
     with contextlib.suppress(OSError):  # without privileges, the limit of the system holds
         if sys.platform.startswith("linux"):
             listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer_bytes)

@@ -35,7 +35,7 @@ class Endpoint:
 
 
 def endpoint_of(url: BackendUrl) -> Endpoint:
-    """UrlError says what is wrong with the URL."""
+    """The endpoint that a URL names. UrlError says what is wrong with the URL."""
     scheme, _, transport = url.scheme.partition("+")
     if url.user or url.password:
         raise UrlError(f"{url.shown!r} has a user or password, and {scheme} has none")

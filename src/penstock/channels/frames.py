@@ -51,7 +51,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Frame)
 
 
 class FrameWriter:
-    """One sender: its name, and the number of its next record. The caller holds a lock."""
+    """Numbers the records of one sender, and makes frames of them. The caller holds a lock."""
 
     def __init__(self) -> None:
         self.sender = os.urandom(8)
@@ -118,10 +118,10 @@ class SequenceGaps:
         self._next: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
     def seen(self, frame: Frame) -> int:
-        """How many records between the last frame of this sender and this one did not arrive.
+        """How many records between this sender's last frame and this one did not arrive.
 
-        Nothing is known about what was sent before the first frame that arrived. A number that goes back is a frame
-        that arrived late or twice, and counts nothing.
+        Nothing is known about records before the first frame that arrived. A lower number than before is a frame that
+        arrived late or twice; it does not count.
         """
         expected = self._next.get(frame.sender)
         if expected is None:
@@ -135,10 +135,10 @@ class SequenceGaps:
 
 
 class FrameReader:
-    """Records of the messages of one channel. It numbers them and counts what is lost. One thread uses it."""
+    """Makes records of one channel's messages, numbers them, and counts lost ones. For one thread."""
 
     def __init__(self, topic: str, *, is_plain: bool) -> None:
-        """`topic` is the name of the channel. With `is_plain`, nothing is taken for a frame."""
+        """`topic` is the name of the channel. With `is_plain`, no message is read as a frame."""
         self._topic = topic
         self._is_plain = is_plain
         self._offsets = itertools.count()
@@ -146,9 +146,9 @@ class FrameReader:
         self.lost = 0
 
     def read(self, message: bytes, key: bytes | None = None, headers: Headers = ()) -> list[Record]:
-        """The records of a frame; or one record, if the message is not a frame, with this key and these headers.
+        """The records of a frame; or one record with this key and these headers, if the message is not a frame.
 
-        StreamError for a damaged frame: the numbers of the next one tell how much is lost.
+        StreamError for a damaged frame. The numbers of the next frame show how many records it had.
         """
         frame = None if self._is_plain else decode(message)
         topic, offsets = self._topic, self._offsets

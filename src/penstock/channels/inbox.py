@@ -53,7 +53,7 @@ class Inbox:
     """Listens to a channel in a thread of its own, from `start` to `stop`, and stores what arrives."""
 
     def __init__(self, channel: Channel, log_url: str, clock: Clock | None = None) -> None:
-        """Opens the log. The topic has the name of the channel."""
+        """Open the log. The topic has the name of the channel."""
         self.channel = channel
         self._clock = clock or SystemClock()
         self.topic = channel.name
@@ -79,14 +79,14 @@ class Inbox:
         return self.counts.lost + (self.channel.lost if isinstance(self.channel, CountingLosses) else 0)
 
     def start(self, on_failure: Callable[[], object] = lambda: None) -> None:
-        """Begin to listen. `on_failure` is called, with `error` set, if an error ends it that cannot pass."""
+        """Start to listen in a thread. If a permanent error ends it, `error` is set and `on_failure` called."""
         self._thread = threading.Thread(
             target=self._run, args=(on_failure,), name=f"penstock-inbox-{self.topic}", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """Store what has arrived, for a few seconds at most, then close the channel and the log."""
+        """Store what arrives within a few more seconds at most, then close the channel and the log."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_S)
@@ -97,7 +97,7 @@ class Inbox:
             logger.warning("records that were refused or given up did not reach the inbox %s: %s", self._url, error)
 
     def delete_before(self, delivered: dict[int, Pointer]) -> None:
-        """Remove records that were delivered, by partition: once the channel need not recognise them any more."""
+        """Delete delivered records up to these pointers, except those that the channel must still recognise."""
         window_s = self.channel.repeat_window_s if isinstance(self.channel, RecognisingRepeats) else 0.0
         now_s = self._clock.monotonic_s()
         self._delivered.append((now_s, delivered))
@@ -142,7 +142,7 @@ class Inbox:
             self._store(records)
 
     def _tell_stored(self, channel: RecognisingRepeats) -> None:
-        """Tell the channel what the inbox holds from before."""
+        """Tell the channel which records the inbox already holds."""
         if not channel.repeat_window_s:
             return
         topic = self._connection.open_topic(self.topic)
@@ -159,7 +159,7 @@ class Inbox:
             topic.close()
 
     def _store(self, records: Sequence[Record]) -> None:
-        """Store records, however long it takes where senders cannot be told."""
+        """Store records. Where senders cannot be told to wait, retry for as long as it takes."""
         delays_s = _AGAIN.delays_s()
         while True:
             stored, failed, error = self._store_once(records)
@@ -189,7 +189,7 @@ class Inbox:
         return StreamError(f"the inbox {self._url} stored nothing within {_STORED_S:g} s: check its disk and the log")
 
     def _store_once(self, records: Sequence[Record]) -> tuple[list[Record], list[Record], PenstockError | None]:
-        """Which were stored and which not, with the first error."""
+        """Try to store records: those that are stored, those that are not, and the first error."""
         pending: list[tuple[Record, Receipt | None]] = []
         first: PenstockError | None = None
         for record in records:

@@ -49,7 +49,7 @@ class OneWayChannel(abc.ABC):
 
     @abc.abstractmethod
     def _open_sink(self) -> Any:
-        """The socket to send to, once somebody listens, or a time without anybody is over."""
+        """The socket to send to, opened when somebody listens, or after waiting for that in vain."""
 
     @abc.abstractmethod
     def _messages(self, records: Sequence[NewRecord]) -> Sequence[Any]:
@@ -92,7 +92,7 @@ class OneWayChannel(abc.ABC):
             self._transmit(messages)
 
     def _take(self, limit: int, wait_s: float) -> Sequence[Record]:
-        """`listen`, of a socket that is open."""
+        """`listen` on the open socket."""
         until_s = time.monotonic() + wait_s
         ready = self._ready
         while len(ready) < limit and self._receive(None):

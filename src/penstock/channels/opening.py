@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.abc import Channel
+from penstock.streams.backend_url import Setting
 from penstock.streams.schemes import CHANNELS, opener
 from penstock.streams.url import without_password
 
 
-def open_channel(url: str, **options: Any) -> Channel:
+def open_channel(url: str, **options: Setting) -> Channel:
     """Open the channel at a URL: `udp://239.1.1.1:5000` listens to, or sends to, a multicast group.
 
-    Raises UrlError that names the installed schemes, and ConfigError for an unknown option of the channel.
+    `options` are the settings of its scheme, which may also stand in the URL. UrlError names the installed schemes;
+    ConfigError names an option that the channel does not have.
     """
     channel: Channel = opener(CHANNELS, without_password(url), "a channel")(url, options)
     return channel

@@ -11,7 +11,7 @@ EVERY_S: Final = 10.0
 
 
 class RareWarnings:
-    """Warnings of each kind at most every 10 s, with how many were left out since the last one."""
+    """Logs at most one warning of each kind in 10 s, with the number of those that were left out."""
 
     def __init__(self, logger: logging.Logger, prefix: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
@@ -21,7 +21,8 @@ class RareWarnings:
         self._left_out: dict[str, int] = {}
 
     def warn(self, kind: str, text: str, *arguments: object) -> bool:
-        """Whether it was logged. There is a limited number of kinds."""
+        """Log a warning, unless one of this kind was logged just now. Whether it was logged. Kinds are limited in
+        number."""
         now_s = self._now_s()
         if now_s < self._last_s.get(kind, -EVERY_S) + EVERY_S:
             self._left_out[kind] = self._left_out.get(kind, 0) + 1

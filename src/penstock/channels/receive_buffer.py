@@ -22,7 +22,7 @@ def check_limit(limit: int) -> None:
 
 
 class ReceiveBuffer:
-    """Records of one channel, from `put` to `take`. Thread-safe. It numbers the records: their offsets."""
+    """Holds a channel's records from `put` to `take`, and numbers them: their offsets. Thread-safe."""
 
     def __init__(self, topic: str, capacity: int) -> None:
         """`topic` is the name of the channel, `capacity` how many records wait at most."""
@@ -39,13 +39,13 @@ class ReceiveBuffer:
 
     @property
     def lost(self) -> int:
-        """Records that did not fit."""
+        """The number of records for which there was no room."""
         return self._lost
 
     def put(
         self, value: bytes | None, key: bytes | None = None, headers: Headers = (), timestamp_ms: int | None = None
     ) -> bool:
-        """Add a record that arrived. False: there is no room, or the channel is closed; it counts as lost."""
+        """Add a record that arrived. False if there is no room, or the channel is closed: the record counts as lost."""
         with self._changed:
             if self._closed or len(self._records) >= self._capacity:
                 self._lost += 1
@@ -68,10 +68,10 @@ class ReceiveBuffer:
     def put_request(
         self, arrived: Sequence[Arrived], before: Callable[[Sequence[Record]], None], wait_s: float = 0.0
     ) -> bool:
-        """Add records whose sender waits for an answer, all or none, and call `before` with them just before.
+        """Add the records of a request, all or none, and call `before` with them just before.
 
-        False: there was no room within `wait_s`, or the channel is closed; nothing is lost, as the sender can be told
-        or held back. A request of any size fits into an empty buffer.
+        False if there was no room within `wait_s`, or the channel is closed. Nothing is lost then, as the sender can be
+        told, or made to wait. A request of any size fits into an empty buffer.
         """
 
         def has_room() -> bool:
@@ -90,7 +90,7 @@ class ReceiveBuffer:
             return True
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """For a transport that can hold its senders back: whether there is room, after waiting for it."""
+        """Whether there is room, after waiting for it. For transports whose senders can be made to wait."""
         with self._changed:
             return (
                 self._changed.wait_for(lambda: self._closed or len(self._records) < self._capacity, timeout_s)
@@ -98,7 +98,7 @@ class ReceiveBuffer:
             )
 
     def take(self, limit: int, wait_s: float) -> Sequence[Record]:
-        """`abc.Channel.listen`. Raises the problem that was reported, if there are no records."""
+        """Return records, as `abc.Channel.listen` does. If there are none, raise the problem that was reported."""
         check_limit(limit)
         until_s = time.monotonic() + wait_s
         with self._changed:
@@ -116,7 +116,7 @@ class ReceiveBuffer:
             return taken
 
     def report(self, problem: PenstockError | None) -> None:
-        """Why nothing arrives now, for callers of `take`; None: it is over."""
+        """Set the problem because of which nothing arrives now; None once it is over."""
         with self._changed:
             self._problem = problem
             self._changed.notify_all()

@@ -21,7 +21,7 @@ class ListeningSide(Protocol):
     inbox: RequestInbox
 
     def taken(self) -> None:
-        """There may be room in the inbox again."""
+        """Receive again: there may be room in the inbox."""
 
     def close(self) -> None: ...
 

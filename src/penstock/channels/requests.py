@@ -39,7 +39,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Answer)
 
 
 def encode_answer(number: int | None, refusal: Refusal | None) -> bytes:
-    """The answer to the request with this number; None: to one that is not a frame."""
+    """The answer to the request with this number; None for a request that is not a frame."""
     if number is None:
         return PLAIN_STORED if refusal is None else PLAIN_REFUSED[refusal.again] + refusal.reason.encode()
     if refusal is None:
@@ -48,7 +48,7 @@ def encode_answer(number: int | None, refusal: Refusal | None) -> bytes:
 
 
 def decode_answer(data: bytes) -> Answer:
-    """StreamError for what is not an answer."""
+    """The answer in a message. StreamError if it is not one."""
     if not data.startswith(ANSWER):
         raise StreamError(f"the peer answered {data[:40]!r}, which is not an answer of a Penstock channel")
     try:
@@ -58,10 +58,10 @@ def decode_answer(data: bytes) -> Answer:
 
 
 class RequestInbox:
-    """The listening side: requests that arrived, until each is answered. One thread receives; any thread answers."""
+    """Requests that arrived, until each is answered. One thread receives; any thread answers."""
 
     def __init__(self, name: str, capacity: int, *, is_plain: bool) -> None:
-        """`name` is that of the channel, `capacity` how many records wait for `take`. See `frames` for `is_plain`."""
+        """`name` is that of the channel, `capacity` how many records wait for `take`. `frames` explains `is_plain`."""
         self._is_plain = is_plain
         self._buffer = ReceiveBuffer(name, capacity)
         self._requests = OpenRequests()
@@ -79,9 +79,8 @@ class RequestInbox:
         headers: Headers = (),
         wait_s: float = 0.0,
     ) -> bool:
-        """Take in a request, which `answer` answers. False: there was no room for it within `wait_s`; the caller
-        keeps it. Key and headers are for a message that is not a frame.
-        """
+        """Add a request, which `answer` answers later. False if there was no room within `wait_s`: the caller keeps
+        it. Key and headers are for a message that is not a frame."""
         try:
             frame = None if self._is_plain else decode(message)
         except StreamError as error:
@@ -105,7 +104,7 @@ class RequestInbox:
 
 
 class RequestOutbox:
-    """The sending side: requests that wait for their answers. Thread-safe."""
+    """Requests that were sent and wait for their answers. Thread-safe."""
 
     def __init__(self, shown: str, max_message_bytes: int, answer_timeout_s: float) -> None:
         """`shown` is the address, for messages."""
@@ -151,7 +150,7 @@ class RequestOutbox:
             return number in self._waiting
 
     def answered(self, data: bytes) -> None:
-        """An answer arrived; one that is too late is passed over. StreamError for what is not an answer."""
+        """Take an answer. One that comes too late is ignored. StreamError for a message that is not an answer."""
         answer = decode_answer(data)
         with self._lock:
             call = self._waiting.pop(answer.number, None)
@@ -160,7 +159,7 @@ class RequestOutbox:
             call.answered(answer)
 
     def lose_connection(self) -> None:
-        """The only peer is gone: there will be no answers to what it got."""
+        """Fail the requests that the only peer got: it is gone, and will not answer."""
         self._fail(
             BrokerUnavailableError(
                 f"the connection to {self._shown} was lost before an answer came: whether the listener has the records "

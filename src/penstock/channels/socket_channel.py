@@ -21,7 +21,8 @@ _STOP_S: Final = 10.0
 
 
 class SocketReceiver(abc.ABC):
-    """Fills a buffer from `start` to `close`, in a thread. After an error of the network it can be started again."""
+    """Receives into a buffer from `start` to `close`, in a thread. It can be started again after an error of the
+    network."""
 
     waits_for_room: bool = False
     """Something has arrived that goes into the buffer once that has room."""
@@ -45,18 +46,19 @@ class SocketReceiver(abc.ABC):
 
     @abc.abstractmethod
     def open_sockets(self) -> Mapping[socket.socket, Callable[[], None]]:
-        """Each with what to do when something has arrived. Raises BrokerUnavailableError or ConfigError."""
+        """The sockets, each with the function to call when something has arrived. Raises BrokerUnavailableError or
+        ConfigError."""
 
     @abc.abstractmethod
     def step(self) -> float:
-        """What else is to do, in the thread. Returns the seconds until the next time."""
+        """Do other work of the thread. Returns the seconds until the next call."""
 
     def ended(self) -> None:
-        """The thread is about to close its sockets."""
+        """Called before the thread closes its sockets."""
         self.dropped_by_system.watch(None)
 
     def start(self) -> None:
-        """Raises BrokerUnavailableError or ConfigError."""
+        """Open the sockets and receive in a thread. BrokerUnavailableError or ConfigError if they cannot be opened."""
         sockets = self.open_sockets()
         self._thread = SocketThread(f"penstock-receiver-{self.shown}", self._step, self._failed)
         for each, read in sockets.items():
@@ -65,7 +67,7 @@ class SocketReceiver(abc.ABC):
         self._thread.start()
 
     def tell_room(self) -> None:
-        """The buffer may have room again."""
+        """Called when the buffer may have room again."""
         if self.waits_for_room:
             self.thread.wake()
 
@@ -101,7 +103,7 @@ S = TypeVar("S", bound=SocketSender)
 
 
 class SocketChannel(Generic[R, S]):
-    """`abc.Channel` without its features. Each end is opened when it is first used."""
+    """A channel on sockets, except for its features. Each end is opened when it is first used."""
 
     def __init__(
         self, name: str, capacity: int, new_receiver: Callable[[ReceiveBuffer], R], new_sender: Callable[[], S]

@@ -13,9 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class SocketThread:
-    """Calls `step`, then waits for the sockets as many seconds as it returned, again and again; None ends the thread.
+    """Repeats: calls `step`, then waits for the sockets as many seconds as it returned. None ends the thread.
 
-    It owns the sockets, and closes them when it ends. An OSError of a step or of a socket's function ends it, too.
+    The thread owns the sockets, and closes them when it ends. An OSError of `step` or of a socket's function ends it,
+    too.
     """
 
     def __init__(self, name: str, step: Callable[[], float | None], failed: Callable[[OSError], None]) -> None:
@@ -32,23 +33,23 @@ class SocketThread:
         return self._thread.is_alive()
 
     def watch(self, each: socket.socket, read: Callable[[], None]) -> None:
-        """Call `read` when something has arrived. Before `start`, or in the thread itself."""
+        """Call `read` whenever something has arrived. To be called before `start`, or in the thread itself."""
         self._selector.register(each, selectors.EVENT_READ, read)
 
     def forget(self, each: socket.socket) -> None:
-        """Do not wait for it any more, and do not close it. In the thread itself."""
+        """Stop watching a socket, without closing it. To be called in the thread itself."""
         self._selector.unregister(each)
 
     def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
-        """Let the thread take its next step now."""
+        """Make the thread call `step` now."""
         with contextlib.suppress(BlockingIOError, OSError):  # it will wake anyway, or has ended
             self._wake.send(b"w")
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end."""
+        """Wait until the thread has ended."""
         if self._thread.ident is None:  # never started
             self._close()
         elif self._thread is not threading.current_thread():

@@ -95,7 +95,7 @@ def look(folder: Path, register: Register, retention: Retention, now_s: float) -
 
 
 def _needed(facts: PipelineFacts, version: str, entries: Mapping[str, Version]) -> str | None:
-    """Why a version must not be removed, whatever its age; None if nothing speaks against it."""
+    """Why a version must be kept, whatever its age; None if it may be removed."""
     if facts.is_running:
         return "it runs"
     if any(query.state in ACTIVE_STATES for query in facts.queries):

@@ -118,7 +118,7 @@ class Groups:
         return GroupDetail(facts, found.members, found.assignor, snapshot.problem)
 
     def plan(self, group: str, to: str, topics: Sequence[str], partitions: Sequence[int]) -> list[Move]:
-        """What a reset would do. Raises GroupError while the group has members."""
+        """What a reset would change. GroupError while the group has members."""
         return self._plan(group, to, topics, partitions)[1]
 
     def reset(self, group: str, to: str, topics: Sequence[str], partitions: Sequence[int]) -> Moved:

@@ -137,7 +137,7 @@ def _facts(group: str, kept: Mapping[str, Mapping[PartitionId, Checkpoint]], *, 
 
 
 def _finished(checkpoint: Checkpoint, *, is_counted: bool) -> int | None:
-    """None if it is unknown: pointers do not count records."""
+    """How many records between `start` and `next` are finished. None where pointers do not count records."""
     if not is_counted and checkpoint.finished:
         return None
     return sum(end - first for first, end in checkpoint.finished)

@@ -93,7 +93,8 @@ class Letters:
         raise ConfigError(f"there is no dead letter {id!r} in {spec}")
 
     def errors(self, spec: str) -> LetterErrors:
-        """The kinds of error of the waiting letters, counted as far as that is quick."""
+        """How many waiting letters have which kind of error. Counting stops after `COUNTED_LETTERS` letters or
+        `COUNTED_S`."""
         opened = self._opened(spec)
         counts: Counter[str] = Counter()
         after: str | None = None

@@ -39,7 +39,8 @@ class Query:
         self._is_closed = False
 
     def run(self, text: str) -> QueryAnswer:
-        """Raises QueryError, UnknownTopicError, QueryStoppedError, and ConfigError if too many queries are running."""
+        """The first rows of the answer to a query. Raises QueryError, UnknownTopicError, QueryStoppedError, and
+        ConfigError if too many queries are running."""
         from penstock.querying.cells import cell_text, is_number, rows_of
         from penstock.querying.database import TopicDatabase
 

@@ -471,7 +471,7 @@ class Outages:
 
     @property
     def now(self) -> Outage | None:
-        """None: the stream answers, or has not been asked yet."""
+        """Since when and why the stream does not answer. None while it answers, and before it was asked."""
         return self._now
 
     @property

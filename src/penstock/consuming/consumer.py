@@ -124,7 +124,7 @@ class Consumer(AsyncClosing):
         clock: Clock | None = None,
         **options: Unpack[PollOptions],
     ) -> None:
-        for name in ("order", "workers", "processes", "chunk", "drain_s"):
+        for name in ("order", "workers", "processes", "chunk", "drain_s", "shared", "tree_timeout_s"):
             if name in options:
                 raise ConfigError(f"{name} is an option of handlers; a Consumer returns records in the order they come")
         if options.get("guarantee", "at-least-once") != "at-least-once":

@@ -13,7 +13,7 @@ from penstock.consuming.handler_consumer import HandlerConsumer
 from penstock.consuming.handlers import Handler
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.pattern_consumer import PatternConsumer
-from penstock.consuming.queue.queue_consumer import QueueConsumer, SharedConsumer
+from penstock.consuming.queue.queue_consumer import QueueConsumer, StreamQueueConsumer
 from penstock.consuming.stages import Stages
 from penstock.consuming.workers.snapshots import Snapshots
 from penstock.queues.opening import open_queue
@@ -112,7 +112,7 @@ class Declared:
                 raise
         assert stream is not None
         if self.options.shared:
-            return SharedConsumer(stream, self.handler, checkpoints=self.checkpoints, **common)
+            return StreamQueueConsumer(stream, self.handler, checkpoints=self.checkpoints, **common)
         return HandlerConsumer(
             stream,
             self.handler.topic,

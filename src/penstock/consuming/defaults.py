@@ -36,14 +36,14 @@ class Opened:
 
 
 def open_checkpoints(
-    given: str | CheckpointStore | None, streams: Stream, handler: Handler, options: ConsumerOptions
+    given: str | CheckpointStore | None, stream: Stream, handler: Handler, options: ConsumerOptions
 ) -> Opened:
     """The store that was given, or the one that goes with the stream."""
     if given is None:
         by_stream = options.guarantee is Guarantee.EXACTLY_ONCE and handler.to is not None
-        return Opened(default_store(streams, in_the_stream=by_stream), is_ours=True)
+        return Opened(default_store(stream, in_the_stream=by_stream), is_ours=True)
     if isinstance(given, str):
-        return Opened(open_store(given, streams), is_ours=True)
+        return Opened(open_store(given, stream), is_ours=True)
     if not all(callable(getattr(given, name, None)) for name in ("load", "save", "claim", "leases", "release")):
         raise ConfigError(
             f"checkpoints={given!r} is not a checkpoint store: pass a URL, such as 'sqlite:./checkpoints.db', or an "
@@ -61,12 +61,12 @@ def checkpoints_of_topic(opened: Opened, group: str, topic: str) -> Checkpoints:
         opened.close()
 
 
-def default_store(streams: Stream, *, in_the_stream: bool) -> CheckpointStore:
+def default_store(stream: Stream, *, in_the_stream: bool) -> CheckpointStore:
     """Where the stream itself says that checkpoints are kept. ConfigError when it has no place for them."""
-    beside = capability(streams, HasCheckpoints)
+    beside = capability(stream, HasCheckpoints)
     if beside is None:
         raise ConfigError(
-            f"{streams.url} has no place for checkpoints: pass checkpoints= (on the command line, --checkpoints), such "
+            f"{stream.url} has no place for checkpoints: pass checkpoints= (on the command line, --checkpoints), such "
             "as sqlite:./checkpoints.db"
         )
-    return open_store(beside.checkpoint_url(in_stream=in_the_stream), streams)
+    return open_store(beside.checkpoint_url(in_stream=in_the_stream), stream)

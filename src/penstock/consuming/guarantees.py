@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeGuard
 
-from penstock.abc import CheckpointStore, Feature, TopicStream, TransactionalStore
+from penstock.abc import CheckpointStore, Feature, Grouping, TopicStream, TransactionalStore
 from penstock.consuming.handlers import Handler, Wants
-from penstock.consuming.options import ConsumerOptions
-from penstock.errors import GuaranteeError
+from penstock.consuming.options import DEFAULTS, ConsumerOptions
+from penstock.errors import ConfigError, GuaranteeError
 from penstock.model import Guarantee, Ordering
 
 
@@ -75,6 +76,22 @@ def check_batch(handler: Handler) -> None:
     """Raise GuaranteeError for a batch handler that is not supported."""
     if handler.is_async and handler.batch is not None:
         raise GuaranteeError(f"{handler.name} is async and takes batches, which is not supported: take one value")
+
+
+def keeps_groups(stream: TopicStream) -> TypeGuard[Grouping]:
+    """Whether the stream assigns the partitions of a group itself. Where it does not, leases do."""
+    return Feature.GROUPS in stream.features and isinstance(stream, Grouping)
+
+
+def check_effects(handler: Handler, options: ConsumerOptions, stream: TopicStream) -> None:
+    """Raise ConfigError for an option that would change nothing for this handler and stream."""
+    if options.assignor != DEFAULTS.assignor and not keeps_groups(stream):
+        raise ConfigError(
+            f"{handler.name}: assignor={options.assignor!r} has no effect: the stream of {stream.topic!r} has no "
+            f"{Feature.GROUPS}, so leases assign its partitions, balanced and cooperatively. Omit assignor"
+        )
+    if options.chunk != DEFAULTS.chunk and handler.batch is not None:
+        raise ConfigError(f"{handler.name}: chunk has no effect with batch={handler.batch}: omit one of them")
 
 
 def check_snapshots(handler: Handler, options: ConsumerOptions, store: CheckpointStore, wanted: bool) -> None:

@@ -14,14 +14,20 @@ from penstock.abc import (
     DeadLetters,
     Feature,
     GroupFeed,
-    Grouping,
     HostStore,
     StoreCheckingFeed,
     Stream,
     TopicStream,
 )
 from penstock.consuming.defaults import Checkpoints, Opened, open_checkpoints
-from penstock.consuming.guarantees import CommitMode, check_batch, check_snapshots, commit_mode_of
+from penstock.consuming.guarantees import (
+    CommitMode,
+    check_batch,
+    check_effects,
+    check_snapshots,
+    commit_mode_of,
+    keeps_groups,
+)
 from penstock.consuming.handlers import Handler, handler_of
 from penstock.consuming.health import Health, health_of
 from penstock.consuming.lease_groups.group import LeaseGroupFeed
@@ -90,6 +96,7 @@ class HandlerConsumer(LoopConsumer):
         self._snapshots = snapshots
         self._stale = stale or {}
         self.topic_stream: TopicStream = stream.open_topic(current_topic(stream, self.handler.topic.name))
+        check_effects(self.handler, self.options, self.topic_stream)
         self._opened: Opened = open_checkpoints(checkpoints, stream, self.handler, self.options)
         self.store: CheckpointStore = self._opened.store
         try:
@@ -204,7 +211,7 @@ class HandlerConsumer(LoopConsumer):
 
     def _join_group(self, listener: Loop) -> GroupFeed:
         """The stream's own consumer group, or one by leases in the checkpoint store."""
-        if Feature.GROUPS in self.topic_stream.features and isinstance(self.topic_stream, Grouping):
+        if keeps_groups(self.topic_stream):
             feed = self.topic_stream.group_feed(
                 self.group,
                 listener,

@@ -94,7 +94,7 @@ class ConsumerOptions:
     """How long, in seconds, an idempotency key is remembered. Longer finds later duplicates and takes more space."""
     assignor: str = "cooperative"
     """How a Kafka group assigns partitions: range, roundrobin, sticky or cooperative. All members need the same. Lease
-    groups are always balanced and cooperative."""
+    groups are always balanced and cooperative, and take no other value."""
     session_timeout_s: float = 10.0
     """A member of the group without a heartbeat for this many seconds counts as dead. Shorter means faster takeover and
     more false alarms."""
@@ -138,8 +138,11 @@ class ConsumerOptions:
             )
         if self.assignor not in ASSIGNORS:
             raise ConfigError(f"assignor {self.assignor!r} is not one of {', '.join(ASSIGNORS)}")
-        if self.guarantee is Guarantee.AT_MOST_ONCE and self.idempotency_key is not None:
-            raise GuaranteeError("idempotency_key has no effect with at-most-once: nothing is retried")
+        if self.guarantee is Guarantee.AT_MOST_ONCE:
+            if self.idempotency_key is not None:
+                raise GuaranteeError("idempotency_key has no effect with at-most-once: nothing is retried")
+            if self.retry != DEFAULT_RETRY:
+                raise GuaranteeError("retry has no effect with at-most-once, which never retries: omit one of them")
 
     def _check_time(self, name: str) -> None:
         value = getattr(self, name)
@@ -149,6 +152,9 @@ class ConsumerOptions:
             raise ConfigError(f"{name}={value!r} must be a number of seconds")
         if value == 0 and name in ("session_timeout_s", "visibility_s", "tree_timeout_s"):
             raise ConfigError(f"{name}={value!r} must be a positive number of seconds")
+
+
+DEFAULTS: Final = ConsumerOptions()
 
 
 class CommonOptions(TypedDict, total=False):
@@ -164,7 +170,6 @@ class CommonOptions(TypedDict, total=False):
     partition_in_flight: int
     revoke_s: float
     visibility_s: float | None
-    tree_timeout_s: float
     idempotency_key: str | IdOf | None
     idempotency_window_s: float
     assignor: Literal["range", "roundrobin", "sticky", "cooperative"]
@@ -188,6 +193,7 @@ class HandlerOptions(CommonOptions, total=False):
     chunk: int
     drain_s: float
     shared: bool
+    tree_timeout_s: float
 
 
 def choice(kind: type[_Choice], value: object, name: str) -> _Choice:

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from penstock.databases.schema import Schema
 from penstock.errors import ConfigError, ConnectionClosedError, PenstockError, StoreUnavailableError, TransactionError
+from penstock.model.retry import Retry
 
 MEMORY: Final = ":memory:"
 """Not a path: the database lives as long as its connection, which then both writes and reads."""
@@ -38,8 +39,7 @@ REFUSED: Final = frozenset(
         sqlite3.SQLITE_NOMEM,
     }
 )
-FIRST_PAUSE_S: Final = 0.005
-LONGEST_PAUSE_S: Final = 0.1
+_BUSY_POLLS: Final = Retry(None, first_delay_s=0.005, max_delay_s=0.1, jitter=0)
 
 Rows = list[tuple[Any, ...]]
 Values = Sequence[Any] | Mapping[str, Any]
@@ -114,15 +114,14 @@ def _retrying(step: Callable[[], None], timeout_s: float) -> None:
     SQLite itself waits for a writer to end, but not while a database changes to WAL or is recovered after a crash.
     """
     deadline = time.monotonic() + timeout_s
-    pause_s = FIRST_PAUSE_S
+    delays_s = _BUSY_POLLS.delays_s()
     while True:
         try:
             return step()
         except sqlite3.Error as error:
             if primary_code(error) not in BUSY or time.monotonic() > deadline:
                 raise
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        time.sleep(next(delays_s))
 
 
 def _switch_to_wal(connection: sqlite3.Connection, path: str) -> None:

@@ -21,8 +21,8 @@ DEAD_LETTER_FORMS: Final = (
 _METHODS: Final = ("put", "browse", "count", "take", "settle", "discard", "close")
 
 
-def open_dead_letters(spec: str | abc.DeadLetters, streams: abc.Stream | None = None) -> abc.DeadLetters:
-    """Open the dead letters that `spec` names: see DEAD_LETTER_FORMS. A topic is one of `streams`.
+def open_dead_letters(spec: str | abc.DeadLetters, stream: abc.Stream | None = None) -> abc.DeadLetters:
+    """Open the dead letters that `spec` names: see DEAD_LETTER_FORMS. A topic is one of `stream`.
 
     The caller closes them; an object is returned unchanged. Raises ConfigError.
     """
@@ -34,9 +34,9 @@ def open_dead_letters(spec: str | abc.DeadLetters, streams: abc.Stream | None = 
             )
         return spec
     if names_a_topic(spec):
-        if streams is None:
+        if stream is None:
             raise ConfigError(f"{spec!r} is the name of a topic, but no stream is given")
-        return StreamDeadLetters(streams, spec)
+        return StreamDeadLetters(stream, spec)
     if not has_scheme(DEAD_LETTERS, scheme_of(spec)):
         installed = ", ".join(installed_schemes(DEAD_LETTERS))
         raise ConfigError(f"{spec!r} does not name dead letters: use {DEAD_LETTER_FORMS}. Installed: {installed}")

@@ -365,7 +365,7 @@ class StreamDeadLetters:
 
     def __init__(
         self,
-        streams: abc.Stream,
+        stream: abc.Stream,
         topic: str,
         *,
         largest_record_bytes: int = LARGEST_RECORD_BYTES,
@@ -374,16 +374,16 @@ class StreamDeadLetters:
         clock: Clock | None = None,
     ) -> None:
         for feature in (Feature.KEYS, Feature.HEADERS):
-            if feature not in streams.features:
+            if feature not in stream.features:
                 raise ConfigError(
-                    f"{streams.url} cannot store dead letters in the topic {topic!r}: it has no {feature}. Store them "
+                    f"{stream.url} cannot store dead letters in the topic {topic!r}: it has no {feature}. Store them "
                     "elsewhere, such as in sqlite:./dead-letters.db"
                 )
         if largest_record_bytes < 16 * 1024:
             raise ConfigError(f"largest_record_bytes={largest_record_bytes} must be >= 16384")
         self.topic = topic
-        self._streams = streams
-        self._stream = streams.open_topic(topic)
+        self._streams = stream
+        self._stream = stream.open_topic(topic)
         self._limit_bytes = largest_record_bytes
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()

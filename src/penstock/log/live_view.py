@@ -86,7 +86,7 @@ class LiveView:
         raise AssertionError("the last attempt returns or raises")
 
     def _catch_up(self, inodes: dict[int, int]) -> bool:
-        """False if the view cannot be updated and the partition must be opened again."""
+        """Take over what was appended since the last look. False if the partition must be opened again instead."""
         log = self.log
         if not log.segments:
             return not inodes

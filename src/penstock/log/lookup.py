@@ -67,7 +67,8 @@ def _wanted(segment: Segment, position: int, end: int, max_bytes: int, at_least_
 
 
 def first_at_or_after(log: PartitionLog, timestamp: int) -> tuple[int, int] | None:
-    """Raises CorruptSegmentError if damage may hide the answer: a later one would skip records silently."""
+    """Offset and timestamp of the first record at or after a time; None if there is none. CorruptSegmentError if it
+    may be in damaged data: a later one would skip records silently."""
     for segment in log.segments:
         if segment.max_timestamp < timestamp or segment.next_offset <= log.log_start_offset:
             continue

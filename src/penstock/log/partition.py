@@ -371,7 +371,7 @@ class PartitionLog:
         return SyncTicket(self.resources.disk, self._unsynced, folder, self.written_offset)
 
     def synced(self, ticket: SyncTicket) -> None:
-        """Note that the ticket succeeded. What was written while it ran is left to the next one."""
+        """Note that a sync succeeded. What was written during it stays unsynced until the next one."""
         self.synced_offset = max(self.synced_offset, ticket.offset)
         if self.segments and ticket.newest is self.segments[-1]:
             self._folder_unsynced = False

@@ -36,7 +36,7 @@ class PartitionFacts:
 
     @property
     def records(self) -> int | None:
-        """None if it is unknown: the pointers of the stream do not count records."""
+        """How many records it has. None where pointers do not count records."""
         return max(0, self.end - self.start) if self.is_counted or self.end <= self.start else self.stored
 
 
@@ -147,7 +147,7 @@ class GroupFacts:
 
     @property
     def lag(self) -> int | None:
-        """None if it is unknown: see `ReaderFacts.lag`."""
+        """The sum of the known lags; None if one of them is unknown (`ReaderFacts.lag`)."""
         return total(each.lag for each in self.readers if each.committed is not None)
 
     @property

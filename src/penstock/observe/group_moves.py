@@ -163,7 +163,7 @@ class GroupProgress:
 
     @property
     def where(self) -> str:
-        """Where it is kept, for people."""
+        """Where the progress of the group is kept, as text for people."""
         kept = [f"checkpoints in {name}" for name in self.kept]
         return ", ".join([*kept, *(["the Kafka group's offsets"] if self.kafka is not None else [])])
 

@@ -92,7 +92,7 @@ class LetterCounting:
             self._let_go(spec)
 
     def _count(self, spec: str, mark: Hashable | None, otherwise: LetterFacts) -> LetterFacts:
-        """The number that wait. The last count is valid while `mark` is the same; `otherwise` is used when it fails."""
+        """The number of waiting letters, counted again when `mark` changes. `otherwise` if they cannot be counted."""
         known = self._counted.get(spec)
         now_s = self._clock.monotonic_s()
         if known is not None and known[0] is not None and known[0] == mark:

@@ -158,7 +158,7 @@ class Looker:
             return {}
 
     def _sizes(self) -> dict[PartitionId, int] | None:
-        """None if they are unknown: not every user may ask for them."""
+        """The size of each partition in bytes. None if this user may not ask for it."""
         assert self._connection is not None
         try:
             return dict(self._connection.admin().sizes())

@@ -54,40 +54,40 @@ def open_buffer(buffer: str | Buffer, settings: ProducerSettings) -> MemoryBuffe
     )
 
 
-def check_guarantees(streams: Stream, settings: ProducerSettings, *, durable: bool) -> None:
+def check_guarantees(stream: Stream, settings: ProducerSettings, *, durable: bool) -> None:
     """Refuse what the stream cannot do, and name what it lacks. Called before anything is opened."""
     if settings.transactional_id is not None:
-        _require(streams, Feature.TRANSACTIONS, "transactional_id")
+        _require(stream, Feature.TRANSACTIONS, "transactional_id")
     if settings.idempotent:
-        _require(streams, Feature.IDEMPOTENCE, "idempotent=True")
+        _require(stream, Feature.IDEMPOTENCE, "idempotent=True")
         if durable:
-            _require(streams, Feature.TRANSACTIONS, "a spool with idempotent=True")
-    if find_kafka(streams) is None:
+            _require(stream, Feature.TRANSACTIONS, "a spool with idempotent=True")
+    if find_kafka(stream) is None:
         if settings.compression is not None:
-            raise ConfigError(f"compression={settings.compression!r} cannot be used on {streams.url}: omit it")
+            raise ConfigError(f"compression={settings.compression!r} cannot be used on {stream.url}: omit it")
         if settings.in_flight not in (None, 1):
             raise ConfigError(
-                f"in_flight={settings.in_flight}: only one batch at a time can be kept in order on {streams.url}"
+                f"in_flight={settings.in_flight}: only one batch at a time can be kept in order on {stream.url}"
             )
         if settings.transactional_id is not None or (settings.idempotent and durable):
-            raise GuaranteeError(f"the producer cannot use the transactions of {streams.url}: use a Kafka stream")
+            raise GuaranteeError(f"the producer cannot use the transactions of {stream.url}: use a Kafka stream")
 
 
 def choose_delivery(
-    streams: Stream, settings: ProducerSettings, buffer: NumberedBuffer, partitioner: BatchPartitioner | None
+    stream: Stream, settings: ProducerSettings, buffer: NumberedBuffer, partitioner: BatchPartitioner | None
 ) -> Chosen:
     """How records get to the stream: by its own client where that is faster, else by `append`."""
-    kafka = find_kafka(streams)
+    kafka = find_kafka(stream)
     if kafka is not None:
         return choose_kafka(kafka, settings, buffer, partitioner)
-    by_name = functools.partial(provide_topic, streams)
-    return Chosen(StreamDelivery(streams, partitioner), 1, _nothing_to_check, by_name, nothing_to_watch)
+    by_name = functools.partial(provide_topic, stream)
+    return Chosen(StreamDelivery(stream, partitioner), 1, _nothing_to_check, by_name, nothing_to_watch)
 
 
 def _nothing_to_check() -> None:
-    """The stream raises by itself if it cannot be used."""
+    """Nothing to check: the stream itself raises if it cannot be used."""
 
 
-def _require(streams: Stream, feature: Feature, what: str) -> None:
-    if feature not in streams.features:
-        raise GuaranteeError(f"{what} cannot be used on {streams.url}: it has no {feature}")
+def _require(stream: Stream, feature: Feature, what: str) -> None:
+    if feature not in stream.features:
+        raise GuaranteeError(f"{what} cannot be used on {stream.url}: it has no {feature}")

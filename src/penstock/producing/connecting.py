@@ -28,7 +28,7 @@ class SpooledSender:
 
     def __init__(
         self,
-        streams: Stream,
+        stream: Stream,
         folder: str | os.PathLike[str],
         *,
         linger_ms: float,
@@ -38,7 +38,7 @@ class SpooledSender:
         if not os.fspath(folder):
             raise ConfigError("spool has an empty path: use spool='./folder'")
         self._producer = Producer(
-            weakref.proxy(streams),  # the connection holds this object, which must not keep it alive
+            weakref.proxy(stream),  # the connection holds this object, which must not keep it alive
             buffer=f"{SPOOL_PREFIX}{os.fspath(folder)}",
             linger_ms=linger_ms,
             delivery_timeout_s=delivery_timeout_s,

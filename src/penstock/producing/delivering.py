@@ -35,11 +35,11 @@ class Delivery(Protocol):
 
     @property
     def gathers(self) -> bool:
-        """Whether it lingers itself until a batch is full. Then records are handed over as they come."""
+        """Whether the delivery itself waits until a batch is full. Records are then handed over as they come."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether each call of `send` is one transaction. Then records put together must be sent together."""
+        """Whether each call of `send` is one transaction. Records of one unit must then be in one call."""
 
     def start(self) -> None:
         """Prepare for sending. Raises DeliveryError if that is impossible for now; it is called again."""
@@ -58,7 +58,7 @@ class Delivery(Protocol):
         """Do not linger: a caller waits. Takes about a millisecond. May be called from any thread."""
 
     def abandon(self) -> None:
-        """Stop waiting for outcomes: the time is over."""
+        """Stop waiting for outcomes, as the time is over."""
 
     def close(self) -> None: ...
 
@@ -85,10 +85,10 @@ class StreamDelivery:
     gathers = False
     is_whole = False
 
-    def __init__(self, streams: Stream, partitioner: BatchPartitioner | None) -> None:
-        if partitioner is not None and Feature.CHOSEN_PARTITION not in streams.features:
-            raise ConfigError(f"a partitioner cannot be used on {streams.url}: it has no {Feature.CHOSEN_PARTITION}")
-        self._streams = streams
+    def __init__(self, stream: Stream, partitioner: BatchPartitioner | None) -> None:
+        if partitioner is not None and Feature.CHOSEN_PARTITION not in stream.features:
+            raise ConfigError(f"a partitioner cannot be used on {stream.url}: it has no {Feature.CHOSEN_PARTITION}")
+        self._stream = stream
         self._partitioner = partitioner
         self._open: dict[str, TopicStream] = {}
         self._news: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -107,7 +107,7 @@ class StreamDelivery:
 
     def _append(self, topic: str, run: list[Held]) -> None:
         try:
-            stream = self._open.get(topic) or self._open.setdefault(topic, self._streams.open_topic(topic))
+            stream = self._open.get(topic) or self._open.setdefault(topic, self._stream.open_topic(topic))
             if self._partitioner is not None:
                 run = self._placed(stream, run, self._partitioner)
             receipts = stream.append([held.record for held in run])
@@ -131,7 +131,7 @@ class StreamDelivery:
             self._news.put((held.sequence, -1, -1, error))
 
     def _placed(self, stream: TopicStream, run: list[Held], partitioner: BatchPartitioner) -> list[Held]:
-        """The records with their partitions chosen; those for which it could not be are refused here."""
+        """The records with their partitions. Records for which none can be chosen are refused here."""
         count = len(stream.partitions())
         placed = []
         for held in run:
@@ -156,10 +156,10 @@ class StreamDelivery:
             return found
 
     def hurry(self) -> None:
-        """`append` is all that can be done."""
+        """Nothing to do: `append` does not linger."""
 
     def abandon(self) -> None:
-        """What was appended is the stream's."""
+        """Nothing to do: the stream settles what was appended."""
 
     def close(self) -> None:
         for stream in self._open.values():

@@ -42,9 +42,9 @@ class Engine:
         chosen: Chosen,
         settings: ProducerSettings,
         owned_buffer: Buffer | None,
-        owned_streams: Stream | None,
+        owned_stream: Stream | None,
     ) -> None:
-        """The owned parts are closed with it."""
+        """Parts whose names begin with `owned` are closed with the engine."""
         self.buffer = buffer
         self.settings = settings
         self.durable = Feature.DURABLE in buffer.features
@@ -52,19 +52,19 @@ class Engine:
         self.waits_for_disk: bool = getattr(buffer, "waits_for_disk", self.durable)
         """Whether putting records may wait for the disk."""
         self._first = buffer.end
-        self.ledger = PendingReceipts(self._first, has_older=len(buffer) > 0)
+        self.pending = PendingReceipts(self._first, has_older=len(buffer) > 0)
         self.counts = Counts()
         self._declaring = threading.Lock()
         self._spool_folder = buffer.folder if isinstance(buffer, Spool) else None
         self._declared = DeclaredTopics(load_declared(self._spool_folder) if self._spool_folder is not None else None)
         self._owned_buffer = owned_buffer
-        self._owned_streams = owned_streams
+        self._owned_stream = owned_stream
         self._told_drops_s = 0.0
         self._counting = threading.Lock()
         folder: Path | None = getattr(buffer, "folder", None) if self.durable else None
         refuse = _refuser(folder) if folder is not None else None
         self.pump = Pump(
-            buffer, chosen, settings, self.ledger, self.counts, refuse, self._declared, on_failure=self.fail_left
+            buffer, chosen, settings, self.pending, self.counts, refuse, self._declared, on_failure=self.fail_left
         )
         self.hurry: Callable[[], None] = self.pump.hurry
         self.pump.start()
@@ -79,7 +79,7 @@ class Engine:
             sequence = self.buffer.put(records)
         except BufferFullError:
             return False
-        enter = self.ledger.enter
+        enter = self.pending.enter
         for receipt in receipts:
             enter(sequence, receipt)
             sequence += 1
@@ -103,7 +103,7 @@ class Engine:
             dropped = self.buffer.drop(count, self.pump.taken) if oldest else ()
         for each in dropped:
             error = DeliveryError(f"a record for topic {each.record.topic!r} was dropped: the buffer was full")
-            self.ledger.drop(each.sequence, error)
+            self.pending.drop(each.sequence, error)
         self._count_drops(len(dropped))
         return bool(dropped)
 
@@ -166,29 +166,29 @@ class Engine:
             retried=counts.retried,
             buffered=waiting,
             buffered_bytes=self.buffer.size_bytes,
-            oldest_age_s=self.ledger.oldest_age_s(is_empty=not waiting),
+            oldest_age_s=self.pending.oldest_age_s(is_empty=not waiting),
         )
 
     def fail_left(self) -> None:
         """Settle the receipts of records that this producer will not deliver."""
         if self.durable:
             folder = getattr(self.buffer, "folder", "its buffer")
-            self.ledger.fail_all(
+            self.pending.fail_all(
                 f"is not delivered yet: it stays in the spool {folder} until a producer opens it", seen=True
             )
         else:
             failure = f": {self.pump.failure}" if self.pump.failure is not None else ""
             why = f"was not delivered: the producer ended before it was acknowledged{failure}; it may be stored or not"
-            self.counts.failed += self.ledger.fail_all(why, seen=False)
+            self.counts.failed += self.pending.fail_all(why, seen=False)
 
     def close(self, timeout_s: float) -> None:
         """Deliver until the timeout, then settle every receipt and release everything."""
         with contextlib.ExitStack() as stack:
-            if self._owned_streams is not None:
-                stack.callback(self._owned_streams.close)
+            if self._owned_stream is not None:
+                stack.callback(self._owned_stream.close)
             if self._owned_buffer is not None:
                 stack.callback(self._owned_buffer.close)
-            stack.callback(self.ledger.raise_failures)
+            stack.callback(self.pending.raise_failures)
             stack.callback(OBSERVED.leave, self)
             stack.callback(self.fail_left)
             self.pump.stop(time.monotonic() + timeout_s)

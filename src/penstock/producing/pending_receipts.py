@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from typing import Final
 
 from penstock.errors import DeliveryError
 from penstock.model import Receipt
+from penstock.streams.sending import UnseenFailures
 
 logger = logging.getLogger(__name__)
 
-_FAILURES_KEPT: Final = 10_000
-"""Failed receipts kept until `flush`, which raises those that were not looked at; further ones are only counted."""
 _MARK_S: Final = 0.1
 """The resolution of the oldest record's age."""
 
@@ -34,9 +32,7 @@ class PendingReceipts:
         self._receipts: dict[int, Receipt] = {}
         self._early: dict[int, _Result] = {}
         """Outcomes of records that the sending thread has not entered yet."""
-        self._lock = threading.Lock()
-        self._failed: list[Receipt] = []
-        self._failed_beyond = 0
+        self._failures = UnseenFailures()
         self._next_mark_s = 0.0
         self._marks: deque[tuple[int, float]] = deque([(0, time.monotonic())] if has_older else ())
         """Samples of a record number and when it was put. It is unknown when older records were put."""
@@ -107,14 +103,7 @@ class PendingReceipts:
 
     def raise_failures(self) -> None:
         """Raise failures that were not seen on a receipt."""
-        with self._lock:
-            failed, beyond = self._failed, self._failed_beyond
-            self._failed, self._failed_beyond = [], 0
-        unseen = [receipt for receipt in failed if not receipt.seen]
-        if unseen:
-            first, count = unseen[0].error, len(unseen) + beyond
-            others = f" ({count - 1} more were not delivered either)" if count > 1 else ""
-            raise DeliveryError(f"{first}{others}") from first
+        self._failures.raise_first()
 
     def _meet(self, sequence: int) -> None:
         receipt = self._receipts.pop(sequence, None)
@@ -123,9 +112,5 @@ class PendingReceipts:
 
     def _settle(self, receipt: Receipt, partition: int, offset: int, error: DeliveryError | None) -> None:
         if error is not None:
-            with self._lock:
-                if len(self._failed) < _FAILURES_KEPT:
-                    self._failed.append(receipt)
-                else:
-                    self._failed_beyond += 1
+            self._failures.add(receipt)
         receipt.settle(partition, offset, error)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import dataclasses
 import datetime
+import functools
 import logging
 import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, Unpack, overload
@@ -21,10 +23,10 @@ from penstock.errors import ConfigError, ConnectionClosedError, DeliveryError, P
 from penstock.model import NewRecord, Receipt, RecordMetadata, check_topic_name
 from penstock.model.closing import AsyncClosing
 from penstock.model.observing import OBSERVED, send_traced
+from penstock.model.receipt import call_in
 from penstock.model.record import LONGEST_TOPIC_NAME
 from penstock.model.retry import Retry
 from penstock.model.times import check_seconds
-from penstock.producing.admission import put_async, put_when_full
 from penstock.producing.buffers import RECORD_OVERHEAD_BYTES, ForeignBuffer, MemoryBuffer, size_of
 from penstock.producing.choosing import SPOOL_PREFIX, check_guarantees, choose_delivery, open_buffer, open_for_producing
 from penstock.producing.counts import ProducerStats
@@ -36,6 +38,69 @@ from penstock.serde import SendOptions, Topic, new_record
 from penstock.serde.plain import NewHeaders
 from penstock.streams.forks import FORKS
 from penstock.streams.options import ConnectOptions
+
+_SLICE_S: Final = 0.05
+"""Waits are cut into slices: room may appear between looking and waiting."""
+
+
+def put_when_full(
+    engine: Engine, records: Sequence[NewRecord], receipts: Sequence[Receipt], check_usable: Callable[[], None]
+) -> None:
+    """Put records that did not fit a moment ago, as `when_full` says. Raises BufferFullError."""
+    deadline_s = time.monotonic() + engine.settings.max_block_s
+    while not _is_settled(engine, records, receipts):
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or engine.pump.is_current_thread():  # a callback would wait for itself
+            raise engine.no_room()
+        engine.pump.wait_for_news(min(left_s, _SLICE_S))
+        check_usable()
+
+
+async def put_async(
+    engine: Engine, records: Sequence[NewRecord], receipts: Sequence[Receipt], check_usable: Callable[[], None]
+) -> None:
+    """Put records, waiting for room as `put_when_full` does, without blocking the event loop."""
+    if await _off_the_loop(engine, functools.partial(engine.try_put, records, receipts)):
+        return
+    deadline_s = time.monotonic() + engine.settings.max_block_s
+    loop = asyncio.get_running_loop()
+    while True:  # ends at the deadline
+        room = asyncio.Event()
+        engine.pump.call_on_room(functools.partial(call_in, loop, room.set))
+        if await _off_the_loop(engine, functools.partial(_is_settled, engine, records, receipts)):
+            return
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise engine.no_room()
+        try:
+            await asyncio.wait_for(room.wait(), left_s)
+        except TimeoutError:
+            continue
+        check_usable()
+
+
+async def _off_the_loop(engine: Engine, put: Callable[[], bool]) -> bool:
+    """Run it in a thread if putting waits for the disk."""
+    return await asyncio.to_thread(put) if engine.waits_for_disk else put()
+
+
+def _is_settled(engine: Engine, records: Sequence[NewRecord], receipts: Sequence[Receipt]) -> bool:
+    """Do what `when_full` says. False: wait for room and try again."""
+    match engine.settings.when_full:
+        case "error":
+            if engine.try_put(records, receipts):
+                return True
+            raise engine.no_room()
+        case "drop_newest":
+            engine.drop_newest(receipts)
+            return True
+        case "drop_oldest":
+            while not engine.try_put(records, receipts):
+                if not engine.make_room():
+                    return False
+            return True
+        case "block":
+            return engine.try_put(records, receipts)
 
 
 @dataclass(slots=True)
@@ -111,7 +176,7 @@ class Producer(AsyncClosing):
 
     def __init__(
         self,
-        streams: str | Stream,
+        stream: str | Stream,
         *,
         client: ConnectOptions | None = None,
         buffer: str | Buffer = "memory",
@@ -152,31 +217,31 @@ class Producer(AsyncClosing):
         )
         if on_delivery is not None and not callable(on_delivery):
             raise ConfigError(f"on_delivery={on_delivery!r} must be callable")
-        if not isinstance(streams, str | Stream):
+        if not isinstance(stream, str | Stream):
             raise ConfigError(
-                f"{streams!r} is not a stream: pass a URL, such as 'log:./data', or a stream from `connect`"
+                f"{stream!r} is not a stream: pass a URL, such as 'log:./data', or a stream from `connect`"
             )
         if not isinstance(buffer, str) and not hasattr(buffer, "features"):
             raise ConfigError(f"buffer={buffer!r} is neither 'memory' nor 'spool:FOLDER' nor a Buffer")
         chosen_partitioner = choose_partitioner(partitioner)
-        owned_streams: Stream | None = None
-        if isinstance(streams, str):
-            owned_streams = open_for_producing(streams, client or {}, durable=_is_durable(buffer))
+        owned_stream: Stream | None = None
+        if isinstance(stream, str):
+            owned_stream = open_for_producing(stream, client or {}, durable=_is_durable(buffer))
         elif client:
             raise ConfigError("client is for a URL: pass these options to `connect`, which has been called")
-        system: Stream = owned_streams if owned_streams is not None else streams  # type: ignore[assignment]
+        system: Stream = owned_stream if owned_stream is not None else stream  # type: ignore[assignment]
         owned_buffer: MemoryBuffer | Spool | None = None
         try:
             check_guarantees(system, settings, durable=_is_durable(buffer))
             kept = open_buffer(buffer, settings)
             owned_buffer = kept if isinstance(buffer, str) and not isinstance(kept, ForeignBuffer) else None
             chosen = choose_delivery(system, settings, kept, chosen_partitioner)
-            self._engine = Engine(kept, chosen, settings, owned_buffer, owned_streams)
+            self._engine = Engine(kept, chosen, settings, owned_buffer, owned_stream)
         except BaseException:
             if owned_buffer is not None:
                 owned_buffer.close()
-            if owned_streams is not None:
-                owned_streams.close()
+            if owned_stream is not None:
+                owned_stream.close()
             raise
         self.settings = settings
         self._url = system.url
@@ -321,7 +386,7 @@ class Producer(AsyncClosing):
         check_seconds(timeout_s, "timeout_s")
         engine = self._engine
         engine.wait(timeout_s)
-        engine.ledger.raise_failures()
+        engine.pending.raise_failures()
 
     def wait_until_settled(self, timeout_s: float | None = None) -> bool:
         """Flush like `flush`, but return whether it finished in time, and leave failures to the receipts."""

@@ -50,7 +50,7 @@ class Pump:
         buffer: NumberedBuffer,
         chosen: Chosen,
         settings: ProducerSettings,
-        ledger: PendingReceipts,
+        pending: PendingReceipts,
         counts: Counts,
         refuse: Refuse | None,
         declared: DeclaredTopics,
@@ -67,7 +67,7 @@ class Pump:
         self._check = chosen.check
         self._look = chosen.look
         self._settings = settings
-        self._ledger = ledger
+        self._pending = pending
         self._counts = counts
         self._refuse = refuse
         self._declared = declared
@@ -168,7 +168,7 @@ class Pump:
     def _turn(self) -> None:
         self._check_stream()
         try:
-            self._ledger.mark(self._buffer.end)
+            self._pending.mark(self._buffer.end)
             was_more = self._take()
             if self._under_way:
                 self._collect_outcomes(0.0 if was_more else _OUTCOMES_S)
@@ -303,7 +303,7 @@ class Pump:
         if not outcomes:
             self._check_time()
             return
-        settle, under_way = self._ledger.settle, self._under_way
+        settle, under_way = self._pending.settle, self._under_way
         delivered = 0
         for sequence, partition, offset, error in outcomes:
             held = under_way.pop(sequence, None)
@@ -320,12 +320,12 @@ class Pump:
     def _not_delivered(self, held: Held, error: DeliveryError) -> None:
         if isinstance(error, UndecidedError) and not self._durable:
             self._counts.failed += 1
-            self._ledger.settle(held.sequence, -1, -1, error)
+            self._pending.settle(held.sequence, -1, -1, error)
         elif error.retriable or self._refuse is not None or self._delivery.is_whole:
             self._failed[held.sequence] = (held, error)
         else:
             self._counts.refused += 1
-            self._ledger.settle(held.sequence, -1, -1, error)
+            self._pending.settle(held.sequence, -1, -1, error)
 
     def _commit(self) -> None:
         """Commit everything before the first record without an outcome."""
@@ -337,7 +337,7 @@ class Pump:
         if through > self.committed:
             self._buffer.commit(through)
             self.committed = through
-            self._ledger.committed(through)
+            self._pending.committed(through)
             self._on_progress()
 
     def _repair(self) -> None:
@@ -400,7 +400,7 @@ class Pump:
                 return
         for held in unit:
             self._counts.refused += 1
-            self._ledger.settle(held.sequence, -1, -1, DeliveryError(str(reason)))
+            self._pending.settle(held.sequence, -1, -1, DeliveryError(str(reason)))
         self._commit()
 
     def _is_too_late(self) -> bool:
@@ -416,7 +416,7 @@ class Pump:
         failed, self._failed = self._failed, {}
         for sequence, (_, error) in failed.items():
             self._counts.failed += 1
-            self._ledger.settle(sequence, -1, -1, DeliveryError(str(error)))
+            self._pending.settle(sequence, -1, -1, DeliveryError(str(error)))
         self._recovered()
         self._commit()
 
@@ -482,7 +482,7 @@ class Pump:
         for sequence, partition, offset, error in self._delivery.outcomes(0):
             if error is None and self._under_way.pop(sequence, None) is not None:
                 self._counts.delivered += 1
-                self._ledger.settle(sequence, partition, offset)
+                self._pending.settle(sequence, partition, offset)
         self._commit()
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from penstock.queues.memory import MemoryQueue
+from penstock.queues.memory import MemoryDelivery, MemoryQueue
 from penstock.queues.opening import open_queue
 
-__all__ = ["MemoryQueue", "open_queue"]
+__all__ = ["MemoryDelivery", "MemoryQueue", "open_queue"]

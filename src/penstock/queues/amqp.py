@@ -119,7 +119,7 @@ class AmqpDelivery:
 
 
 class AmqpQueue(QueueBase[AmqpDelivery]):
-    """`abc.Queue` and `abc.SettlingMany` on a queue of RabbitMQ. Any thread may use it."""
+    """`abc.Queue` and `abc.BatchSettling` on a queue of RabbitMQ. Any thread may use it."""
 
     def __init__(self, url: BackendUrl, vhost: str, name: str, settings: AmqpSettings) -> None:
         super().__init__(name, AmqpDelivery)

@@ -33,7 +33,7 @@ class Leases(Generic[D]):
             self._held.update(deliveries)
 
     @contextmanager
-    def settling(self, deliveries: Sequence[D]) -> Iterator[tuple[list[D], list[D]]]:
+    def claim(self, deliveries: Sequence[D]) -> Iterator[tuple[list[D], list[D]]]:
         """Yield the deliveries whose lease holds, and the late ones. No other thread settles them meanwhile.
 
         If the block raises, the outcome at the service is unknown, and the deliveries may be settled again.
@@ -58,8 +58,10 @@ class Leases(Generic[D]):
             self._held.difference_update(claimed)
 
     def extend(self, deliveries: Sequence[D], lease_s: float, ask: Callable[[list[D]], list[D]]) -> list[D]:
-        """Extend by `lease_s` from now. `ask` asks the service, and returns those that it says are late. Returns all
-        that are late."""
+        """Extend the leases by `lease_s` from now, and return the deliveries that are late.
+
+        `ask` asks the service, and returns those that the service calls late.
+        """
         began_s = time.monotonic()
         late = [delivery for delivery in deliveries if delivery.is_settled or delivery.until_s <= began_s]
         asked = [delivery for delivery in deliveries if delivery not in late]
@@ -70,7 +72,7 @@ class Leases(Generic[D]):
         return late
 
     def clear(self) -> list[D]:
-        """Forget all, and return those that are still ours."""
+        """Forget all deliveries, and return those whose lease still holds."""
         with self._lock:
             now_s = time.monotonic()
             held = [delivery for delivery in self._held if not delivery.is_settled and delivery.until_s > now_s]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from penstock.abc import Channel, Queue
 from penstock.errors import ConfigError
-from penstock.streams.backend_url import name_in_url
+from penstock.streams.backend_url import Setting, name_in_url
 from penstock.streams.schemes import QUEUES, opener, scheme_of
 from penstock.streams.url import without_password
 
 _PARTS: Final = ("name", "features", "receive", "settle", "send", "close")
 
 
-def open_queue(url: str, **options: Any) -> Queue:
+def open_queue(url: str, **options: Setting) -> Queue:
     """Open the queue at a URL: `memory:jobs` is one in this process; other packages add other schemes.
 
-    Raises UrlError that names the installed schemes, and ConfigError for an unknown option of the queue.
+    `options` are the settings of its scheme, which may also stand in the URL. UrlError names the installed schemes;
+    ConfigError names an option that the queue does not have.
     """
     queue: Queue = opener(QUEUES, without_password(url), "a queue")(url, options)
     return queue
@@ -25,7 +26,8 @@ def open_queue(url: str, **options: Any) -> Queue:
 def as_queue(given: object) -> str | Queue | None:
     """The argument if it is a queue or the URL of one; None for a topic, whose name has no colon.
 
-    Raises UrlError for a URL of an unknown scheme, and ConfigError for an object with only parts of a queue."""
+    UrlError for a URL of an unknown scheme, ConfigError for an object with only parts of a queue.
+    """
     if isinstance(given, str) and scheme_of(given):
         opener(QUEUES, without_password(given), "a queue")
         return given

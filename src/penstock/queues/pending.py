@@ -12,7 +12,7 @@ STORE_FULL: Final = ". A broker whose store is full does not answer: check its d
 
 
 class Pending:
-    """So many parts of work that are not done."""
+    """Counts the parts of some work that are not done yet."""
 
     def __init__(self, count: int = 1) -> None:
         self.left = count
@@ -22,14 +22,15 @@ class Pending:
         """The caller has stopped waiting."""
 
     def finish(self, error: PenstockError | None = None) -> None:
-        """One part of it is done. An error ends the wait at once."""
+        """Note that one part is done. An error ends the wait at once."""
         self.left -= 1
         self.error = self.error or error
         if not self.left or self.error is not None:
             self.done.set()
 
     def wait(self, timeout_s: float, what: str, hint: str = "") -> None:
-        """Raises the error of a part, or BrokerUnavailableError, which ends with the hint, when time is up."""
+        """Wait until all parts are answered. Raises the error of a part, or, when time is up, BrokerUnavailableError
+        with the hint."""
         if not self.done.wait(timeout_s):
             self.is_abandoned = True
             raise BrokerUnavailableError(

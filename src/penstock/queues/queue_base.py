@@ -13,7 +13,7 @@ D = TypeVar("D", bound=Delivery)
 
 
 class QueueBase(abc.ABC, Generic[D]):
-    """A part of `abc.Queue` and `abc.SettlingMany`."""
+    """A part of `abc.Queue` and `abc.BatchSettling`."""
 
     features: Features
 

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError
+from penstock.model.retry import Retry
 from penstock.streams.backend_url import BackendUrl, check_counts, check_key_has_certificate, check_positive, check_tls
 
-FIRST_BACKOFF_S: Final = 0.1
 LONGEST_BACKOFF_S: Final = 5.0
 """The longest pause between two attempts to reconnect."""
+_AGAIN: Final = Retry(None, max_delay_s=LONGEST_BACKOFF_S, jitter=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """What every URL of such a queue may set."""
+    """Settings that every URL of such a queue may have."""
 
     prefetch: int = 200
     """How many messages the broker sends ahead of `receive`. More is faster; fewer are shared more evenly between
@@ -92,7 +93,7 @@ class ReconnectingLink(Generic[D]):
         )
 
     def start(self) -> None:
-        """Returns when the queue can be used. Raises what is wrong when it cannot, and closes."""
+        """Start the thread, and return when the queue can be used. If it cannot, close and raise why."""
         self._thread.start()
         deadline_s = time.monotonic() + self._connect_timeout_s
         with self._changed:
@@ -135,7 +136,7 @@ class ReconnectingLink(Generic[D]):
         self._thread.join(self._answer_timeout_s)
 
     def _is_hopeless(self) -> bool:
-        """Whether waiting does not help."""
+        """Whether the problem cannot pass by waiting."""
         return self._problem is not None and not getattr(self._problem, "retriable", False)
 
     def _check_open(self) -> None:
@@ -143,7 +144,7 @@ class ReconnectingLink(Generic[D]):
             raise ConnectionClosedError(f"the connection to {self._shown} is closed")
 
     def _split(self, deliveries: Sequence[N]) -> tuple[list[N], list[N]]:
-        """Split deliveries into those that can be settled, which are no longer held, and those that are late."""
+        """Divide deliveries into those that can be settled, which are no longer held, and those that are late."""
         ours: list[N] = []
         late: list[N] = []
         for delivery in deliveries:
@@ -161,32 +162,31 @@ class ReconnectingLink(Generic[D]):
         raise NotImplementedError
 
     def _consume(self) -> None:
-        """Have deliveries come, now or on the next connection."""
+        """Ask the broker for deliveries, on this connection or the next."""
         raise NotImplementedError
 
     def _taken(self, count: int) -> None:
-        """So many deliveries were taken."""
+        """Called when this number of deliveries was taken."""
 
     def _end(self) -> None:
-        """End `_serve`."""
+        """Make `_serve` return."""
         raise NotImplementedError
 
     # Called by the thread.
 
     def _run(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        delays_s = _AGAIN.delays_s()
         while not self._is_closing:
             generation = self._generation
             self._serve()
             if self._generation != generation:
-                backoff_s = FIRST_BACKOFF_S
+                delays_s = _AGAIN.delays_s()
             with self._changed:
                 if not self._is_closing:
-                    self._changed.wait_for(lambda: self._is_closing, backoff_s)
-            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
+                    self._changed.wait_for(lambda: self._is_closing, next(delays_s))
 
     def _ready(self) -> None:
-        """The queue can be used."""
+        """Note that the queue can be used."""
         with self._changed:
             self._generation += 1
             self._problem = None
@@ -199,7 +199,8 @@ class ReconnectingLink(Generic[D]):
             self._changed.notify_all()
 
     def _forget(self, problem: PenstockError) -> None:
-        """The connection is lost: nothing that came by it can be settled. Called with `_changed` held."""
+        """Note that the connection is lost, and that nothing it delivered can be settled. The caller holds
+        `_changed`."""
         self._arrived.clear()
         self._held.clear()
         self._problem = problem

@@ -25,7 +25,7 @@ def text_of(data: bytes) -> str | None:
 
 
 def plain(headers: Headers, is_allowed: Callable[[str, str], bool]) -> dict[str, str] | None:
-    """Headers as they are, if each value is text, no name occurs twice, and all are allowed; else None."""
+    """The headers as they are, if every value is text, no name occurs twice, and all are allowed; else None."""
     found: dict[str, str] = {}
     for name, value in headers:
         text = None if value is None else text_of(value)
@@ -40,7 +40,7 @@ def packed(data: bytes) -> str:
 
 
 def unpacked(text: str) -> bytes | None:
-    """None if this was not packed: it is a header of somebody else that has our name."""
+    """The bytes that `packed` encoded. None for a header of another program that has our name."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -53,7 +53,7 @@ def packed_headers(headers: Headers) -> str:
 
 
 def unpacked_headers(text: str) -> Headers | None:
-    """None if these were not packed."""
+    """The headers that `packed_headers` encoded; None for other text."""
     data = unpacked(text)
     try:
         return None if data is None else tuple(_decoder.decode(data))
@@ -62,7 +62,7 @@ def unpacked_headers(text: str) -> Headers | None:
 
 
 def number_of(text: str | None) -> int | None:
-    """The number in a header, if it is one."""
+    """The number in a header; None if it is not one."""
     try:
         return None if text is None else int(text)
     except ValueError:
@@ -70,6 +70,6 @@ def number_of(text: str | None) -> int | None:
 
 
 def offset_of(unique: str | bytes) -> int:
-    """A number of 63 bits for the id of a message, the same at each delivery."""
+    """A number of 63 bits made from the id of a message, the same at each delivery."""
     identity = unique.encode() if isinstance(unique, str) else unique
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()) >> 1

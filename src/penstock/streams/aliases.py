@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.abc import Stream
 from penstock.errors import AliasChangedError, ConfigError, NotAllowedError
-from penstock.streams.key_value_topic import Changes, KeyValueTopic, Notices
+from penstock.streams.key_value_topic import Changes, KeyValueTopic, Values
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _FRESH_S: Final = 1.0
 """How long the aliases are cached, so that all handlers of an app, or inputs of a pipeline, read them once."""
 
 _lock = threading.Lock()
-_seen: weakref.WeakKeyDictionary[Stream, tuple[float | None, Notices]] = weakref.WeakKeyDictionary()
+_seen: weakref.WeakKeyDictionary[Stream, tuple[float | None, Values]] = weakref.WeakKeyDictionary()
 
 
 class Alias(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,19 +42,19 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
 
 
-def current_topic(streams: Stream, name: str) -> str:
+def current_topic(stream: Stream, name: str) -> str:
     """The topic that readers of this name read now. Cached for a second."""
-    text = _notices(streams).get(name)
+    text = _values(stream).get(name)
     return name if text is None else _alias(name, text).topic
 
 
-def aliases(streams: Stream) -> dict[str, Alias]:
+def aliases(stream: Stream) -> dict[str, Alias]:
     """All aliases by name, not cached."""
-    return {name: _alias(name, text) for name, text in noticeboard(streams).read().items() if is_alias(name)}
+    return {name: _alias(name, text) for name, text in aliases_topic(stream).read().items() if is_alias(name)}
 
 
 def switch(
-    streams: Stream,
+    stream: Stream,
     name: str,
     topic: str,
     *,
@@ -67,18 +67,18 @@ def switch(
     With `expected`, only if the name leads to that topic now: else AliasChangedError. Raises UnknownTopicError if the
     new topic does not exist.
     """
-    with contextlib.closing(streams.open_topic(topic)) as opened:
+    with contextlib.closing(stream.open_topic(topic)) as opened:
         opened.partitions()
 
-    def decide(notices: Notices) -> Changes:
-        return switched(notices, {name: topic}, {} if expected is None else {name: expected}, pipeline, version)
+    def decide(values: Values) -> Changes:
+        return switched(values, {name: topic}, {} if expected is None else {name: expected}, pipeline, version)
 
-    noticeboard(streams).change(decide)
-    forget(streams)
+    aliases_topic(stream).change(decide)
+    forget(stream)
 
 
 def switched(
-    notices: Notices,
+    values: Values,
     topics: Mapping[str, str],
     expected: Mapping[str, str],
     pipeline: str | None = None,
@@ -86,7 +86,7 @@ def switched(
 ) -> dict[str, bytes | None]:
     """The changes that switch each name to its topic. Raises AliasChangedError as `switch` does."""
     for name, topic in expected.items():
-        now = _alias(name, notices[name]).topic if name in notices else name
+        now = _alias(name, values[name]).topic if name in values else name
         if now != topic:
             raise AliasChangedError(
                 f"{name!r} leads to topic {now!r} now, not to {topic!r}: another process switched it. Check before "
@@ -101,9 +101,9 @@ def switched(
     }
 
 
-def noticeboard(streams: Stream) -> KeyValueTopic:
+def aliases_topic(stream: Stream) -> KeyValueTopic:
     """The topic with the aliases, and with other keys that change in one transaction with them."""
-    return KeyValueTopic(streams, ALIASES_TOPIC)
+    return KeyValueTopic(stream, ALIASES_TOPIC)
 
 
 def is_alias(key: str) -> bool:
@@ -111,25 +111,25 @@ def is_alias(key: str) -> bool:
     return key.isascii() and all(character.isalnum() or character in "._-" for character in key)
 
 
-def forget(streams: Stream) -> None:
+def forget(stream: Stream) -> None:
     """Drop the cached aliases."""
     with _lock:
-        _seen.pop(streams, None)
+        _seen.pop(stream, None)
 
 
-def _notices(streams: Stream) -> Notices:
+def _values(stream: Stream) -> Values:
     with _lock:
-        read_s, notices = _seen.get(streams, (None, {}))
+        read_s, values = _seen.get(stream, (None, {}))
         if read_s is not None and time.monotonic() - read_s < _FRESH_S:
-            return notices
+            return values
     try:
-        notices = noticeboard(streams).read()
+        values = aliases_topic(stream).read()
     except NotAllowedError as error:
         logger.warning("aliases are ignored, because reading them is not allowed: %s", error)
-        notices = {}
+        values = {}
     with _lock:
-        _seen[streams] = (time.monotonic(), notices)
-    return notices
+        _seen[stream] = (time.monotonic(), values)
+    return values
 
 
 def _alias(name: str, text: bytes) -> Alias:

@@ -27,6 +27,10 @@ _FALSE: Final = ("false", "0", "no", "off")
 S = TypeVar("S")
 
 
+Setting = str | int | float | bool | None
+"""The value of a setting, as an option of `open_queue` or `open_channel`; None: as the URL says, or the default."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendUrl:
     """The parts of a URL."""
@@ -48,7 +52,7 @@ class BackendUrl:
 
 
 def parse_backend_url(url: str, default_port: int | None = None) -> BackendUrl:
-    """Split a URL. UrlError says what is wrong with it. `default_port` is needed if the URL has hosts."""
+    """The parts of a URL. UrlError says what is wrong with it. `default_port` is needed if the URL has hosts."""
     shown = without_password(url).partition("?")[0]
     parts = urlsplit(url.strip())
     who, _, where = parts.netloc.rpartition("@")
@@ -88,17 +92,17 @@ def settings_of(url: BackendUrl, kind: type[S], options: Mapping[str, Any]) -> S
 
 
 def check_counts(settings: object, *names: str) -> None:
-    """ConfigError unless each of these settings is 1 or more, or None."""
+    """Raise ConfigError unless each of these settings is 1 or more, or None."""
     _check_each(settings, names, lambda value: value >= 1, "must be an integer >= 1")
 
 
 def check_positive(settings: object, *names: str) -> None:
-    """ConfigError unless each of these settings is more than 0, or None."""
+    """Raise ConfigError unless each of these settings is more than 0, or None."""
     _check_each(settings, names, lambda value: value > 0, "must be positive")
 
 
 def check_seconds(settings: object, *names: str) -> None:
-    """ConfigError unless each of these settings is more than 0 and finite, or None."""
+    """Raise ConfigError unless each of these settings is more than 0 and finite, or None."""
     _check_each(settings, names, lambda value: 0 < value < math.inf, "must be a positive number of seconds")
 
 

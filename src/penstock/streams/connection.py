@@ -70,7 +70,7 @@ class Spool(Sender, Protocol):
 
 @dataclass(slots=True)
 class _Parts:
-    """What a connection must close. A separate object, so that a finalizer can close it without the connection."""
+    """What a connection must close. An object of its own, so that a finalizer can close it without the connection."""
 
     backend: Stream
     sender: Sender | None = None
@@ -226,7 +226,7 @@ class Connection:
 
     @property
     def unacknowledged(self) -> int:
-        """How many records have been sent and are neither acknowledged nor refused."""
+        """The number of records that were sent and are neither acknowledged nor refused."""
         return self._parts.sender.unacknowledged if self._parts.sender is not None else 0
 
     def read(

@@ -53,25 +53,25 @@ class DeclaredTopics:
         tell_difference(name, partitions, there)
 
 
-def provider_of(streams: Stream) -> Callable[[Topic[Any]], None]:
+def provider_of(stream: Stream) -> Callable[[Topic[Any]], None]:
     """A function that creates each declared topic when it is first given."""
     declared = DeclaredTopics()
 
     def provide(topic: Topic[Any]) -> None:
         declared.declare(topic)
-        declared.provide(topic.name, functools.partial(provide_topic, streams))
+        declared.provide(topic.name, functools.partial(provide_topic, stream))
 
     return provide
 
 
-def provide_topic(streams: Stream, name: str, partitions: int | None) -> int:
+def provide_topic(stream: Stream, name: str, partitions: int | None) -> int:
     """Create a topic unless it exists, and return how many partitions it has."""
 
     def create() -> None:
-        streams.create_topic(name, partitions)
+        stream.create_topic(name, partitions)
         logger.info("created topic %r", name)
 
-    with contextlib.closing(streams.open_topic(name)) as opened:
+    with contextlib.closing(stream.open_topic(name)) as opened:
         return create_unless_known(opened.partitions, create)
 
 

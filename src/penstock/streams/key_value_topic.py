@@ -7,7 +7,6 @@ id, so a producer that decided on outdated values is fenced, and the broker refu
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,10 +15,11 @@ from typing import Final
 from penstock.abc import Feature, HasAdmin, Stream, Transactional
 from penstock.errors import ConfigError, OvertakenError, StreamError, UnknownTopicError
 from penstock.model import NewRecord
+from penstock.model.retry import Retry
 from penstock.streams.capability import capability
 from penstock.streams.declared import provide_topic
 
-Notices = dict[str, bytes]
+Values = dict[str, bytes]
 Changes = Mapping[str, bytes | None]
 """New values; None deletes a key."""
 
@@ -28,30 +28,30 @@ _WAIT_S: Final = 0.1
 _TIMEOUT_S: Final = 30.0
 _TRANSACTION_TIMEOUT_S: Final = 60.0
 _ATTEMPTS: Final = 10
-_FIRST_PAUSE_S: Final = 0.05
+_AGAIN: Final = Retry(_ATTEMPTS, first_delay_s=0.05)
 _in_memory = threading.Lock()
 
 
 class KeyValueTopic:
     """The keys and values of one topic."""
 
-    def __init__(self, streams: Stream, topic: str) -> None:
-        self._streams = streams
+    def __init__(self, stream: Stream, topic: str) -> None:
+        self._stream = stream
         self.topic = topic
 
-    def read(self) -> Notices:
+    def read(self) -> Values:
         """All values; none if the topic does not exist yet."""
-        opened = self._streams.open_topic(self.topic)
+        opened = self._stream.open_topic(self.topic)
         with contextlib.suppress(UnknownTopicError), contextlib.closing(opened):
             opened.partitions()
             place, end = opened.span(0)
-            notices: Notices = {}
+            values: Values = {}
             deadline_s = time.monotonic() + _TIMEOUT_S
             wait_s = 0.0
             while place < end:
                 batch = opened.read(0, place, _AT_ONCE, wait_s)
                 for record in batch.records:
-                    _apply(notices, record.key, record.value)
+                    _apply(values, record.key, record.value)
                 # The last record is followed by its transaction's marker, which needs no wait.
                 wait_s = _WAIT_S if batch.next == place else 0.0
                 place = batch.next
@@ -60,39 +60,38 @@ class KeyValueTopic:
                         f"topic {self.topic!r} could not be read to its end within {_TIMEOUT_S:g} s: check that the "
                         "broker runs and can be reached"
                     )
-            return notices
+            return values
         return {}
 
-    def change(self, decide: Callable[[Notices], Changes]) -> None:
+    def change(self, decide: Callable[[Values], Changes]) -> None:
         """Apply the changes that `decide` returns for the current values, atomically.
 
         If another client makes a change at the same time, `decide` is called again. If it raises, nothing is changed.
         """
-        transactional = capability(self._streams, Transactional)
+        transactional = capability(self._stream, Transactional)
         if transactional is not None:
             self._provide()
             self._change_by_transaction(transactional, decide)
-        elif Feature.DURABLE not in self._streams.features:  # only this process can change it
+        elif Feature.DURABLE not in self._stream.features:  # only this process can change it
             with _in_memory:
                 self._provide()
                 self._append(decide(self.read()))
         else:
-            raise ConfigError(f"{self._streams.url} cannot keep {self.topic!r}: it has no {Feature.TRANSACTIONS}")
+            raise ConfigError(f"{self._stream.url} cannot keep {self.topic!r}: it has no {Feature.TRANSACTIONS}")
 
-    def _change_by_transaction(self, stream: Transactional, decide: Callable[[Notices], Changes]) -> None:
-        chance = random.Random()
-        for attempt in range(_ATTEMPTS):
+    def _change_by_transaction(self, stream: Transactional, decide: Callable[[Values], Changes]) -> None:
+        for attempt, delay_s in enumerate(_AGAIN.delays_s(), start=1):
             try:
                 self._try_to_change(stream, decide)
                 return
             except OvertakenError as error:
-                if attempt == _ATTEMPTS - 1:
+                if attempt == _ATTEMPTS:
                     raise StreamError(
                         f"topic {self.topic!r} is being changed by other clients all the time: try again later"
                     ) from error
-            time.sleep(chance.uniform(0.5, 1.0) * _FIRST_PAUSE_S * 2**attempt)
+            time.sleep(delay_s)
 
-    def _try_to_change(self, stream: Transactional, decide: Callable[[Notices], Changes]) -> None:
+    def _try_to_change(self, stream: Transactional, decide: Callable[[Values], Changes]) -> None:
         with contextlib.closing(
             stream.transactional(self.topic, timeout_s=_TIMEOUT_S, transaction_timeout_s=_TRANSACTION_TIMEOUT_S)
         ) as producer:
@@ -105,22 +104,22 @@ class KeyValueTopic:
             producer.commit()
 
     def _provide(self) -> None:
-        administered = capability(self._streams, HasAdmin)
+        administered = capability(self._stream, HasAdmin)
         if administered is not None:
             administered.admin().provide(self.topic, 1, {"cleanup.policy": "compact"})
         else:
-            provide_topic(self._streams, self.topic, 1)
+            provide_topic(self._stream, self.topic, 1)
 
     def _append(self, changes: Changes) -> None:
         records = [NewRecord(self.topic, value, key.encode(), partition=0) for key, value in changes.items()]
-        with contextlib.closing(self._streams.open_topic(self.topic)) as opened:
+        with contextlib.closing(self._stream.open_topic(self.topic)) as opened:
             for receipt in opened.append(records):
                 receipt.result(_TIMEOUT_S)
 
 
-def _apply(notices: Notices, key: bytes | None, value: bytes | None) -> None:
+def _apply(values: Values, key: bytes | None, value: bytes | None) -> None:
     name = (key or b"").decode(errors="backslashreplace")
     if value is None:
-        notices.pop(name, None)
+        values.pop(name, None)
     else:
-        notices[name] = value
+        values[name] = value

@@ -165,7 +165,8 @@ class StreamReader(Reader):
             self._opened.close()
 
     def _find_range(self, start: Start, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Where to start in each partition, and its end now. Raises OffsetOutOfRangeError for a chosen offset."""
+        """Find where each partition starts, and its current end. OffsetOutOfRangeError for a chosen offset that is
+        gone."""
         starts, ends = {}, {}
         for partition in partitions:
             if isinstance(start, Mapping):
@@ -227,7 +228,8 @@ class StreamReader(Reader):
             self._feed.remove(batch.partition)
 
     def _relocate(self, error: OffsetOutOfRangeError) -> None:
-        """Records expired. A reader that wanted the earliest and has read nothing starts at what is earliest now."""
+        """Continue after records expired: a reader that wanted the earliest, and has read nothing, starts at what is
+        earliest now."""
         assert self._feed is not None
         partition = error.partition
         if self._position.kind is not PositionKind.EARLIEST or partition in self._begun:

@@ -17,6 +17,33 @@ _FAILURES_KEPT: Final = 10_000
 """Failed receipts that are kept until `flush`, which raises those that nobody has looked at; the others are counted."""
 
 
+class UnseenFailures:
+    """The receipts of records that could not be delivered, until somebody is told. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Receipt] = []
+        self._beyond = 0
+
+    def add(self, receipt: Receipt) -> None:
+        with self._lock:
+            if len(self._kept) < _FAILURES_KEPT:
+                self._kept.append(receipt)
+            else:
+                self._beyond += 1
+
+    def raise_first(self) -> None:
+        """Forget all failures. If nobody has looked at some of the receipts, raise the first one's DeliveryError."""
+        with self._lock:
+            kept, beyond = self._kept, self._beyond
+            self._kept, self._beyond = [], 0
+        unseen = [receipt for receipt in kept if not receipt.seen]
+        if unseen:
+            first, count = unseen[0].error, len(unseen) + beyond
+            others = f" ({count - 1} more were not delivered either)" if count > 1 else ""
+            raise DeliveryError(f"{first}{others}") from first
+
+
 class CountingSender:
     """Counts the records that are in flight, and keeps the receipts of those that failed."""
 
@@ -27,8 +54,7 @@ class CountingSender:
         """All records that were accepted."""
         self.failed = 0
         """Records that were refused: they were not acknowledged, and will not be."""
-        self._failed: list[Receipt] = []
-        self._failed_beyond = 0
+        self._failures = UnseenFailures()
 
     @property
     def unacknowledged(self) -> int:
@@ -42,26 +68,14 @@ class CountingSender:
             raise TimeoutError(
                 f"{self._open} records were not acknowledged within {timeout_s:g} s; they are still being sent"
             )
-        self._raise_failures()
+        self._failures.raise_first()
 
     def _settled(self, receipt: Receipt, is_failure: bool) -> None:
+        if is_failure:
+            self._failures.add(receipt)  # first: `flush` raises the failures once nothing is open
         with self._lock:
             self._open -= 1
             self.failed += is_failure
-            if is_failure and len(self._failed) < _FAILURES_KEPT:
-                self._failed.append(receipt)
-            elif is_failure:
-                self._failed_beyond += 1
-
-    def _raise_failures(self) -> None:
-        with self._lock:
-            failed, beyond = self._failed, self._failed_beyond
-            self._failed, self._failed_beyond = [], 0
-        unseen = [receipt for receipt in failed if not receipt.seen]
-        if unseen:
-            first, count = unseen[0].error, len(unseen) + beyond
-            others = f" ({count - 1} more were not delivered either)" if count > 1 else ""
-            raise DeliveryError(f"{first}{others}") from first
 
 
 class AppendSender(CountingSender):

@@ -38,7 +38,7 @@ class Child:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], now_s: float, hear: Callable[[bytes], None]
     ) -> None:
-        """`hear` takes its output as it comes."""
+        """`hear` is called with its output as it comes."""
         self.started_s = now_s
         self.report: Report | None = None
         self.last_report: LastReport | None = None
@@ -124,11 +124,11 @@ class Child:
         return max((report.progress for report in reports if report is not None), default=0)
 
     def ask_to_end(self) -> None:
-        """Have it finish what it does: SIGTERM to the program alone, which ends what it has started."""
+        """Send SIGTERM to the program alone, which ends the processes that it has started."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to it and all that it has started."""
+        """Send SIGKILL to the program and all processes of its session."""
         self._signal(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -140,7 +140,8 @@ class Child:
                 os.kill(self.pid, number)
 
     def has_ended(self, now_s: float) -> bool:
-        """Whether it has died, and nothing of its session is left: that is ended first, within `REST_S`."""
+        """Whether the child and all processes of its session have ended. Once the child is dead, the others are
+        terminated, and killed after `REST_S`."""
         if self._process.returncode is None and not self._is_dead():
             return False
         if self._dead_since_s is None:
@@ -157,7 +158,8 @@ class Child:
         return True
 
     def _is_dead(self) -> bool:
-        """Without reaping it: its id, which is that of its session, stays its own until nothing is left of that."""
+        """Whether the program is dead. It is not reaped, so that its id, which is that of its session, stays its own
+        until the session has ended."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def close(self, now_s: float) -> Ending:

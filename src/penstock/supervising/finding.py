@@ -17,7 +17,7 @@ _MAKERS: Final = {"App": ("penstock", "penstock.app"), "Pipeline": ("penstock.sp
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One supervised process."""
+    """A program to supervise."""
 
     name: str
     file: Path

@@ -162,7 +162,7 @@ class Attempts:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """The name of a signal, such as SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -170,5 +170,5 @@ def signal_name(number: int) -> str:
 
 
 def _without_numbers(text: str) -> str:
-    """The error without what differs each time: ports, offsets, process ids, addresses of objects."""
+    """The error without the parts that differ each time: ports, offsets, process ids, addresses of objects."""
     return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)

@@ -342,7 +342,7 @@ class _Supervised:
             self.child.kill()
 
     def cancel_restart(self, now_s: float) -> None:
-        """Do not start it again: the supervisor stops."""
+        """Do not start the program again: the supervisor stops."""
         if self.child is None and not self.is_over:
             self._restart_at_s = None
             self._enter("stopped")

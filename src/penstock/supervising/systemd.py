@@ -75,7 +75,7 @@ def quoted(word: str, *, in_command: bool = True) -> str:
 
 
 def _path(folder: Path) -> str:
-    """The rest of the line is the path, without quotes."""
+    """A path for a line of its own, which needs no quotes."""
     if "\n" in str(folder):
         raise ConfigError(f"{str(folder)!r} contains a line break, which a unit file cannot hold")
     return str(folder).replace("%", "%%")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.streams.memory import MemoryStream
+    from penstock.streams.memory.streams import MemoryTopicStream
     from penstock.testing.apps import RunResult, run_to_end
     from penstock.testing.clock import VirtualClock
     from penstock.testing.crashing import (
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
         Operation,
         StreamFaults,
     )
+    from penstock.testing.interception import InterceptedTopicStream, Interceptor
     from penstock.testing.tcp_proxy import TcpProxy
     from penstock.testing.udp_proxy import UdpProxy
 
 _ROOMS = {
     "penstock.streams.memory": ("MemoryStream",),
+    "penstock.streams.memory.streams": ("MemoryTopicStream",),
     "penstock.testing.apps": ("RunResult", "run_to_end"),
     "penstock.testing.clock": ("VirtualClock",),
     "penstock.testing.crashing": (
@@ -59,6 +62,7 @@ _ROOMS = {
         "Operation",
         "StreamFaults",
     ),
+    "penstock.testing.interception": ("InterceptedTopicStream", "Interceptor"),
     "penstock.testing.tcp_proxy": ("TcpProxy",),
     "penstock.testing.udp_proxy": ("UdpProxy",),
 }
@@ -77,7 +81,10 @@ __all__ = [
     "FaultyStore",
     "FaultyTopicStream",
     "FaultyStream",
+    "InterceptedTopicStream",
+    "Interceptor",
     "MemoryStream",
+    "MemoryTopicStream",
     "Operation",
     "RunResult",
     "StreamFaults",

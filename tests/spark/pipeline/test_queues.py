@@ -62,7 +62,7 @@ class DiesBeforeSettling(MemoryQueue):
 
 
 class SettlesMany(MemoryQueue):
-    """A queue that is `SettlingMany`, and counts the deliveries of each request."""
+    """A queue that is `BatchSettling`, and counts the deliveries of each request."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from penstock.model import Guarantee
 from penstock.spark import Console, FunctionTarget, SqlTable, TopicTarget
 from penstock.spark.pipeline import target_of
 from penstock.spark.sink.target import Delivered, QueryIdentity, Target
-from penstock.spark.sink.topic_encoding import IDEMPOTENCY_KEY_HEADER
+from penstock.spark.sink.topic import IDEMPOTENCY_KEY_HEADER
 from tests.spark.sink.frames import numbered
 
 

@@ -11,9 +11,8 @@ from pyspark.sql import functions as F
 
 from penstock import Connection
 from penstock.errors import ConfigError, GuaranteeError, SchemaMismatchError
-from penstock.spark.sink.data_source import batch_writer
+from penstock.spark.sink.data_source import batch_writer, parse_sink_options
 from penstock.spark.sink.rows import check_records
-from penstock.spark.sink.write_options import parse_sink_options
 from penstock.spark.source.format import PenstockDataSource
 from tests.spark.sink.frames import numbered, numbers_in, once_each
 

@@ -28,7 +28,7 @@ from penstock.spark import TopicTarget
 from penstock.spark.sink import staging as staged_module
 from penstock.spark.sink.staging import StagingFolder
 from penstock.spark.sink.target import Delivered, Delivery, QueryIdentity, Target
-from penstock.spark.sink.topic_encoding import IDEMPOTENCY_KEY_HEADER
+from penstock.spark.sink.topic import IDEMPOTENCY_KEY_HEADER
 from penstock.spark.values.columns import WRITTEN
 from penstock.streams.kafka.producing.transactions import TransactionalProducer
 from tests.spark.sink.frames import numbered, numbers_in, once_each

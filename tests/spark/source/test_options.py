@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, UrlError
 from penstock.model import Position
 from penstock.serde import Topic
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.sink.write_options import parse_sink_options
+from penstock.spark.sink.data_source import parse_sink_options
 from penstock.spark.source.native import connector_options
 from penstock.spark.source.origin import TopicSelection
 from penstock.spark.source.positions import parse_position, position_text

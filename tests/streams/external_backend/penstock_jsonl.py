@@ -51,7 +51,7 @@ class JsonLinesTopic:
             lines = self.poll_lines(start, limit, wait_s)
         except TimeoutError:
             lines = []
-        records = [self._record(start + number, line) for number, line in enumerate(lines)]
+        records = [record_of(self.topic, start + number, json.loads(line)) for number, line in enumerate(lines)]
         return Batch(self.topic, 0, start, start + len(records), records)
 
     def poll_lines(self, start: Pointer, limit: int, timeout_s: float) -> list[str]:
@@ -72,9 +72,7 @@ class JsonLinesTopic:
             file.seek(0)
             offset = len(file.readlines())
             for record in records:
-                headers = [[name, _text(value)] for name, value in record.headers]
-                stamp_ms = record.timestamp_ms or round(time.time() * 1000)
-                file.write(json.dumps([_text(record.key), _text(record.value), headers, stamp_ms]) + "\n")
+                file.write(json.dumps(fields_of(record)) + "\n")
                 receipt = Receipt(self.topic)
                 receipts.append(receipt)
             file.flush()
@@ -90,11 +88,6 @@ class JsonLinesTopic:
             return self._file.read_text().splitlines()
         except FileNotFoundError:
             raise UnknownTopicError(f"there is no topic {self.topic!r}") from None
-
-    def _record(self, offset: int, line: str) -> Record:
-        key, value, headers, stamp_ms = json.loads(line)
-        pairs = tuple((name, _bytes(text)) for name, text in headers)
-        return Record(self.topic, 0, offset, _bytes(key), _bytes(value), pairs, stamp_ms)
 
 
 class JsonLines:
@@ -142,6 +135,19 @@ def open_checkpoints(url: str, stream: Stream | None) -> CheckpointStore:
 
 def open_dead_letters(url: str) -> DeadLetters:
     return SqliteDeadLetters(Path(url.partition(":")[2]))
+
+
+def fields_of(record: NewRecord) -> list[Any]:
+    """A record as JSON has it."""
+    headers = [[name, _text(value)] for name, value in record.headers]
+    stamp_ms = record.timestamp_ms or round(time.time() * 1000)
+    return [_text(record.key), _text(record.value), headers, stamp_ms]
+
+
+def record_of(topic: str, offset: int, fields: list[Any]) -> Record:
+    key, value, headers, stamp_ms = fields
+    pairs = tuple((name, _bytes(text)) for name, text in headers)
+    return Record(topic, 0, offset, _bytes(key), _bytes(value), pairs, stamp_ms)
 
 
 def _text(data: bytes | None) -> str | None:

@@ -70,7 +70,8 @@ def encode_value(transaction: Transaction) -> bytes:
 
 
 def decode_value(transactional_id: str, value: bytes) -> Transaction:
-    """Raises CorruptBatchError if the value cannot be decoded: guessing could undo a decision."""
+    """The transaction that a value describes. CorruptBatchError if it cannot be decoded: guessing could undo a
+    decision."""
     try:
         return _decode(transactional_id, FieldReader(value))
     except (DamagedRecordError, ValueError) as error:

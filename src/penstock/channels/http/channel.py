@@ -42,7 +42,7 @@ class HttpChannel:
     """`abc.Channel` and `abc.Acknowledging` for one URL."""
 
     def __init__(self, url: BackendUrl, settings: HttpSettings, *, path: str, clock: Clock | None = None) -> None:
-        """`path` is that of the URL, as it stands there."""
+        """`path` is the URL's path, not decoded."""
         self._url = url
         self._settings = settings
         self._clock = clock or SystemClock()

@@ -50,7 +50,7 @@ _SAFE: Final = "!$'()*,;:@/?"
 
 
 class RequestHeaders(Protocol):
-    """The headers of a request; names in any case."""
+    """The headers of a request. Names are found in any case."""
 
     def get(self, key: str, default: str) -> str: ...
 
@@ -92,7 +92,7 @@ def request_headers(record: NewRecord, message_id: str, content_type: str) -> li
 
 
 def message_id(record: NewRecord) -> str:
-    """The id of the record's own headers, or a new one."""
+    """The id that the record's own headers have, or a new one."""
     return own_id(record.headers) or new_id()
 
 
@@ -101,7 +101,7 @@ def new_id() -> str:
 
 
 class RecordReader:
-    """From requests to the parts of records, as the settings say."""
+    """Takes the parts of records from requests, as the settings say."""
 
     def __init__(self, settings: HttpSettings) -> None:
         names = [name.strip().lower() for name in settings.headers.split(",") if name.strip()]
@@ -129,14 +129,15 @@ class RecordReader:
         return self._key(lambda name: _bytes(given.get(name, "")), body)
 
     def request_id(self, given: RequestHeaders, body: bytes) -> bytes | None:
-        """What two requests have in common that bring the same record."""
+        """The idempotency key of a request: the same in every request that brings the same record. None without a
+        key."""
         if self._id is not None:
             return self._id(lambda name: _bytes(given.get(name, "")), body)
         found = next(filter(None, (given.get(name, "") for name in ID_HEADERS)), "")
         return _bytes(found) or None
 
     def record_id(self, record: Record) -> bytes | None:
-        """The same, of a record that was stored."""
+        """The idempotency key of a record that was stored."""
         if self._id is not None:
             given = {name.lower(): value or b"" for name, value in record.headers}
             return self._id(lambda name: given.get(name, b""), record.value or b"")
@@ -161,7 +162,7 @@ Extractor = Callable[[Callable[[str], bytes], bytes], bytes | None]
 
 
 def extractor(text: str) -> Extractor:
-    """For `header:NAME` or `json:/POINTER`: a function of a header by its name, and of the body."""
+    """The function that finds what `header:NAME` or `json:/POINTER` names, given the headers by name and the body."""
     kind, _, what = text.partition(":")
     if kind == "header":
         name = what.strip().lower()

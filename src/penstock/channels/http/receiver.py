@@ -109,13 +109,13 @@ class HttpReceiver:
         self._thread.loop.call_soon_threadsafe(self._settle, offsets, refusal)
 
     def remember(self, records: Sequence[Record]) -> None:
-        """Records that were stored before: what brings them again is a repeat."""
+        """Take these stored records into account: a request that brings one of them again is a repeat."""
         found = [(self._reader.record_id(each), digest_of(each.value)) for each in records]
         keys = [(digest_of(key), digest) for key, digest in found if key is not None]
         self._thread.loop.call_soon_threadsafe(self._remember, keys)
 
     async def close(self) -> None:
-        """Stop accepting; tell those who wait to send again."""
+        """Stop accepting requests, and tell those who wait for an answer to send again."""
         self._is_closing = True
         if self._server is not None:
             self._server.close()
@@ -355,7 +355,7 @@ class HttpReceiver:
 
 
 def _quiet_logger() -> logging.Logger:
-    """For aiohttp, which logs a traceback for each malformed request, of which strangers may send any number."""
+    """A logger for aiohttp that leaves out tracebacks of malformed requests, of which strangers may send any number."""
     quiet = logging.getLogger(f"{__name__}.malformed")
     quiet.setLevel(logging.CRITICAL)
     return quiet
@@ -370,9 +370,10 @@ def import_aiohttp() -> Any:
 
 
 def _limited_server(web: Any, most: int, retry_after_s: int, head_timeout_s: float) -> Any:
-    """aiohttp's server, with a limit to its connections, and to the time until the first request of each.
+    """aiohttp's server with a limit of connections, and of the time until the first request of each.
 
-    aiohttp itself ends connections that are idle after a request, but not in all versions those that never send one.
+    Every version of aiohttp closes connections that are idle after a request; not every version closes those that never
+    send one.
     """
     answer = (
         f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {retry_after_s}\r\nContent-Length: 0\r\n"

@@ -56,11 +56,11 @@ class Repeats(Generic[W]):
             self.add(key, known.digest, now_s)
 
     def failed(self, key: bytes) -> None:
-        """The next request with this key is a new one."""
+        """Forget a key whose request failed: the next request with it is a new one."""
         self._under_way.pop(key, None)
 
     def add(self, key: bytes, digest: bytes, now_s: float) -> None:
-        """A key of a record that is stored."""
+        """Add the key of a stored record."""
         self._stored.pop(key, None)
         self._stored[key] = Known(digest, None, now_s)
         self._forget(now_s)

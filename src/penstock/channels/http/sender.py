@@ -86,7 +86,7 @@ def request_target(url: BackendUrl, path: str, query: str) -> str:
 
 
 class HttpSender:
-    """Sends to one URL. `send` may be called by any thread; all else runs in the loop."""
+    """Sends to one URL. Any thread may call `send`; everything else runs in the event loop."""
 
     def __init__(self, url: BackendUrl, target: str, settings: HttpSettings, thread: LoopThread, clock: Clock) -> None:
         self._settings = settings
@@ -152,7 +152,8 @@ class HttpSender:
             raise min(errors, key=lambda error: isinstance(error, DeliveryError) and not error.retriable)
 
     async def _send_lane(self, lane: Sequence[Message], slots: asyncio.Semaphore) -> list[PenstockError]:
-        """One after the other. A refused record does not stop those behind it; a receiver that is away does."""
+        """Send the requests of a lane in turn. A refused record does not stop the next ones; an unavailable receiver
+        does."""
         errors: list[PenstockError] = []
         for message in lane:
             error = await self._deliver(message, slots)
@@ -213,7 +214,7 @@ class HttpEndpoint:
         return self._breaker.circuit is Circuit.OPEN or self._clock.monotonic_s() < self._not_before_s
 
     async def post(self, message: Message) -> Failure | None:
-        """Send one request; None: it was accepted."""
+        """Send one request. None if it was accepted, else why not."""
         pause_s = max(self._breaker.opens_again_in_s, self._not_before_s - self._clock.monotonic_s())
         is_trial = not self._breaker.is_open() and self._breaker.circuit is Circuit.TRYING
         if pause_s > 0 or (is_trial and self._is_trying):
@@ -338,7 +339,7 @@ class HttpEndpoint:
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether everybody on the internet means the same machine by this address."""
+    """Whether this address means the same machine everywhere on the internet."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
@@ -348,7 +349,8 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def retry_after_s(text: str, now_s: float) -> float | None:
-    """`Retry-After`, in seconds or as a date; at most an hour. None if there is none, or nonsense."""
+    """The seconds that `Retry-After` asks to wait, given as a number or a date, but at most an hour. None if it is
+    missing or invalid."""
     text = text.strip()
     if text.isascii() and text.isdecimal():
         return min(float(text), _LONGEST_RETRY_AFTER_S)
@@ -369,8 +371,8 @@ def _login(url: BackendUrl, settings: HttpSettings) -> str:
 
 
 def _public_resolver(aiohttp: Any) -> Any:
-    """A resolver that refuses names of addresses that are not public. It resolves what is then connected to, so that a
-    name cannot change in between."""
+    """A resolver that refuses names of non-public addresses. Connections use the addresses it returned, so a name
+    cannot change in between."""
 
     class PublicResolver(aiohttp.abc.AbstractResolver):  # type: ignore[misc]
         def __init__(self) -> None:

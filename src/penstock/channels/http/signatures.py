@@ -53,8 +53,8 @@ def problem_with(
     now_s: float,
     tolerance_s: float,
 ) -> str:
-    """Why a request is not to be trusted; "" if one of the secrets signed it. The names of `headers` are in lower case,
-    or it ignores the case."""
+    """Why a request must not be trusted; "" if one of the secrets signed it. The names of `headers` are in lower
+    case, or found in any case."""
     if style == "github":
         given = headers.get(GITHUB_SIGNATURE, "")
         return _matching(style, [f"sha256={_hmac(each.encode(), body).hex()}" for each in secrets], [given])
@@ -105,7 +105,7 @@ def new_secret() -> str:
 
 
 def check_secret(style: SignatureStyle, secret: str, whose: str) -> None:
-    """Raise ConfigError unless a secret can be used. It is not shown."""
+    """Raise ConfigError unless a secret can be used. The message does not show it."""
     if style == "standard":
         try:
             base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
@@ -130,7 +130,8 @@ class Secrets:
         self.current()
 
     def current(self) -> tuple[str, ...]:
-        """The secrets now; none if requests are not signed. If the file became unusable, those from before."""
+        """The current secrets; none if requests are not signed. If the file has become unusable, the last ones that
+        were read."""
         if self._file is None:
             return self._secrets
         with self._lock:
@@ -158,7 +159,7 @@ class Secrets:
 
 
 def token_of(settings: HttpSettings) -> str | None:
-    """The bearer token."""
+    """The bearer token in the variable `token_env`; None without that setting. ConfigError if it holds no token."""
     if settings.token_env is None:
         return None
     token = os.environ.get(settings.token_env, "").strip()

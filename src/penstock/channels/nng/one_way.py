@@ -46,7 +46,8 @@ class NngChannel(OneWayChannel):
             self._sink.close()
 
     def _linger(self) -> None:
-        """Leave the last records time to be transmitted: nng drops what is not."""
+        """Wait until the last records are transmitted, at most `linger_s`. nng drops those that are not when the
+        socket closes."""
         if not self._is_pubsub:
             # Without a queue, a socket that takes another message has handed the last one to the system.
             select.select([self._sink.send_fd], [], [], self._settings.linger_s)
@@ -119,7 +120,8 @@ class NngChannel(OneWayChannel):
 
 
 class CountingNngChannel(NngChannel):
-    """`abc.CountingLosses`, too: of what a publisher numbers, every subscriber should get every record."""
+    """A channel that also is `abc.CountingLosses`: a publisher numbers its records, and every subscriber should get
+    each."""
 
     FEATURES: ClassVar[Features] = NngChannel.FEATURES | {Feature.LOSS_COUNT}
 

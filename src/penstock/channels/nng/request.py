@@ -70,7 +70,7 @@ class _Raw:
         self._socket = open_socket(endpoint, settings, make, listens=listens, prepare=prepare)
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """Header and body of the next message; None once it is closed."""
+        """Header and body of the next message; None once the socket is closed."""
         lib, ffi = self._pynng.lib, self._pynng.ffi
         try:
             message = self._socket.recv_msg()
@@ -81,7 +81,7 @@ class _Raw:
         return bytes(ffi.buffer(lib.nng_msg_header(raw), lib.nng_msg_header_len(raw))), body
 
     def send(self, header: bytes, body: bytes) -> None:
-        """Any thread. Raises BrokerUnavailableError or ConnectionClosedError."""
+        """Send a message, from any thread. Raises BrokerUnavailableError or ConnectionClosedError."""
         message = self._pynng.Message(body)
         self._pynng.check_err(self._pynng.lib.nng_msg_header_append(message._nng_msg, header, len(header)))
         try:
@@ -93,7 +93,7 @@ class _Raw:
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
-        """Leaves the last answers time to be transmitted: nng drops what is not."""
+        """Close the socket once the last answers had time to be transmitted. nng drops those that were not."""
         self.is_closing = True
         if self._sent_s is not None:
             time.sleep(max(0.0, self._sent_s + self._linger_s - time.monotonic()))
@@ -101,7 +101,7 @@ class _Raw:
 
 
 class _Listener:
-    """The listening side: a thread that receives requests. Answers are sent by those who give them."""
+    """The listening side. A thread receives requests; any thread may answer them."""
 
     def __init__(self, endpoint: Endpoint, settings: NngSettings) -> None:
         self._shown = endpoint.shown
@@ -111,7 +111,7 @@ class _Listener:
         self._thread.start()
 
     def taken(self) -> None:
-        """The thread waits for room by itself."""
+        """Nothing to do: the receiving thread itself waits for room."""
 
     def close(self) -> None:
         self.inbox.close()

@@ -27,7 +27,8 @@ def open_socket(
     listens: bool,
     prepare: Callable[[Any], None] = lambda made: None,
 ) -> Any:
-    """A socket that is bound or connects. `prepare` gets it before. Raises BrokerUnavailableError or ConfigError."""
+    """A socket that is bound or connects, after `prepare` was called with it. Raises BrokerUnavailableError or
+    ConfigError."""
     pynng = import_pynng()
     made = make()
     try:

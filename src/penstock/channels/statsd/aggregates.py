@@ -21,7 +21,7 @@ Series = tuple[str, Kind, tuple[str, ...]]
 
 
 class _Timer:
-    """Values of an interval. All are counted, and a sample of them is kept."""
+    """The values of a timer in an interval. All are counted; a sample is kept."""
 
     __slots__ = ("count", "seen", "values")
 
@@ -32,7 +32,7 @@ class _Timer:
 
 
 class Aggregates:
-    """Values go in by `add`; `flush` gives what they amount to, and begins the next interval."""
+    """Collects values with `add`. `flush` returns their aggregates, and begins the next interval."""
 
     def __init__(self, percentages: Sequence[float], max_series: int, choose: random.Random | None = None) -> None:
         self._percentages = percentages
@@ -49,7 +49,7 @@ class Aggregates:
         """Values of timers and members of sets."""
 
     def add(self, metric: Metric) -> bool:
-        """Whether there was room for it."""
+        """Add a value. False if there is no room for another name."""
         series = (metric.name, metric.kind, tuple(metric.tags))
         if metric.kind == "set":
             return self._add_member(series, str(metric.value))
@@ -76,7 +76,7 @@ class Aggregates:
         return True
 
     def flush(self, interval_s: float) -> list[tuple[str, bytes]]:
-        """Names, and aggregates as JSON. They are for an interval of this length."""
+        """Names, and their aggregates as JSON, for an interval of this length."""
         flushed = list(self._aggregated(interval_s))
         self._counts, self._changed, self._timers, self._sets = {}, {}, {}, {}
         self._kept = 0
@@ -123,7 +123,7 @@ class Aggregates:
 
 
 def statistics_of(values: list[float], percentages: Sequence[float]) -> dict[str, Any]:
-    """What StatsD tells about the values of a timer."""
+    """The statistics that StatsD computes for the values of a timer."""
     values = sorted(values)
     count = len(values)
     total = math.fsum(values)
@@ -159,5 +159,5 @@ def _record(series: Series, interval_s: float, found: dict[str, Any]) -> tuple[s
 
 
 def _plain(number: float) -> int | float:
-    """Without a fraction where there is none."""
+    """The number as an integer if it has no fraction."""
     return int(number) if number.is_integer() and abs(number) < 1 << 53 else number

@@ -37,7 +37,7 @@ _FORBIDDEN: Final = re.compile(r"[:|\x00-\x1f\x7f]")
 
 
 class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One value of a metric, as it is in the value of a record, in JSON."""
+    """One value of a metric: the JSON in the value of a record."""
 
     name: str
     kind: Kind
@@ -58,7 +58,7 @@ _decoder: Final = msgspec.json.Decoder(Metric)
 
 
 def parse_line(line: bytes) -> tuple[list[Metric], int | None]:
-    """The values of a line, and its time in milliseconds, if it has one. Raises BadLineError."""
+    """The values of a line, and its time in milliseconds, if it has one. BadLineError if it is not a metric."""
     match = _LINE.fullmatch(line)
     if match is None:
         raise BadLineError("it is not NAME:VALUE|KIND")
@@ -80,7 +80,7 @@ def parse_line(line: bytes) -> tuple[list[Metric], int | None]:
 
 
 def format_line(metric: Metric) -> bytes:
-    """The line of a metric. Raises BadLineError if it cannot be written."""
+    """A metric as a line. BadLineError if it cannot be written as one."""
     if not metric.name or _FORBIDDEN.search(metric.name):
         raise BadLineError(f"the name {metric.name!r} is empty, or has a colon, a bar or a control character")
     if isinstance(metric.value, str) != (metric.kind == "set"):
@@ -108,7 +108,7 @@ def format_line(metric: Metric) -> bytes:
 
 
 def metric_of(value: bytes) -> Metric:
-    """From the JSON in a record. Raises BadLineError."""
+    """The metric in the JSON of a record. BadLineError if it has none."""
     try:
         return _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

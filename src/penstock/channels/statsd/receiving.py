@@ -43,7 +43,7 @@ class StatsdCounts:
 
 
 class _Connection:
-    """A sender by TCP, and what it has sent and was not taken yet."""
+    """A sender by TCP, and the bytes that it has sent and that are not processed yet."""
 
     __slots__ = ("rest", "socket")
 
@@ -53,7 +53,7 @@ class _Connection:
 
 
 class StatsdReceiver(SocketReceiver):
-    """Fills a buffer with metrics, or with aggregates of them."""
+    """Receives metrics, or aggregates of them, into a buffer."""
 
     def __init__(self, address: ResolvedAddress, settings: StatsdSettings, buffer: ReceiveBuffer) -> None:
         super().__init__(address.shown, buffer)
@@ -70,7 +70,8 @@ class StatsdReceiver(SocketReceiver):
 
     @property
     def dropped(self) -> int:
-        """Datagrams that did not fit into the socket's buffer, where the system tells, and records without room."""
+        """Datagrams for which the socket's buffer had no room, where the system counts them, and records for which
+        this channel had none."""
         return self.dropped_by_system.count + self.buffer.lost + self.counts.left_out
 
     def open_sockets(self) -> Mapping[socket.socket, Callable[[], None]]:
@@ -100,7 +101,7 @@ class StatsdReceiver(SocketReceiver):
             connection.socket.close()
 
     def _flush_if_due(self, aggregates: Aggregates) -> float:
-        """How long until the interval ends."""
+        """Flush the aggregates if the interval has ended. Returns the seconds until the next one ends."""
         now_s = time.monotonic()
         if now_s >= self._flush_s:
             now_ms = time.time_ns() // 1_000_000
@@ -158,13 +159,13 @@ class StatsdReceiver(SocketReceiver):
             self._waiting.add(connection)
 
     def _resume(self, connection: _Connection) -> None:
-        """Read a connection again once what it sent before has found room."""
+        """Read a connection again, if there was room for what it had sent."""
         if self._take_lines(connection) and connection in self._connections:
             self._waiting.discard(connection)
             self.thread.watch(connection.socket, functools.partial(self._read_connection, connection))
 
     def _take_lines(self, connection: _Connection) -> bool:
-        """Take the whole lines that a connection has sent. False: there is no room for the next one."""
+        """Process the whole lines that a connection has sent. False if there is no room for the next one."""
         now_ms = time.time_ns() // 1_000_000
         start = 0
         data = connection.rest
@@ -192,7 +193,7 @@ class StatsdReceiver(SocketReceiver):
             connection.socket.close()
 
     def _arrived(self, line: bytes, now_ms: int) -> list[Arrived]:
-        """The records of a line; none if it is bad, or aggregated."""
+        """The records of a line; none if it is bad, or only aggregated."""
         try:
             metrics, time_ms = parse_line(line)
         except BadLineError as error:

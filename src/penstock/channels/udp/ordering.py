@@ -23,7 +23,7 @@ LARGEST_RECORD_BYTES: Final = 16 << 20
 
 
 class Payload(NamedTuple):
-    """Encoded records, in order, that can be delivered."""
+    """Encoded records that can be delivered, in order."""
 
     data: bytes
     records: int
@@ -56,7 +56,7 @@ class UdpCounts:
 
 @dataclass(slots=True)
 class HeldBytes:
-    """What the sessions of a receiver may keep together."""
+    """The limit of bytes that all sessions of a receiver may hold."""
 
     limit: int
     used: int = 0
@@ -74,7 +74,8 @@ class _Ask:
 
 
 class SenderOrder:
-    """One session. Packets go in by `offer`, `announce` and `gone`; `take` returns what can be delivered."""
+    """Orders the packets of one session. `offer`, `announce` and `gone` take packets; `take` returns what can be
+    delivered."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class SenderOrder:
         held_bytes: HeldBytes,
         counts: UdpCounts,
     ) -> None:
-        """`from_start`: the session is younger than this receiver, so that everything of it should arrive."""
+        """With `from_start`, the session is younger than this receiver, so all of its packets should arrive."""
         self.counts = counts
         self.cookie: bytes | None = None
         self._reorder_s = reorder_s
@@ -119,11 +120,11 @@ class SenderOrder:
 
     @property
     def is_behind(self) -> bool:
-        """Packets are known to exist that were not delivered."""
+        """Whether packets are known to exist that were not delivered."""
         return self._next < self._end
 
     def offer(self, packet: Packet, now_s: float) -> None:
-        """A packet with records arrived."""
+        """Take a packet with records."""
         number = packet.number
         counts = self.counts
         counts.packets += 1
@@ -147,17 +148,17 @@ class SenderOrder:
         self._extend(number + 1, packet.record + packet.records, now_s)
 
     def announce(self, number: int, record: int, now_s: float) -> None:
-        """A heartbeat: the sender's next packet and record."""
+        """Take a heartbeat, which names the sender's next packet and record."""
         self._extend(number, record, now_s)
 
     def gone(self, number: int, record: int, now_s: float) -> None:
-        """The sender does not have packets before `number`, whose first record is `record`."""
+        """Take the sender's message that it no longer has packets before `number`, whose first record is `record`."""
         if number > self._gone:
             self._gone, self._gone_record = number, record
             self._extend(number, record, now_s)
 
     def take(self, room: int, now_s: float) -> list[Payload]:
-        """The payloads that are next in order, until they have `room` records."""
+        """Take the payloads that are next in order, until they have `room` records."""
         taken: list[Payload] = []
         while room > 0:
             packet = self._held.pop(self._next, None)
@@ -179,11 +180,12 @@ class SenderOrder:
         return taken
 
     def postpone(self) -> None:
-        """There is no room for what would be asked for, so that nothing is overdue."""
+        """Treat nothing as overdue: there is no room for packets that would be requested."""
         self._asked.clear()
 
     def give_up(self, now_s: float) -> bool:
-        """Skip the next packets if they have been asked for in vain. Then there may be something to take."""
+        """Skip the next packets if they were requested in vain. Whether they were: there may be something to take
+        then."""
         ask = self._asked.get(self._next)
         if ask is None or now_s < ask.first_s + self._recover_s:
             return False
@@ -191,7 +193,7 @@ class SenderOrder:
         return True
 
     def request(self, now_s: float) -> Sequence[tuple[int, int]]:
-        """Ranges of packets to ask for now: first ones, and how many."""
+        """The ranges of packets to request now: the first number, and how many."""
         due_s = self.due_s(now_s)
         if due_s is None or now_s < due_s:
             return ()
@@ -225,12 +227,12 @@ class SenderOrder:
         return ranges
 
     def ask_again(self) -> None:
-        """The last request was answered by a challenge: ask at once, with the cookie."""
+        """Request at once, with the cookie: the last request was answered by a challenge."""
         for ask in self._asked.values():
             ask.last_s -= _LONGEST_PAUSE_S
 
     def due_s(self, now_s: float) -> float | None:
-        """When `request` or `give_up` may have something to do; None if nothing is missing."""
+        """When to call `request` or `give_up` next; None if nothing is missing."""
         if self._next >= self._end or self._next in self._held:
             return None
         due_s = float("inf") if self._watched_s is None else self._watched_s + self._reorder_s
@@ -242,7 +244,7 @@ class SenderOrder:
         return due_s
 
     def forget(self) -> None:
-        """Keep nothing any more: the session is not remembered."""
+        """Drop everything: the session is forgotten."""
         self._held_bytes.used -= sum(len(packet.payload) for packet in self._held.values())
         self._held.clear()
         self._drop_parts()
@@ -257,12 +259,12 @@ class SenderOrder:
             self._watch(now_s)
 
     def _watch(self, now_s: float) -> None:
-        """Give packets that are missing, and not overdue, their time."""
+        """Start the time after which packets that are missing now become overdue."""
         if self._end > max(self._overdue, self._next) and self._next not in self._held:
             self._watched_s, self._watched_end = now_s, self._end
 
     def _skip(self) -> None:
-        """Give up the next packets, up to the first one that is held, that the sender still has, or that is unknown."""
+        """Skip the next packets, up to the first one that is held, that the sender still has, or that is unknown."""
         number, record = self._end, self._end_record
         if self._next < self._gone < number:
             number, record = self._gone, self._gone_record
@@ -274,7 +276,7 @@ class SenderOrder:
         self._next = number
 
     def _lose(self, record: int) -> None:
-        """All records before this one that were not delivered are lost."""
+        """Count all records before this one that were not delivered as lost."""
         if record > self._next_record:
             self.counts.lost += record - self._next_record
             self._next_record = record
@@ -287,7 +289,7 @@ class SenderOrder:
             self._parts_bytes = 0
 
     def _delivered(self, packet: Packet) -> Payload | None:
-        """What a packet, which is the next one, completes."""
+        """The payload that is complete with the next packet in order; None for a fragment that is not the last."""
         if packet.kind != FRAGMENT:
             self._lose(packet.record)
             self._next_record = packet.record + packet.records

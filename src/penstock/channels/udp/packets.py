@@ -86,7 +86,7 @@ class ForeignPacketError(Exception):
 
 
 class PacketCodec:
-    """Packets to bytes and back."""
+    """Encodes and decodes packets."""
 
     def __init__(self, secrets: Sequence[bytes] = ()) -> None:
         """Packets are signed with the first secret, and accepted with any of them."""
@@ -115,7 +115,8 @@ class PacketCodec:
         return packet + _tag(self._secrets[0], packet) if self._secrets else packet
 
     def decode(self, data: bytes) -> Packet:
-        """Raises ForeignPacketError."""
+        """The packet in a datagram. ForeignPacketError for a datagram that is not of this protocol, version or
+        secret."""
         if len(data) < self.overhead_bytes or not data.startswith(_MAGIC):
             raise ForeignPacketError("it is not a packet of this protocol")
         _, version, kind, count, session, number, record, sent_ms, age_ms, checksum = _HEADER.unpack_from(data)
@@ -147,7 +148,7 @@ def encode_records(records: Sequence[NewRecord]) -> bytes:
 
 
 def decode_records(payload: bytes) -> list[RecordFields]:
-    """Raises ForeignPacketError."""
+    """The records in the payload of a packet. ForeignPacketError if it has none."""
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
@@ -155,7 +156,7 @@ def decode_records(payload: bytes) -> list[RecordFields]:
 
 
 def largest_size(record: NewRecord) -> int:
-    """How many bytes of a payload a record takes, at most."""
+    """The most bytes of a payload that a record takes."""
     size = _RECORD_OVERHEAD_BYTES
     if record.value is not None:
         size += len(record.value)
@@ -167,12 +168,12 @@ def largest_size(record: NewRecord) -> int:
 
 
 def encode_request(cookie: bytes, ranges: Sequence[tuple[int, int]]) -> bytes:
-    """`ranges` are first packets and how many."""
+    """The payload of a request. `ranges` are pairs of a first packet and a number of packets."""
     return cookie + b"".join(_RANGE.pack(first, count) for first, count in ranges[:MOST_RANGES])
 
 
 def decode_request(payload: bytes) -> tuple[bytes, Iterator[Any]]:
-    """The cookie, and first packets with how many. Raises ForeignPacketError."""
+    """The cookie and the ranges of a request. ForeignPacketError for anything else."""
     body = payload[COOKIE_BYTES:]
     if not body or len(body) % _RANGE.size or len(body) > MOST_RANGES * _RANGE.size:
         raise ForeignPacketError("its request cannot be decoded")
@@ -180,5 +181,5 @@ def decode_request(payload: bytes) -> tuple[bytes, Iterator[Any]]:
 
 
 def cookie_of(address: Sequence[Any], key: bytes) -> bytes:
-    """What a receiver at this address must show. Only one that gets packets at the address can know it."""
+    """The cookie that a receiver at this address must send. Only one that gets packets at the address can know it."""
     return hashlib.blake2b(repr(tuple(address)).encode(), key=key, digest_size=COOKIE_BYTES).digest()

@@ -46,7 +46,7 @@ _SILENT_S: Final = 60.0
 
 
 class _Sender:
-    """A session of a sender, and where its packets come from."""
+    """A session of a sender, and the address from which its packets come."""
 
     __slots__ = ("address", "heard_s", "order")
 
@@ -57,7 +57,7 @@ class _Sender:
 
 
 class UdpReceiver(SocketReceiver):
-    """Fills a buffer with records of all senders, each in order."""
+    """Receives the records of all senders into a buffer, each sender's in order."""
 
     def __init__(self, address: ResolvedAddress, settings: UdpSettings, buffer: ReceiveBuffer) -> None:
         super().__init__(address.shown, buffer)
@@ -168,7 +168,7 @@ class UdpReceiver(SocketReceiver):
         return found
 
     def _deliver(self) -> None:
-        """Move what is in order to the buffer, until that is full."""
+        """Move records that are in order to the buffer, until it is full."""
         now_s = time.monotonic()
         for session, sender in list(self._behind.items()):
             while len(self._ready) < _PACKETS_AT_ONCE or self._flush():
@@ -193,7 +193,7 @@ class UdpReceiver(SocketReceiver):
             return []
 
     def _flush(self) -> bool:
-        """Whether everything that is ready has found room."""
+        """Move payloads that are ready to the buffer. Whether there was room for all."""
         ready = self._ready
         while ready:
             together = list(ready[0])
@@ -208,7 +208,7 @@ class UdpReceiver(SocketReceiver):
         return True
 
     def _ask(self) -> None:
-        """Ask for what is missing, and give up what was asked for in vain."""
+        """Request missing packets again, and give up packets that were first requested too long ago."""
         assert self._asking is not None
         now_s = time.monotonic()
         if self._ready:
@@ -233,4 +233,4 @@ class UdpReceiver(SocketReceiver):
 
 
 def _nothing(_: object) -> None:
-    """Nobody waits for an answer."""
+    """Nothing to do: nobody waits for an answer."""

@@ -57,7 +57,7 @@ _STOP_S: Final = 5.0
 
 
 class RateLimit:
-    """A token bucket: so much per second, and a burst. Time is passed in."""
+    """A token bucket: an amount per second, and a burst. Time is passed in."""
 
     def __init__(self, per_s: float, burst: float, now_s: float) -> None:
         self._per_s = per_s
@@ -66,20 +66,20 @@ class RateLimit:
         self._at_s = now_s
 
     def take(self, amount: float, now_s: float) -> bool:
-        """Whether so much is allowed now."""
+        """Use this amount if it is allowed now. Whether it was."""
         if self.wait_s(now_s) or self._left < min(amount, self._burst):
             return False
         self._left -= amount
         return True
 
     def wait_s(self, now_s: float) -> float:
-        """How long until what was overdrawn is made up for."""
+        """How long until the overdraft is made up for."""
         self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         return max(0.0, -self._left / self._per_s)
 
     def overdraw(self, amount: float) -> None:
-        """Use so much, allowed or not."""
+        """Use this amount, allowed or not."""
         self._left -= amount
 
 
@@ -124,7 +124,7 @@ class UdpSender:
         self._thread.start()
 
     def send(self, records: Sequence[NewRecord]) -> None:
-        """Send records in as few packets as possible. RecordTooLargeError before anything is sent."""
+        """Send records in as few packets as possible. RecordTooLargeError before any is sent."""
         groups = list(self._groups(records))
         for group in groups:
             payload = encode_records(group)
@@ -140,7 +140,7 @@ class UdpSender:
             self._thread.wake()
 
     def close(self) -> None:
-        """Stay for those who miss something, then end."""
+        """Answer requests for a while, for receivers that miss packets, then end."""
         self._closing.set()
         self._thread.wake()
         self._thread.join(_LINGER_TIMES * self._settings.linger_s + _STOP_S)
@@ -150,7 +150,7 @@ class UdpSender:
         return self._settings.datagram_bytes - self._codec.overhead_bytes
 
     def _groups(self, records: Sequence[NewRecord]) -> Iterator[list[NewRecord]]:
-        """Records that fit into a packet together; or one that needs several packets."""
+        """The records of each packet, or one record that needs several packets."""
         room = self._room - ARRAY_OVERHEAD_BYTES
         group: list[NewRecord] = []
         used = 0
@@ -167,7 +167,7 @@ class UdpSender:
             yield group
 
     def _check_size(self, size: int) -> None:
-        """Of a single record."""
+        """Raise RecordTooLargeError if a record is too large."""
         if size > max(self._room, self._settings.max_record_bytes):
             limit = self._settings.datagram_bytes
             raise RecordTooLargeError(
@@ -177,7 +177,7 @@ class UdpSender:
             )
 
     def _send_packet(self, kind: int, payload: bytes, count: int, *, begins: bool = False) -> None:
-        """The caller holds the lock."""
+        """Encode, keep and send a packet. The caller holds the lock."""
         now_s = time.monotonic()
         if self._pace is not None and (wait_s := self._pace.wait_s(now_s)):
             self._closing.wait(wait_s)
@@ -204,7 +204,7 @@ class UdpSender:
         self._sent_s = now_s
 
     def _transmit(self, packet: bytes) -> None:
-        """Hand a packet to the system, which may have no room for it for a moment."""
+        """Hand a packet to the system, waiting a moment if it has no room."""
         deadline_s = time.monotonic() + _FULL_S
         while True:  # ends: at the latest with the deadline
             try:
@@ -223,7 +223,7 @@ class UdpSender:
         return int((now_s - self._began_s) * 1000)
 
     def _step(self) -> float | None:
-        """Send a heartbeat if it is due. Ends when the sender is closed and nobody asks any more."""
+        """Send a heartbeat if it is due. None once the sender is closed and no receiver asks any more."""
         self._idle = False
         now_s = time.monotonic()
         if self._closing.is_set():
@@ -306,7 +306,7 @@ class UdpSender:
                     self._reply(GONE, oldest, record, b"", address)
 
     def _requester(self, address: Address, now_s: float) -> RateLimit:
-        """The limit of one receiver. It cannot be evaded with forged addresses, as those have no cookie."""
+        """The rate limit of one receiver. Forged addresses cannot evade it, as they have no cookie."""
         found = self._requesters.get(address)
         if found is None:
             per_s = self._settings.repair_packets_per_s / 2

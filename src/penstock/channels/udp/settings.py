@@ -102,7 +102,8 @@ class UdpSettings:
         )
 
     def secrets(self) -> tuple[bytes, ...]:
-        """The secrets of the environment or of the file; none if packets are not signed. Raises ConfigError."""
+        """The secrets from the environment or the file; none if packets are not signed. ConfigError if they cannot
+        be used."""
         if self.secret_file is not None:
             whose = self.secret_file
             try:

@@ -35,7 +35,7 @@ def open_webhooks(url: str, options: Mapping[str, Any]) -> WebhooksChannel:
 
 
 def path_and_settings(url: str, options: Mapping[str, Any]) -> tuple[str, WebhooksSettings]:
-    """What a `webhooks:` URL says."""
+    """The path of the registry in a `webhooks:` URL, and the settings."""
     where = parse_backend_url(url, 1)  # a port, so that the error about a host is the one below
     if where.hosts or not where.path:
         raise UrlError(f"{where.shown!r} is not webhooks:FILE, such as webhooks:./webhooks.db")
@@ -72,7 +72,7 @@ class WebhooksChannel:
         return FEATURES
 
     def send(self, records: Sequence[NewRecord]) -> None:
-        """Store records for the receivers. Returns when they are on disk."""
+        """Store records for the receivers. They are on disk when this returns."""
         self._check_open()
         if not records:
             return

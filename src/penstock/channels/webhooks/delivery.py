@@ -85,7 +85,7 @@ class DeliveryLoop:
                     raise
 
     async def _look(self) -> None:
-        """Start and stop tasks, as receivers were registered, changed or disabled."""
+        """Start and stop tasks for receivers that were registered, changed or disabled."""
         found = {each.id: each for each in await _in_thread(self._registry.receivers) if each.state == "active"}
         for receiver_id, (known, task) in list(self._tasks.items()):
             now = found.get(receiver_id)
@@ -102,7 +102,7 @@ class DeliveryLoop:
 
 
 class ReceiverDelivery:
-    """The messages of one receiver."""
+    """Delivers the messages of one receiver."""
 
     def __init__(
         self, receiver: RegisteredReceiver, registry: Registry, settings: WebhooksSettings, clock: Clock
@@ -169,7 +169,7 @@ class ReceiverDelivery:
         return next_number
 
     async def _deliver(self, message: StoredMessage) -> bool:
-        """Whether it was delivered; False: the receiver refused it for good."""
+        """Deliver a message. False if the receiver refused it for good."""
         try:
             headers = messages.request_headers(message.record, message.id, self._settings.content_type)
         except RecordTooLargeError as error:
@@ -209,7 +209,7 @@ class ReceiverDelivery:
 
 
 async def verify(url: str, secrets: Sequence[str], settings: WebhooksSettings, clock: Clock) -> str:
-    """Send a challenge, which the receiver must return in a 2xx answer. Why it did not; "" if it did."""
+    """Send a challenge, which the receiver must return in a 2xx answer. "" if it did, else the problem."""
     challenge = messages.new_id()
     body = msgspec.json.encode({"type": "webhook.verification", "challenge": challenge})
     headers = [("content-type", "application/json"), ("webhook-id", challenge), ("idempotency-key", challenge)]
@@ -222,7 +222,7 @@ async def verify(url: str, secrets: Sequence[str], settings: WebhooksSettings, c
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
-    """The results of all; if one raises, the others are cancelled."""
+    """The results of all tasks. If one raises, the others are cancelled."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

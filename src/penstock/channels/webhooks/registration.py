@@ -35,7 +35,7 @@ _AT_ONCE: Final = 20
 
 
 class RegistrationRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a receiver sends to register."""
+    """The body of a request to register."""
 
     url: str
     events: list[str] = msgspec.field(default_factory=lambda: ["*"])

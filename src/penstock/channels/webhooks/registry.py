@@ -82,7 +82,7 @@ class RegisteredReceiver:
         return any(fnmatch.fnmatchcase(event, pattern) for pattern in self.events)
 
     def shown(self) -> dict[str, Any]:
-        """For people and other programs: without the secrets."""
+        """The receiver without its secrets, for people and other programs."""
         return {
             "id": self.id,
             "url": self.url,
@@ -122,7 +122,7 @@ class Registry:
     def register(
         self, url: str, events: Sequence[str] = ("*",), secret: str | None = None, max_receivers: int = 1_000
     ) -> RegisteredReceiver:
-        """Register a receiver of what is sent from now on. Without a secret, it gets a new one."""
+        """Register a receiver, for records that are sent from now on. Without a secret, it gets a new one."""
         if secret is not None:
             check_secret("standard", secret, "the registration")
         check_url(url, allow_http=True)
@@ -141,12 +141,12 @@ class Registry:
         return self.receiver(receiver_id)
 
     def receivers(self) -> list[RegisteredReceiver]:
-        """All of them, the oldest first."""
+        """All receivers, the oldest first."""
         rows = self._database.read(f"SELECT {_RECEIVER} FROM penstock_webhook_receivers ORDER BY registered_ms, id")
         return [_receiver(row) for row in rows]
 
     def receiver(self, receiver_id: str) -> RegisteredReceiver:
-        """Raises ConfigError if there is none of this id."""
+        """The registered receiver with this id. ConfigError if there is none."""
         rows = self._database.read(f"SELECT {_RECEIVER} FROM penstock_webhook_receivers WHERE id = ?", (receiver_id,))
         if not rows:
             raise ConfigError(f"no receiver {receiver_id} is registered in {self.path}")
@@ -157,20 +157,20 @@ class Registry:
         self._database.write("DELETE FROM penstock_webhook_receivers WHERE id = ?", (receiver_id,))
 
     def enable(self, receiver_id: str) -> None:
-        """Send to a disabled receiver again: first what waits for it, as far as it is still there."""
+        """Send to a disabled receiver again, beginning with the messages that wait for it and were not removed."""
         self._change(receiver_id, "state = 'active', problem = '', failing_since_ms = NULL")
 
     def disable(self, receiver_id: str, problem: str) -> None:
         self._change(receiver_id, "state = 'disabled', problem = ?", problem[:_LONGEST_PROBLEM])
 
     def rotate(self, receiver_id: str) -> str:
-        """A new secret. Requests are signed with the previous one, too, until the next change."""
+        """Give a receiver a new secret. Until the next change, requests are signed with the previous one, too."""
         secret = new_secret()
         self._change(receiver_id, "secrets = ?", " ".join([secret, *self.receiver(receiver_id).secrets[:1]]))
         return secret
 
     def add(self, messages: Iterable[tuple[str, str, NewRecord]]) -> None:
-        """Store records with their id and event type. One that is there already, with the same id, is passed over."""
+        """Store records with their id and event type. A record whose id is there already is ignored."""
         now_ms = self._clock.wall_ms()
         with self._database.transaction() as cursor:
             cursor.executemany(
@@ -192,7 +192,7 @@ class Registry:
             )
 
     def waiting(self, start: int, limit: int) -> list[StoredMessage]:
-        """Messages with this number or a higher one."""
+        """The messages with this number or a higher one."""
         rows = self._database.read(
             f"SELECT {_MESSAGE} FROM penstock_webhook_messages WHERE number >= ? ORDER BY number LIMIT ?",
             (start, limit),
@@ -200,7 +200,7 @@ class Registry:
         return [_message(row) for row in rows]
 
     def end(self) -> int:
-        """The number that the next message gets, or a smaller one of a message that was never stored."""
+        """The number of the next message, or a lower one that no message has."""
         ((last,),) = self._database.read(_LAST)
         return int(last) + 1
 
@@ -211,7 +211,8 @@ class Registry:
         self._change(receiver_id, "failing_since_ms = NULL, problem = ''")
 
     def failing(self, receiver_id: str, problem: str) -> None:
-        """A request failed. The first failure after a success begins the time until it is disabled."""
+        """Note that a request failed. The first failure after a success starts the time after which the receiver is
+        disabled."""
         self._change(
             receiver_id,
             "failing_since_ms = coalesce(failing_since_ms, ?), problem = ?",
@@ -220,7 +221,7 @@ class Registry:
         )
 
     def refused(self, receiver_id: str, message: StoredMessage, problem: str) -> None:
-        """A receiver refuses a message for good: it is kept for inspection."""
+        """Note that a receiver refuses a message for good, and keep the message for inspection."""
         with self._database.transaction() as cursor:
             cursor.execute(
                 "INSERT INTO penstock_webhook_refusals VALUES (?, ?, ?, ?, ?, ?)",
@@ -229,7 +230,7 @@ class Registry:
             cursor.execute("UPDATE penstock_webhook_receivers SET refused = refused + 1 WHERE id = ?", (receiver_id,))
 
     def refusals(self, receiver_id: str) -> list[tuple[str, str, bytes | None, str]]:
-        """Id, event type, value and problem of what a receiver refused, the oldest first."""
+        """The id, event type, value and problem of each message that a receiver refused, the oldest first."""
         return [
             (message_id, event, value, problem)
             for message_id, event, value, problem in self._database.read(
@@ -239,7 +240,8 @@ class Registry:
         ]
 
     def trim(self, keep_s: float, most: int) -> None:
-        """Remove messages that every receiver is past. For disabled receivers, keep `most` messages, for `keep_s`."""
+        """Remove messages that every receiver has got. For disabled receivers, keep the newest `most` messages, for
+        `keep_s`."""
         oldest_ms = self._clock.wall_ms() - int(keep_s * 1000)
         with self._database.transaction() as cursor:
             (last,) = cursor.execute(_LAST).fetchone()

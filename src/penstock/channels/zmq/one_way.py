@@ -95,7 +95,7 @@ class ZmqChannel(OneWayChannel):
                 raise self._no_listener(self._settings.send_timeout_s) from None
 
     def _forget_subscriptions(self) -> None:
-        """An XPUB socket hands subscriptions to the program, and keeps them until then."""
+        """Read the subscriptions that an XPUB socket keeps for the program, so that they take no memory."""
         while self._sink.events & self._zmq.POLLIN:  # ends: each call takes one
             self._sink.recv()
 
@@ -114,7 +114,8 @@ class ZmqChannel(OneWayChannel):
 
 
 class CountingZmqChannel(ZmqChannel):
-    """`abc.CountingLosses`, too: of what a publisher numbers, every subscriber should get every record."""
+    """A channel that also is `abc.CountingLosses`: a publisher numbers its records, and every subscriber should get
+    each."""
 
     FEATURES: ClassVar[Features] = ZmqChannel.FEATURES | {Feature.LOSS_COUNT}
 
@@ -124,6 +125,6 @@ class CountingZmqChannel(ZmqChannel):
 
 
 def plain_record(parts: Sequence[bytes]) -> tuple[bytes, bytes | None, Headers]:
-    """Value, key and headers of a message of another program."""
+    """The value, key and headers in a message of another program."""
     key = parts[0] if len(parts) > 1 else None
     return parts[-1], key, tuple((MIDDLE_PART, part) for part in parts[1:-1])

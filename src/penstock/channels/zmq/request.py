@@ -127,7 +127,7 @@ class _Listener:
             self._held = None
 
     def _answer(self, sender: list[bytes], answer: bytes) -> None:
-        """Any thread."""
+        """Answer a request, from any thread."""
         self._answers.append([*sender, answer])
         self._wake.wake()
 

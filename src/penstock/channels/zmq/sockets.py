@@ -76,7 +76,7 @@ class Sockets:
         return made
 
     def close(self) -> None:
-        """Waits until what was sent is transmitted, at most the time to linger. The sockets are closed already."""
+        """Wait, at most the time to linger, until sent messages are transmitted. The sockets are closed already."""
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None

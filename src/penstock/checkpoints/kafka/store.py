@@ -213,7 +213,7 @@ class KafkaCheckpoints:
         return [group for group in self._cache.groups() if self._is_there(group)]
 
     def forget(self, group: str) -> None:
-        """See `penstock.abc.CheckpointStore.forget`. Also deletes the group's offsets in Kafka."""
+        """Delete the checkpoints of a group, as in `penstock.abc.CheckpointStore.forget`, and its offsets in Kafka."""
         for lease in self.leases(group):
             if lease.owner:
                 raise in_use(lease)
@@ -360,7 +360,8 @@ class KafkaCheckpoints:
 
 @contextmanager
 def _discard_when_fenced(writer: LeaseWriter) -> Iterator[None]:
-    """Discard the producer of a fenced writer: it would fence the new owner's when it starts again."""
+    """Discard the producer of a writer that turns out to be fenced. If it restarted, it would fence the new owner's
+    producer."""
     try:
         yield
     except FencedError:

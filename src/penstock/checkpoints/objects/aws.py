@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from penstock.errors import ConfigError, MissingExtraError, PenstockError, StoreUnavailableError
-from penstock.streams.adapting.aws import BAD_CREDENTIALS, DENIED, EXTRA, FOR_NOW, code_of, descriptions
+from penstock.errors import BrokerUnavailableError, ConfigError, NotAllowedError, StoreUnavailableError
+from penstock.streams.adapting.aws import RefusedError, boto3_client
+from penstock.streams.adapting.aws import translated_errors as aws_errors
 
-CONNECTIONS: Final = 32
 ATTEMPTS: Final = 4
 
 NO_SUCH_PLACE: Final = frozenset({"NoSuchBucket", "ResourceNotFoundException"})
 WRONG_REGION: Final = frozenset(
     {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
 )
-_BUSY: Final = FOR_NOW | {"ResourceInUseException", "TransactionInProgressException"}
+_BUSY: Final = frozenset({"ResourceInUseException", "TransactionInProgressException"})
 
 
 def options_in(url: str, scheme: str, known: frozenset[str]) -> tuple[str, str, dict[str, str]]:
@@ -39,77 +38,39 @@ def options_in(url: str, scheme: str, known: frozenset[str]) -> tuple[str, str, 
 
 def client(service: str, region: str | None, endpoint: str | None, timeout_s: float) -> Any:
     """A boto3 client with the credentials of the usual chain: environment, profile, role."""
-    try:
-        boto3: Any = importlib.import_module("boto3.session")
-        botocore: Any = importlib.import_module("botocore.session")
-        config: Any = importlib.import_module("botocore.config")
-    except ImportError:
-        raise MissingExtraError(f"checkpoints in {service}", EXTRA) from None
-    settings: dict[str, Any] = {
-        "connect_timeout": timeout_s,
-        "read_timeout": timeout_s,
-        "max_pool_connections": CONNECTIONS,
-        "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
+    return boto3_client(
+        service,
+        f"checkpoints in {service}",
+        region,
+        endpoint,
+        timeout_s,
+        ATTEMPTS,
         # Not all S3-compatible stores support the newer checksums; our data contains its own.
-        "request_checksum_calculation": "when_required",
-        "response_checksum_validation": "when_required",
-    }
-    if endpoint is not None:
-        settings["s3"] = {"addressing_style": "path"}
-    with translated_errors(service, {}):
-        try:
-            session = botocore.get_session()
-            session.register_component("data_loader", descriptions())
-            return boto3.Session(botocore_session=session).client(
-                service, region_name=region, endpoint_url=endpoint, config=config.Config(**settings)
-            )
-        except ValueError as error:
-            raise ConfigError(f"cannot create a client for {service}: {error}") from None
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3=None if endpoint is None else {"addressing_style": "path"},
+    )
 
 
 @contextlib.contextmanager
-def translated_errors(where: str, remedies: Mapping[str, str]) -> Iterator[None]:
-    """Translate boto3's errors. `remedies` say what to do when the bucket or table is missing, and what must be
-    permitted."""
-    exceptions: Any = importlib.import_module("botocore.exceptions")
+def translated_errors(where: str, *, missing: str, denied: str) -> Iterator[None]:
+    """Turn boto3's errors into StoreUnavailableError where a retry may help, ConfigError where not. `missing` says what
+    to do when the bucket or table is not there, `denied` what must be permitted."""
     try:
-        yield
-    except exceptions.ClientError as error:
-        raise translated_refusal(error, where, remedies) from error
-    except (
-        exceptions.NoCredentialsError,
-        exceptions.PartialCredentialsError,
-        exceptions.CredentialRetrievalError,
-    ) as error:
-        raise ConfigError(
-            f"{where}: there are no AWS credentials: {error}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-            "AWS_PROFILE, or run with a role"
-        ) from error
-    except exceptions.NoRegionError as error:
-        raise ConfigError(f"{where}: there is no AWS region: write it into the URL, or set AWS_REGION") from error
-    except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
-        raise StoreUnavailableError(
-            f"{where} cannot be reached: {error}. Check the network, the region and the endpoint"
-        ) from error
-    except exceptions.BotoCoreError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def translated_refusal(error: Any, where: str, remedies: Mapping[str, str]) -> PenstockError:
-    """Translate an error answer: StoreUnavailableError where a retry may help, ConfigError where not."""
-    code, status = code_of(error), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    text = f"{where}: {error.response.get('Error', {}).get('Message') or error} ({code})"
-    if code in _BUSY or status >= 500:
-        return StoreUnavailableError(f"{text}. It is refused for now; try again later")
-    if code in NO_SUCH_PLACE:
-        return ConfigError(f"{text}. {remedies.get('missing', 'Check the name')}")
-    if code in BAD_CREDENTIALS:
-        return ConfigError(f"{text}. Renew or correct the AWS credentials")
-    if code in DENIED:
-        return ConfigError(f"{text}. {remedies.get('denied', 'Check the permissions of the credentials')}")
-    if code in WRONG_REGION:
-        return ConfigError(f"{text}. It is in another region: pass that one as region=")
-    return ConfigError(text)
+        with aws_errors(where):
+            yield
+    except BrokerUnavailableError as error:
+        raise (StoreUnavailableError if error.retriable else ConfigError)(str(error)) from error
+    except NotAllowedError as error:
+        raise ConfigError(f"{error}. {denied}") from error
+    except RefusedError as error:
+        if error.code in _BUSY:
+            raise StoreUnavailableError(f"{error}. It is refused for now; try again later") from error
+        if error.code in NO_SUCH_PLACE:
+            raise ConfigError(f"{error}. {missing}") from error
+        if error.code in WRONG_REGION:
+            raise ConfigError(f"{error}. It is in another region: pass that one as region=") from error
+        raise ConfigError(str(error)) from error
 
 
 def quoted(name: str) -> str:

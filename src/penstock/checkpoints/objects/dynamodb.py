@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import random
+import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,16 +12,17 @@ from typing import Any, Final
 
 from penstock.checkpoints.objects.aws import client as aws_client
 from penstock.checkpoints.objects.aws import options_in, quoted, translated_errors
-from penstock.checkpoints.objects.heads import Stamp
+from penstock.checkpoints.objects.manifests import Stamp
 from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import ConfigError, StoreUnavailableError
+from penstock.model.retry import Retry
 from penstock.streams.adapting.aws import code_of
 
 PIECE_BYTES: Final = 380 * 1000
 BATCH: Final = 25
 """How many items one request may write."""
 BATCH_ATTEMPTS: Final = 8
-PAUSE_S: Final = 0.05
+_AGAIN: Final = Retry(BATCH_ATTEMPTS, first_delay_s=0.05)
 ACTIVE_TIMEOUT_S: Final = 120.0
 INDEX: Final = "groups"
 """The partition key of the list of groups."""
@@ -32,10 +33,10 @@ Item = dict[str, dict[str, Any]]
 class DynamoObjects:
     """An `ObjectStore` in one table, whose items have a partition key `place` and a sort key `name`."""
 
-    # Writes are billed by the kilobyte, so heads stay small, and little is written again with every version.
+    # Writes are billed by the kilobyte, so manifests stay small, and little is written again with every version.
     inline_bytes = 3 * 1024
     new_bytes = 16 * 1024
-    can_remove_heads = True
+    can_remove_manifests = True
 
     def __init__(self, client: Any, table: str, region: str, endpoint: str | None) -> None:
         self._client = client
@@ -62,25 +63,26 @@ class DynamoObjects:
             if table["TableStatus"] not in ("ACTIVE", "UPDATING"):
                 self._wait_until_active(ACTIVE_TIMEOUT_S)
 
-    def read_head(self, group: str, name: str) -> tuple[bytes, Stamp] | None:
+    def read_manifest(self, group: str, name: str) -> tuple[bytes, Stamp] | None:
         with self._errors():
-            key = _key(_head_place(group), name)
+            key = _key(_manifest_place(group), name)
             item = self._client.get_item(TableName=self._table, Key=key, ConsistentRead=True).get("Item")
-        return None if item is None else _head(item)
+        return None if item is None else _manifest(item)
 
-    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
+    def manifests(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
         with self._errors():
-            return {item["name"]["S"]: _head(item) for item in self._query(_head_place(group), prefix)}
+            return {item["name"]["S"]: _manifest(item) for item in self._query(_manifest_place(group), prefix)}
 
-    def swap_head(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
+    def swap_manifest(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
         new = hashlib.blake2b(data, digest_size=16).hexdigest()
-        item = _key(_head_place(group), name) | {"stamp": {"S": new}, "data": {"B": data}}
+        item = _key(_manifest_place(group), name) | {"stamp": {"S": new}, "data": {"B": data}}
         condition: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(stamp)"}
         if stamp is not None:
             condition = {"ConditionExpression": "stamp = :stamp", "ExpressionAttributeValues": {":stamp": {"S": stamp}}}
         with self._errors():
             if stamp is None:
-                # First the group, then its head: an extra group in the list is harmless, as its heads are looked up.
+                # First the group, then its manifest: an extra group in the list is harmless, as its manifests are
+                # looked up.
                 self._client.put_item(TableName=self._table, Item=_key(INDEX, group))
             try:
                 self._client.put_item(TableName=self._table, Item=item, **condition)
@@ -90,12 +92,12 @@ class DynamoObjects:
                 raise
         return new
 
-    def remove_head(self, group: str, name: str, stamp: Stamp) -> None:
+    def remove_manifest(self, group: str, name: str, stamp: Stamp) -> None:
         with self._errors():
             try:
                 self._client.delete_item(
                     TableName=self._table,
-                    Key=_key(_head_place(group), name),
+                    Key=_key(_manifest_place(group), name),
                     ConditionExpression="stamp = :stamp",
                     ExpressionAttributeValues={":stamp": {"S": stamp}},
                 )
@@ -159,11 +161,11 @@ class DynamoObjects:
         """Write or remove items in batches, and repeat those that DynamoDB did not process."""
         for first in range(0, len(requests), BATCH):
             left = {self._table: requests[first : first + BATCH]}
-            for attempt in range(BATCH_ATTEMPTS):
+            for delay_s in itertools.islice(_AGAIN.delays_s(), BATCH_ATTEMPTS):
                 left = self._client.batch_write_item(RequestItems=left).get("UnprocessedItems") or {}
                 if not left:
                     break
-                time.sleep(random.uniform(0.5, 1.0) * PAUSE_S * 2**attempt)
+                time.sleep(delay_s)
             else:
                 raise StoreUnavailableError(f"{self.where} throttles the writes. Raise its capacity")
 
@@ -194,16 +196,14 @@ class DynamoObjects:
     def _errors(self) -> AbstractContextManager[None]:
         return translated_errors(
             self.where,
-            {
-                "missing": "Create it, with the partition key 'place' and the sort key 'name', both strings; or write "
-                "create=true into the URL. Check the region, too",
-                "denied": "Allow dynamodb:DescribeTable, GetItem, Query, PutItem, DeleteItem and BatchWriteItem on it, "
-                "and CreateTable for create=true",
-            },
+            missing="Create it, with the partition key 'place' and the sort key 'name', both strings; or write "
+            "create=true into the URL. Check the region, too",
+            denied="Allow dynamodb:DescribeTable, GetItem, Query, PutItem, DeleteItem and BatchWriteItem on it, and "
+            "CreateTable for create=true",
         )
 
 
-def _head_place(group: str) -> str:
+def _manifest_place(group: str) -> str:
     return f"heads/{quoted(group)}"
 
 
@@ -219,7 +219,7 @@ def _key(place: str, name: str) -> Item:
     return {"place": {"S": place}, "name": {"S": name}}
 
 
-def _head(item: Item) -> tuple[bytes, Stamp]:
+def _manifest(item: Item) -> tuple[bytes, Stamp]:
     return bytes(item["data"]["B"]), item["stamp"]["S"]
 
 

@@ -18,27 +18,27 @@ from typing import Final
 
 from penstock.checkpoints.durable_files import replace_file, sync_folder
 from penstock.checkpoints.format import id_bytes
-from penstock.checkpoints.objects.heads import Stamp, seal, unseal
+from penstock.checkpoints.objects.manifests import Stamp, seal, unseal
 from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import ConfigError, StoreUnavailableError
+from penstock.model.retry import Retry
 
 FORMAT: Final = "penstock checkpoints, version 2\n"
 LOCK_TIMEOUT_S: Final = 30.0
-FIRST_PAUSE_S: Final = 0.0005
-LONGEST_PAUSE_S: Final = 0.02
+LOCK_POLLS: Final = Retry(None, first_delay_s=0.0005, max_delay_s=0.02, jitter=0)
 STRIPES: Final = 64
-"""How many lock files there are. Each head has one of them, by its hash: so none is ever removed, which cannot be done
-safely, and none is left behind."""
+"""How many lock files there are. Each manifest has one of them, by its hash: so none is ever removed, which cannot be
+done safely, and none is left behind."""
 READABLE_LENGTH: Final = 48
 
 
 class FileObjects:
-    """An `ObjectStore` in a folder, with a folder for each group. A head is a file that is replaced as a whole."""
+    """An `ObjectStore` in a folder, with a folder for each group. A manifest is a file that is replaced as a whole."""
 
-    # A head is written with two syncs of the disk, however large it is; a part takes two more.
+    # A manifest is written with two syncs of the disk, however large it is; a part takes two more.
     inline_bytes = 64 * 1024
     new_bytes = 16 * 1024
-    can_remove_heads = True
+    can_remove_manifests = True
 
     def __init__(self, folder: Path, lock_timeout_s: float) -> None:
         self.folder = folder
@@ -62,18 +62,18 @@ class FileObjects:
                 f"{found[:80]!r}, not {FORMAT!r}; run the Penstock that wrote it, or choose another folder"
             )
 
-    def read_head(self, group: str, name: str) -> tuple[bytes, Stamp] | None:
+    def read_manifest(self, group: str, name: str) -> tuple[bytes, Stamp] | None:
         with self._errors():
-            found = self._stored(self._head_path(group, name))
+            found = self._stored(self._manifest_path(group, name))
         return None if found is None else (found[2], _stamp(found[2]))
 
-    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
+    def manifests(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
         with self._errors():
-            found = list(self._all_in(self._heads_folder(group)))
+            found = list(self._all_in(self._manifests_folder(group)))
         return {name: (data, _stamp(data)) for _, name, data in found if name.startswith(prefix)}
 
-    def swap_head(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
-        path = self._head_path(group, name)
+    def swap_manifest(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
+        path = self._manifest_path(group, name)
         with self._errors(), self._locked(path):
             now = self._stored(path)
             if (None if now is None else _stamp(now[2])) != stamp:
@@ -82,8 +82,8 @@ class FileObjects:
             replace_file(path, seal((group, name, data)))
         return _stamp(data)
 
-    def remove_head(self, group: str, name: str, stamp: Stamp) -> None:
-        path = self._head_path(group, name)
+    def remove_manifest(self, group: str, name: str, stamp: Stamp) -> None:
+        path = self._manifest_path(group, name)
         with self._errors(), self._locked(path):
             now = self._stored(path)
             if now is not None and _stamp(now[2]) == stamp:
@@ -93,7 +93,7 @@ class FileObjects:
     def groups(self) -> Sequence[str]:
         with self._errors():
             folders = [each / "heads" for each in (self.folder / "groups").iterdir()]
-            return [head[0] for folder in folders for head in itertools.islice(self._all_in(folder), 1)]
+            return [manifest[0] for folder in folders for manifest in itertools.islice(self._all_in(folder), 1)]
 
     def put_part(self, group: str, name: str, part: str, data: bytes) -> None:
         folder = self._parts_folder(group, name)
@@ -124,9 +124,10 @@ class FileObjects:
         """Nothing stays open."""
 
     def _stored(self, path: Path) -> tuple[str, str, bytes] | None:
-        """The group, the name and the content of a head. CorruptCheckpointError: it is unknown who may write."""
+        """The group, the name and the content of a manifest. CorruptCheckpointError if it is damaged: its owner is
+        then unknown."""
         try:
-            return unseal(path.read_bytes(), tuple[str, str, bytes], f"the head in {path}")
+            return unseal(path.read_bytes(), tuple[str, str, bytes], f"the manifest in {path}")
         except FileNotFoundError:
             return None
 
@@ -141,19 +142,19 @@ class FileObjects:
     def _group_folder(self, group: str) -> Path:
         return self.folder / "groups" / file_name(group)
 
-    def _heads_folder(self, group: str) -> Path:
+    def _manifests_folder(self, group: str) -> Path:
         return self._group_folder(group) / "heads"
 
-    def _head_path(self, group: str, name: str) -> Path:
-        return self._heads_folder(group) / file_name(name)
+    def _manifest_path(self, group: str, name: str) -> Path:
+        return self._manifests_folder(group) / file_name(name)
 
     def _parts_folder(self, group: str, name: str) -> Path:
         return self._group_folder(group) / "parts" / file_name(name)
 
     @contextlib.contextmanager
-    def _locked(self, head: Path) -> Iterator[None]:
-        """Exclude other processes and threads from changing a head. The lock ends with the process."""
-        stripe = _digest(f"{head.parent.parent.name}/{head.name}")[0] % STRIPES
+    def _locked(self, manifest: Path) -> Iterator[None]:
+        """Exclude other processes and threads from changing a manifest. The lock ends with the process."""
+        stripe = _digest(f"{manifest.parent.parent.name}/{manifest.name}")[0] % STRIPES
         path = self.folder / "locks" / f"{stripe:02d}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -164,8 +165,7 @@ class FileObjects:
 
     def _wait_for(self, file: int, path: Path) -> None:
         deadline_s = time.monotonic() + self._lock_timeout_s
-        pause_s = FIRST_PAUSE_S
-        while True:
+        for pause_s in LOCK_POLLS.delays_s():
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
@@ -175,7 +175,6 @@ class FileObjects:
                         f"the lock {path} was not free within {self._lock_timeout_s:g} s; another process holds it"
                     ) from None
             time.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -218,7 +217,7 @@ def _digest(name: str) -> bytes:
 
 
 def _stamp(data: bytes) -> Stamp:
-    """Each head has other bytes than those before it: see `Head.write`."""
+    """Each manifest has other bytes than those before it: see `Manifest.write`."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import random
+import itertools
 import secrets
 import threading
 import time
@@ -14,16 +14,17 @@ from typing import Any, Final, TypeVar
 
 from penstock.checkpoints.objects.aws import client as aws_client
 from penstock.checkpoints.objects.aws import options_in, quoted, translated_errors, unquoted
-from penstock.checkpoints.objects.heads import Stamp
+from penstock.checkpoints.objects.manifests import Stamp
 from penstock.checkpoints.objects.store import VersionedCheckpoints
 from penstock.errors import ConfigError, StoreUnavailableError
+from penstock.model.retry import Retry
 from penstock.streams.adapting.aws import code_of
 
 AT_ONCE: Final = 8
 """How many objects are read or removed at the same time."""
 CONFLICTS: Final = 6
 """How often to try a write that S3 refuses because of a concurrent one."""
-PAUSE_S: Final = 0.02
+_AGAIN: Final = Retry(CONFLICTS, first_delay_s=0.02)
 
 NOT_AS_EXPECTED: Final = frozenset({"PreconditionFailed", "412", "NoSuchKey", "404"})
 CONFLICT: Final = frozenset({"ConditionalRequestConflict", "409", "OperationAborted"})
@@ -49,8 +50,8 @@ class S3Objects:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-s3")
         self._read: dict[str, tuple[bytes, Stamp]] = {}
-        """Heads as last read, so that only those with another stamp in the listing are read again."""
-        self.can_remove_heads = False
+        """Manifests as last read, so that only those with another stamp in the listing are read again."""
+        self.can_remove_manifests = False
 
     def probe(self) -> None:
         """Check that conditions are honoured: without them two owners could both write."""
@@ -67,16 +68,16 @@ class S3Objects:
                     raise self._unconditional("overwrote an object whose ETag did not match")
                 if self._put(key, b"4", IfMatch=stamp) is None:
                     raise self._unconditional("refused to overwrite an object whose ETag matched")
-                self.can_remove_heads = self._refuses_to_delete(key, other)
+                self.can_remove_manifests = self._refuses_to_delete(key, other)
             finally:
                 self._client.delete_object(Bucket=self._bucket, Key=key)
 
-    def read_head(self, group: str, name: str) -> tuple[bytes, Stamp] | None:
+    def read_manifest(self, group: str, name: str) -> tuple[bytes, Stamp] | None:
         with self._errors():
-            return self._get(self._head_key(group, name))
+            return self._get(self._manifest_key(group, name))
 
-    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
-        folder, asked = self._head_key(group, ""), self._head_key(group, prefix)
+    def manifests(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
+        folder, asked = self._manifest_key(group, ""), self._manifest_key(group, prefix)
         with self._errors():
             listed = {entry["Key"]: entry["ETag"] for entry in self._list(asked)}
             with self._lock:
@@ -84,22 +85,22 @@ class S3Objects:
             stale = [key for key, stamp in listed.items() if key not in known or known[key][1] != stamp]
             fresh = dict(zip(stale, self._each(self._get, stale), strict=True))
         now = {key: fresh[key] if key in fresh else known[key] for key in listed}
-        found = {key: head for key, head in now.items() if head is not None}
+        found = {key: manifest for key, manifest in now.items() if manifest is not None}
         with self._lock:
             for key in [key for key in self._read if key.startswith(asked)]:
                 del self._read[key]
             self._read.update(found)
-        return {unquoted(key.removeprefix(folder)): head for key, head in found.items()}
+        return {unquoted(key.removeprefix(folder)): manifest for key, manifest in found.items()}
 
-    def swap_head(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
+    def swap_manifest(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
         condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": stamp}
         with self._errors():
-            return self._put(self._head_key(group, name), data, **condition)
+            return self._put(self._manifest_key(group, name), data, **condition)
 
-    def remove_head(self, group: str, name: str, stamp: Stamp) -> None:
+    def remove_manifest(self, group: str, name: str, stamp: Stamp) -> None:
         with self._errors():
             try:
-                self._client.delete_object(Bucket=self._bucket, Key=self._head_key(group, name), IfMatch=stamp)
+                self._client.delete_object(Bucket=self._bucket, Key=self._manifest_key(group, name), IfMatch=stamp)
             except self._refused as error:
                 if code_of(error) not in NOT_AS_EXPECTED | CONFLICT:
                     raise
@@ -147,7 +148,7 @@ class S3Objects:
             return body.read(), answer["ETag"]
 
     def _put(self, key: str, data: bytes, **condition: str) -> Stamp | None:
-        for attempt in range(CONFLICTS):
+        for delay_s in itertools.islice(_AGAIN.delays_s(), CONFLICTS):
             try:
                 answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=data, **condition)
                 return str(answer["ETag"])
@@ -156,7 +157,7 @@ class S3Objects:
                     return None
                 if code_of(error) not in CONFLICT:
                     raise
-            time.sleep(random.uniform(0.5, 1.0) * PAUSE_S * 2**attempt)
+            time.sleep(delay_s)
         raise StoreUnavailableError(f"{self.where}: other writers keep changing the same object")
 
     def _refuses_to_delete(self, key: str, other: Stamp) -> bool:
@@ -184,7 +185,7 @@ class S3Objects:
             "Use Amazon S3 or a store with conditional writes"
         )
 
-    def _head_key(self, group: str, name: str) -> str:
+    def _manifest_key(self, group: str, name: str) -> str:
         return f"{self._prefix}heads/{quoted(group)}/{quoted(name)}"
 
     def _part_key(self, group: str, name: str, part: str) -> str:
@@ -193,11 +194,8 @@ class S3Objects:
     def _errors(self) -> AbstractContextManager[None]:
         return translated_errors(
             self.where,
-            {
-                "missing": f"Create the bucket {self._bucket!r}, or check its name and region",
-                "denied": "Allow s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject and s3:DeleteObject on "
-                "its objects",
-            },
+            missing=f"Create the bucket {self._bucket!r}, or check its name and region",
+            denied="Allow s3:ListBucket on the bucket; s3:GetObject, s3:PutObject and s3:DeleteObject on its objects",
         )
 
 
@@ -210,12 +208,12 @@ class S3Checkpoints(VersionedCheckpoints):
     The bucket must exist. Credentials come from the usual AWS chain; or pass a boto3 `client`, which is closed with
     this store. `timeout_s` (10 s) is for a connection, and for an answer; requests are tried four times.
 
-    Each lease has a small object, the head, which is written only if it has not changed since it was read (`If-Match`,
-    `If-None-Match`). Opening checks that the store honours these conditions, and raises ConfigError if not. A small
-    checkpoint is in the head, so that saving it is one request; for a larger one another object is written first.
-    State, history and idempotency keys are kept as a snapshot and later changes, which are merged when they have grown.
-    Old versions are removed, at the latest by the next owner. If the bucket itself keeps versions, give it a lifecycle
-    rule that expires them.
+    Each lease has a small object, the manifest, which is written only if it has not changed since it was read
+    (`If-Match`, `If-None-Match`). Opening checks that the store honours these conditions, and raises ConfigError if
+    not. A small checkpoint is in the manifest, so that saving it is one request; for a larger one another object is
+    written first. State, history and idempotency keys are kept as a snapshot and later changes, which are merged when
+    they have grown. Old versions are removed, at the latest by the next owner. If the bucket itself keeps versions,
+    give it a lifecycle rule that expires them.
 
     Every save and every renewal is a request that S3 bills, and takes some tens of milliseconds: save every second or
     so, not after every record.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.checkpoints.format import decode_history, encode_history, id_bytes, number_of, pointer_of
-from penstock.checkpoints.objects.heads import Segment, seal, unseal
+from penstock.checkpoints.objects.manifests import Segment, seal, unseal
 from penstock.model import Change, CheckpointKey, Handled, HistoryEntry, Pointer
 
 LINES_BYTES: Final = 4 * 1024 * 1024
@@ -29,7 +29,7 @@ State = dict[bytes, bytes | None]
 
 
 def from_where(segments: Sequence[Segment], size_bytes: int, limit_bytes: int | None = None) -> int:
-    """The first of the segments to merge with new entries of this size."""
+    """The index of the first segment to merge with new entries of this size."""
     first = len(segments)
     while first > 0 and segments[first - 1].size_bytes < GROWTH * size_bytes:
         if limit_bytes is not None and size_bytes + segments[first - 1].size_bytes > limit_bytes:
@@ -112,7 +112,7 @@ class Ids:
         return len(self._digests) // ID_BYTES
 
     def time_ms(self, digest: bytes) -> int | None:
-        """When this one was remembered; None when it is not here."""
+        """When the key with this digest was remembered; None if it is not in this segment."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -163,7 +163,7 @@ def grow_handled(
 
 
 def digest_of_change(change: Change, checkpoint: bytes, epoch: int) -> bytes:
-    """The same for the same change by the same owner."""
+    """A digest that is the same for the same change by the same owner."""
     rest = (
         list(change.state.items()),
         [(id_bytes(each.id), each.at_ms) for each in change.handled],

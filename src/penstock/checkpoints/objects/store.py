@@ -1,4 +1,4 @@
-"""Checkpoints in an object store with compare-and-set of heads: what files, Redis, S3 and DynamoDB share."""
+"""Checkpoints in an object store with compare-and-set of manifests: what files, Redis, S3 and DynamoDB share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import msgspec
 
 from penstock.checkpoints.fencing import FEATURES, check_lease_of, check_owner, in_use
 from penstock.checkpoints.format import corrupt, decode_checkpoint, decode_history, encode_checkpoint, encode_history
-from penstock.checkpoints.objects.heads import (
+from penstock.checkpoints.objects.manifests import (
     ATTEMPTS,
-    NO_HEAD,
+    NO_MANIFEST,
     PARTITION,
-    Head,
-    Heads,
+    Manifest,
+    Manifests,
     ObjectStore,
     PartGone,
     Version,
@@ -51,7 +51,7 @@ from penstock.model.closing import Closing
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of one head, and which of them were written here."""
+    """The parts of one manifest, and which of them were written here."""
 
     objects: ObjectStore
     key: CheckpointKey
@@ -71,11 +71,11 @@ class Parts:
         return part
 
 
-def version_of(head: Head, parts: Parts) -> Version:
-    """The version that a head refers to; an empty one when nothing was saved yet."""
-    if not head.change:
+def version_of(manifest: Manifest, parts: Parts) -> Version:
+    """The version that a manifest refers to; an empty one when nothing was saved yet."""
+    if not manifest.change:
         return Version()
-    data = head.inline or parts.read(head.part)
+    data = manifest.inline or parts.read(manifest.part)
     return unseal(data, Version, f"the checkpoint of {parts.key} in {parts.objects.where}")
 
 
@@ -111,12 +111,13 @@ def _later(since_ms: int, before_ms: int | None) -> int:
     return since_ms if before_ms is None else max(since_ms, before_ms)
 
 
-def with_version(head: Head, version: Version, change: bytes, parts: Parts) -> Head:
-    """The head for a version: with the version inside if it is small, otherwise with a part that is written here."""
+def with_version(manifest: Manifest, version: Version, change: bytes, parts: Parts) -> Manifest:
+    """The manifest for a version: with the version inside if it is small, otherwise with a part that is written
+    here."""
     data = seal(version)
     if len(data) <= parts.objects.inline_bytes:
-        return msgspec.structs.replace(head, change=change, inline=data, part="")
-    return msgspec.structs.replace(head, change=change, inline=b"", part=parts.write(data))
+        return msgspec.structs.replace(manifest, change=change, inline=data, part="")
+    return msgspec.structs.replace(manifest, change=change, inline=b"", part=parts.write(data))
 
 
 class HandledLookup:
@@ -186,8 +187,8 @@ AT_ONCE = 16
 class Cleaner:
     """Knows the parts that were written here, and which of them the last version needs.
 
-    A part may be removed only after a head was written that does not refer to it: from then on, a late write of a head
-    that refers to it is refused. A failed removal is repeated later, and does not fail the save it follows.
+    A part may be removed only after a manifest was written that does not refer to it: from then on, a late write of a
+    manifest that refers to it is refused. A failed removal is repeated later, and does not fail the save it follows.
     """
 
     def __init__(self, objects: ObjectStore) -> None:
@@ -198,13 +199,13 @@ class Cleaner:
         self._swept: dict[tuple[str, str], int] = {}
 
     def written(self, group: str, name: str, parts: Collection[str]) -> None:
-        """Note that these parts exist; a head may refer to them."""
+        """Note that these parts exist; a manifest may refer to them."""
         if parts:
             with self._lock:
                 self._written.setdefault((group, name), set()).update(parts)
 
     def saved(self, group: str, name: str, epoch: int, needed: Collection[str]) -> None:
-        """Note that we wrote a head with this epoch, which refers to these parts and to no others."""
+        """Note that we wrote a manifest with this epoch, which refers to these parts and to no others."""
         place = group, name
         with self._lock:
             written = self._written.setdefault(place, set())
@@ -242,7 +243,7 @@ class Cleaner:
             self.clean(group, name)
 
     def older(self, group: str, name: str, epoch: int) -> list[str]:
-        """The parts of a head that were written with a lower epoch."""
+        """The parts of a manifest that were written with a lower epoch."""
         return [part for part in self._objects.parts(group, name) if epoch_of(part) < epoch]
 
     def _remove(self, place: tuple[str, str]) -> None:
@@ -261,9 +262,9 @@ R = TypeVar("R")
 
 
 class VersionedCheckpoints(Closing):
-    """A checkpoint store on an `ObjectStore`; see `heads` for its objects.
+    """A checkpoint store on an `ObjectStore`; see `manifests` for its objects.
 
-    A save writes parts, if needed, and then the head, if it has not changed: that is when the save takes effect.
+    A save writes parts, if needed, and then the manifest, if it has not changed: that is when the save takes effect.
     Unreferenced parts are removed afterwards, and those of a killed owner when the next one saves.
     """
 
@@ -271,7 +272,7 @@ class VersionedCheckpoints(Closing):
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self._heads = Heads(objects)
+        self._manifests = Manifests(objects)
         self._cleaner = Cleaner(objects)
         self._lock = threading.Lock()
         self._turns: dict[tuple[str, str], threading.Lock] = {}
@@ -282,32 +283,32 @@ class VersionedCheckpoints(Closing):
 
     def claim(self, group: str, name: str, owner: str, seen: Lease | None) -> Lease | None:
         check_owner(owner)
-        now = self._heads.read(group, name)
-        there = None if now is None or now.head.gone else now.head.lease(group, name)
+        now = self._manifests.read(group, name)
+        there = None if now is None or now.manifest.gone else now.manifest.lease(group, name)
         if seen != there:
             return None
-        last = now.head if now is not None else NO_HEAD.changed(epoch=self._heads.floor(group))
-        head = last.changed(owner=owner, epoch=last.epoch + 1, beat=0, gone=False)
-        return head.lease(group, name) if self._heads.swap(group, name, now, head) else None
+        last = now.manifest if now is not None else NO_MANIFEST.changed(epoch=self._manifests.floor(group))
+        manifest = last.changed(owner=owner, epoch=last.epoch + 1, beat=0, gone=False)
+        return manifest.lease(group, name) if self._manifests.swap(group, name, now, manifest) else None
 
     def renew(self, lease: Lease) -> Lease:
-        head = self._heads.write_held(lease, lambda head: head.changed(beat=head.beat + 1))
-        return head.lease(lease.group, lease.name)
+        manifest = self._manifests.write_held(lease, lambda manifest: manifest.changed(beat=manifest.beat + 1))
+        return manifest.lease(lease.group, lease.name)
 
     def release(self, lease: Lease) -> None:
         with contextlib.suppress(FencedError):  # another owner has it: nothing to do
-            self._heads.write_held(lease, lambda head: head.changed(owner=""))
+            self._manifests.write_held(lease, lambda manifest: manifest.changed(owner=""))
         self._let_go(lease.group, lease.name)
         self._cleaner.clean(lease.group, lease.name)
 
     def leases(self, group: str, prefix: str = "") -> Sequence[Lease]:
-        heads = self._heads.all(group, prefix)
-        return [heads[name].lease(group, name) for name in sorted(heads) if not heads[name].gone]
+        manifests = self._manifests.all(group, prefix)
+        return [manifests[name].lease(group, name) for name in sorted(manifests) if not manifests[name].gone]
 
     def forget_lease(self, lease: Lease) -> None:
-        now = self._heads.read(lease.group, lease.name)
-        if now is not None and not now.head.gone and now.head.lease(lease.group, lease.name) == lease:
-            self._heads.remove(lease.group, lease.name, now, lease.epoch)
+        now = self._manifests.read(lease.group, lease.name)
+        if now is not None and not now.manifest.gone and now.manifest.lease(lease.group, lease.name) == lease:
+            self._manifests.remove(lease.group, lease.name, now, lease.epoch)
             self._let_go(lease.group, lease.name)
 
     def load(self, key: CheckpointKey) -> Checkpoint | None:
@@ -328,26 +329,26 @@ class VersionedCheckpoints(Closing):
         place = key.group, key.lease_name
         parts = Parts(self._objects, key, lease.epoch)
         is_readable = True
-        prepared: tuple[bytes, Version, Head] | None = None
+        prepared: tuple[bytes, Version, Manifest] | None = None
 
-        def follow(head: Head) -> Head:
+        def follow(manifest: Manifest) -> Manifest:
             nonlocal prepared
-            if head.change == digest:
-                return head
-            # If only the beat has changed since the last try, the prepared head is still right.
-            if prepared is None or prepared[0] != head.change:
-                before = self._version(key, head) if is_readable else Version()
+            if manifest.change == digest:
+                return manifest
+            # If only the beat has changed since the last try, the prepared manifest is still right.
+            if prepared is None or prepared[0] != manifest.change:
+                before = self._version(key, manifest) if is_readable else Version()
                 version = next_version(before, change, checkpoint, parts)
-                prepared = head.change, version, with_version(head, version, digest, parts)
+                prepared = manifest.change, version, with_version(manifest, version, digest, parts)
             ready = prepared[2]
-            return head.changed(change=digest, inline=ready.inline, part=ready.part)
+            return manifest.changed(change=digest, inline=ready.inline, part=ready.part)
 
-        def was_done(head: Head) -> bool:
-            return head.change == digest
+        def was_done(manifest: Manifest) -> bool:
+            return manifest.change == digest
 
         try:
             try:
-                head = self._heads.write_held(lease, follow, was_done)
+                manifest = self._manifests.write_held(lease, follow, was_done)
             except CorruptCheckpointError:
                 if self._has_readable_version(key):
                     raise
@@ -358,56 +359,60 @@ class VersionedCheckpoints(Closing):
                     self._objects.where,
                 )
                 is_readable = False
-                head = self._heads.write_held(lease, follow, was_done)
+                manifest = self._manifests.write_held(lease, follow, was_done)
         finally:
             self._cleaner.written(*place, parts.written)
-        if prepared is not None and (head.inline, head.part) == (prepared[2].inline, prepared[2].part):
+        if prepared is not None and (manifest.inline, manifest.part) == (prepared[2].inline, prepared[2].part):
             version = prepared[1]
             with self._lock:
                 self._versions[place] = digest, version
-            self._cleaner.saved(*place, lease.epoch, version.parts | ({head.part} if head.part else set()))
+            self._cleaner.saved(*place, lease.epoch, version.parts | ({manifest.part} if manifest.part else set()))
 
     def _has_readable_version(self, key: CheckpointKey) -> bool:
-        """False when the current version is damaged as a whole, so that saving a new one loses nothing more."""
-        now = self._heads.read(key.group, key.lease_name)
+        """Whether the current version can be read. If not, saving a new one loses nothing more."""
+        now = self._manifests.read(key.group, key.lease_name)
         if now is None:
             return True
         try:
-            version_of(now.head, Parts(self._objects, key))
+            version_of(now.manifest, Parts(self._objects, key))
         except (CorruptCheckpointError, PartGone):
             return False
         return True
 
     def checkpoints(self, group: str) -> Mapping[CheckpointKey, Checkpoint]:
         found: dict[CheckpointKey, Checkpoint] = {}
-        for name, head in sorted(self._heads.all(group).items()):
-            if head.change:
+        for name, manifest in sorted(self._manifests.all(group).items()):
+            if manifest.change:
                 key = key_of(group, name)
-                data = self._look(key, lambda version, _: version.checkpoint, head)
+                data = self._look(key, lambda version, _: version.checkpoint, manifest)
                 if data:
                     found[key] = decode_checkpoint(data, key)
         return found
 
     def groups(self) -> Sequence[str]:
-        return sorted(group for group in set(self._heads.groups()) if self._is_there(group))
+        return sorted(group for group in set(self._manifests.groups()) if self._is_there(group))
 
     def _is_there(self, group: str) -> bool:
         try:
-            return any(not head.gone or head.change for head in self._heads.all(group).values())
+            return any(not manifest.gone or manifest.change for manifest in self._manifests.all(group).values())
         except CorruptCheckpointError:
             return True  # reading the damaged part raises the error
 
     def forget(self, group: str) -> None:
         # Every lease is claimed first, so that no member can save, and released if one turns out to be held. Only then
-        # is anything removed: first what the heads refer to, and the heads last.
-        heads = {name: head for name, head in self._heads.all(group).items() if head.change or not head.gone}
-        for name, head in sorted(heads.items()):
-            if head.owner:
-                raise in_use(head.lease(group, name))
+        # is anything removed: first what the manifests refer to, and the manifests last.
+        manifests = {
+            name: manifest
+            for name, manifest in self._manifests.all(group).items()
+            if manifest.change or not manifest.gone
+        }
+        for name, manifest in sorted(manifests.items()):
+            if manifest.owner:
+                raise in_use(manifest.lease(group, name))
         claimed: list[Lease] = []
         try:
-            for name, head in sorted(heads.items()):
-                mine = self.claim(group, name, FORGETTING, None if head.gone else head.lease(group, name))
+            for name, manifest in sorted(manifests.items()):
+                mine = self.claim(group, name, FORGETTING, None if manifest.gone else manifest.lease(group, name))
                 if mine is None:
                     raise GroupError(f"the group {group!r} is in use: {name!r} was claimed just now. Stop its members")
                 claimed.append(mine)
@@ -418,7 +423,7 @@ class VersionedCheckpoints(Closing):
         if not claimed:
             return
         floor = max(lease.epoch for lease in claimed)
-        self._heads.raise_floor(group, floor)
+        self._manifests.raise_floor(group, floor)
         try:
             for lease in claimed:
                 self._forget_held(lease, floor)
@@ -427,11 +432,11 @@ class VersionedCheckpoints(Closing):
 
     def _forget_held(self, lease: Lease, floor: int) -> None:
         place = lease.group, lease.name
-        self._heads.write_held(lease, lambda head: head.changed(change=b"", inline=b"", part=""))
+        self._manifests.write_held(lease, lambda manifest: manifest.changed(change=b"", inline=b"", part=""))
         self._objects.remove_parts(*place, self._cleaner.older(*place, lease.epoch))
-        now = self._heads.read(*place)
-        if now is not None and now.head.is_held_by(lease):
-            self._heads.remove(*place, now, floor)
+        now = self._manifests.read(*place)
+        if now is not None and now.manifest.is_held_by(lease):
+            self._manifests.remove(*place, now, floor)
         self._let_go(*place)
 
     def state(self, key: CheckpointKey) -> Mapping[bytes, bytes]:
@@ -442,9 +447,9 @@ class VersionedCheckpoints(Closing):
         if not wanted:
             return frozenset()
         question = HandledLookup(wanted, self._segments.get((group, topic), {}))
-        for name, head in self._heads.all(group).items():
-            if head.change and key_of(group, name).topic == topic:
-                self._look(key_of(group, name), question.ask, head)
+        for name, manifest in self._manifests.all(group).items():
+            if manifest.change and key_of(group, name).topic == topic:
+                self._look(key_of(group, name), question.ask, manifest)
         self._segments[group, topic] = question.used
         return frozenset(wanted[digest] for digest in question.answer())
 
@@ -456,46 +461,48 @@ class VersionedCheckpoints(Closing):
         return self._look(key, newest) or []
 
     def close(self) -> None:
-        if self._heads.is_closed:
+        if self._manifests.is_closed:
             return
         self._cleaner.close()
-        self._heads.is_closed = True
+        self._manifests.is_closed = True
         self._objects.close()
 
-    def _look(self, key: CheckpointKey, use: Callable[[Version, Parts], R], head: Head | None = None) -> R | None:
+    def _look(
+        self, key: CheckpointKey, use: Callable[[Version, Parts], R], manifest: Manifest | None = None
+    ) -> R | None:
         """The result of `use` on the current version; None when there is none. Repeated when the version is replaced
         and its parts are removed meanwhile."""
         last: bytes | None = None
         for _ in range(ATTEMPTS):
-            if head is None:
-                now = self._heads.read(key.group, key.lease_name)
-                head = None if now is None else now.head
-            if head is None or not head.change:
+            if manifest is None:
+                now = self._manifests.read(key.group, key.lease_name)
+                manifest = None if now is None else now.manifest
+            if manifest is None or not manifest.change:
                 return None
             try:
-                return use(self._version(key, head), Parts(self._objects, key))
+                return use(self._version(key, manifest), Parts(self._objects, key))
             except PartGone as gone:
-                if head.change == last:
+                if manifest.change == last:
                     raise corrupt(
                         f"the checkpoint of {key} in {self._objects.where}", f"its part {gone} is missing"
                     ) from gone
-                last, head = head.change, None
+                last, manifest = manifest.change, None
         raise StoreUnavailableError(f"{self._objects.where}: {key} changes faster than it can be read")
 
-    def _version(self, key: CheckpointKey, head: Head) -> Version:
+    def _version(self, key: CheckpointKey, manifest: Manifest) -> Version:
         with self._lock:
             change, version = self._versions.get((key.group, key.lease_name), (b"", None))
-        if version is not None and change == head.change:
+        if version is not None and change == manifest.change:
             return version
-        return version_of(head, Parts(self._objects, key))
+        return version_of(manifest, Parts(self._objects, key))
 
     def _let_go(self, group: str, name: str) -> None:
-        self._heads.drop_cached(group, name)
+        self._manifests.drop_cached(group, name)
         with self._lock:
             self._versions.pop((group, name), None)
 
 
 def key_of(group: str, name: str) -> CheckpointKey:
-    """The key whose `lease_name` this is. Only such heads have a version."""
+    """The key whose `lease_name` this is. Only such manifests have a version."""
     topic, _, partition = name.removeprefix(PARTITION).rpartition(":")
     return CheckpointKey(group, topic, int(partition))

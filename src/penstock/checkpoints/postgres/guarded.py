@@ -121,7 +121,7 @@ class GuardedPostgresConnection(PostgresConnection):
             self._ahead = None
 
     def take_error(self) -> psycopg.Error | None:
-        """The first error of statements that were sent ahead, which a user may have caught, and forget it."""
+        """Return and forget the first error of the statements that were sent ahead. The handler may have caught it."""
         error, self._error = self._error, None
         return error
 

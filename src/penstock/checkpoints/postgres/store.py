@@ -27,6 +27,7 @@ from penstock.databases.postgres import (
 )
 from penstock.errors import ConfigError, FencedError, OutcomeUnknownError, StoreUnavailableError, TransactionError
 from penstock.model import Change, CheckpointKey, Lease, Pointer
+from penstock.model.retry import Retry
 
 # A save is one round trip, fenced by the lease in the same statement. The lease is locked FOR KEY SHARE until the
 # transaction ends. A claim locks it FOR UPDATE, and so waits for that end; a renewal does not. A save that comes during
@@ -132,8 +133,7 @@ _CAUGHT: Final = (
 )
 
 ASK_TIMEOUT_S: Final = 10.0
-FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 1.0
+_POLLS: Final = Retry(None, first_delay_s=0.05, max_delay_s=1.0, jitter=0)
 END: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_xid = %s::xid8::xid"
 """Ends the server process of a connection, if it is still in this transaction."""
 _SAVEPOINT: Final = "penstock_savepoint"
@@ -264,7 +264,7 @@ class PostgresTransaction:
     def _ask(self, number: str, process: int) -> str:
         """The outcome of a transaction. If the server has not noticed the lost connection, end it there."""
         deadline_s = time.monotonic() + ASK_TIMEOUT_S
-        pause_s = FIRST_PAUSE_S
+        delays_s = _POLLS.delays_s()
         while True:
             try:
                 ((outcome,),) = self._pool.execute("SELECT pg_xact_status(%s::xid8)", (number,))
@@ -274,8 +274,7 @@ class PostgresTransaction:
                 outcome = str(error)
             if outcome in ("committed", "aborted") or time.monotonic() > deadline_s:
                 return str(outcome)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            time.sleep(next(delays_s))
 
     def _open(self) -> GuardedPostgresConnection:
         if self._connection is None:
@@ -364,7 +363,7 @@ SCHEMA: Final = Schema("checkpoints", 1, "penstock_schema", _TABLES)
 
 
 def is_in(url: str) -> bool:
-    """Whether the database has checkpoints. Creates none. Raises StoreUnavailableError."""
+    """Whether the database has tables of checkpoints. StoreUnavailableError if it is unavailable. Creates nothing."""
     pool: PostgresPool[PostgresConnection] = PostgresPool(url, SCHEMA.what, size=1)
     try:
         return has_tables(pool, SCHEMA)

@@ -175,7 +175,8 @@ def try_imports(modules: Sequence[str], within_s: float) -> dict[str, str | None
 
 
 def _try_some(modules: Sequence[str], deadline_s: float, tried: dict[str, str | None]) -> bool:
-    """False when the process crashed on one of them: the others are to be tried again."""
+    """Import these modules in a process, and note the outcomes in `tried`. False if the process crashed: try the
+    others again."""
     process = subprocess.Popen(
         [sys.executable, "-c", _TRYING, *modules],
         stdin=subprocess.DEVNULL,

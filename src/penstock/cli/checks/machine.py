@@ -38,7 +38,7 @@ def measure_sync_s(
     monotonic: Callable[[], float] = time.monotonic,
     sync: Callable[[int], None] = SYNC,
 ) -> float:
-    """The duration of a sync: the median of a few of one block each, while that is quick."""
+    """The median duration of syncing one block to disk. Repeated up to `SYNCS` times, unless a sync is slow."""
     took: list[float] = []
     began_s = monotonic()
     with tempfile.TemporaryFile(dir=folder, prefix=".penstock-doctor-", buffering=0) as file:
@@ -284,7 +284,7 @@ def _meminfo(path: Path, name: str) -> int | None:
 
 
 def _container(limit: Path) -> int | None:
-    """What the container may still use; None: no limit."""
+    """What the container may still use; None where there is no limit."""
     try:
         most = limit.read_text("ascii").strip()
         used = (limit.parent / "memory.current").read_text("ascii").strip()

@@ -96,7 +96,7 @@ def _cluster_at(port: int) -> str | None:
 
 
 def holder(port: int, proc: Path = Path("/proc")) -> str:
-    """`, process 17 python3`, where the system shows it."""
+    """The process that listens on the port, as `, process 17 python3`; "" where the system does not show it."""
     inodes = set()
     for table in ("net/tcp", "net/tcp6"):
         try:

@@ -146,7 +146,7 @@ def show(
 
 
 def _bad_rows(facts: PipelineFacts) -> Iterator[str]:
-    """What the bad rows of each query failed, one line for each query that has some."""
+    """One line for each query with bad rows: what these failed."""
     for query in facts.queries:
         rules = [
             f"{rule} {count:,} ({query.batch_bad_rows.get(rule, 0):,} in the last batch)"

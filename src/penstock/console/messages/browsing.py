@@ -49,7 +49,7 @@ class Budget:
         self.scanned_bytes += size_bytes
 
     def refund(self, records: int, size_bytes: int) -> None:
-        """These will be read again."""
+        """Give back the cost of records that will be read again."""
         self.scanned -= records
         self.scanned_bytes -= size_bytes
 
@@ -63,7 +63,7 @@ class Budget:
         return self.scanned >= self.records or self.scanned_bytes >= self.size_bytes or self.left_s <= 0
 
     def note(self) -> str:
-        """Where it stopped, for people."""
+        """Where the search stopped, as text for people."""
         took_s = time.monotonic() - self.begun_s
         size = f"{self.scanned_bytes / 1e6:,.0f} MB" if self.scanned_bytes >= 1e6 else f"{self.scanned_bytes:,} bytes"
         return f"stopped after {self.scanned:,} records ({size}) in {took_s:.1f} s: continue from here?"

@@ -223,7 +223,7 @@ class _Parser:
 
 
 def _wrong(position: int, text: str) -> FilterError:
-    """The error for what stands at this position."""
+    """The error for the token at this position."""
     return FilterError(f"at character {position + 1}: {text}", position)
 
 

@@ -43,7 +43,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str, topic: str) -> Cursor:
-        """Raises ConfigError for a bad cursor, or one of another topic."""
+        """The cursor in a URL. ConfigError for a damaged cursor, or one of another topic."""
         try:
             if len(text) > _LONGEST:
                 raise ValueError("it is too long")

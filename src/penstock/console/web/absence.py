@@ -82,7 +82,7 @@ def waiting_for(title: str) -> Iterator[None]:
 
 
 async def loaded(title: str, text: str, ask: Callable[[], Result], command: str = "") -> Result | None:
-    """What `ask` returns, with a placeholder meanwhile. None when it fails; the page then says `text`, and why."""
+    """The result of `ask`, with a placeholder meanwhile. None if it fails: the page then shows `text`, and why."""
     try:
         with waiting_for(title):
             return await in_background(ask)

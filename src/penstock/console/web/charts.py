@@ -75,7 +75,7 @@ class LineChart:
 
 
 class BarChart:
-    """Values side by side, such as the sizes of partitions."""
+    """Bars for values such as the sizes of partitions."""
 
     def __init__(self, names: Sequence[str], values: Sequence[float], *, unit: Unit = "", height_px: int = 180) -> None:
         self._shown = (list(names), list(values))

@@ -164,7 +164,7 @@ _HEALTH: Final = {
 
 
 def health_of(snapshot: Snapshot) -> str:
-    """good, slow, bad, or wait before the first look has ended."""
+    """good, slow or bad; wait before the first look has ended."""
     if snapshot.problem is None:
         return "slow" if snapshot.took_s > SLOW_S else "good"
     return "wait" if snapshot.problem == FIRST_LOOK else "bad"

@@ -169,7 +169,7 @@ class RejectedByQueue:
         """Nothing to do: the consumer settles their records with REJECT now."""
 
 
-class SharedConsumer(QueueConsumer):
+class StreamQueueConsumer(QueueConsumer):
     """Call a handler for the records of a topic that its group divides one by one, as with a queue.
 
     More members than partitions can work, a slow record holds up only itself, and a record whose handler takes longer

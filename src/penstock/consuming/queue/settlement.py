@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.abc import Clock, Delivery, Extending, Feature, GroupListener, Outcome, Queue, SettlingMany
+from penstock.abc import BatchSettling, Clock, Delivery, Extending, Feature, GroupListener, Outcome, Queue
 from penstock.consuming.counts import Counts
 from penstock.consuming.loop.assigned_partition import AssignedPartition
 from penstock.consuming.loop.tracker import Tracker
@@ -245,7 +245,7 @@ class DeliverySettler:
 
     def _settle_all(self, deliveries: list[Delivery], outcome: Outcome, delay_s: float, reason: str) -> int:
         """How many were too late. Those that an error leaves unsettled stay in the list."""
-        if isinstance(self._queue, SettlingMany):
+        if isinstance(self._queue, BatchSettling):
             return len(self._queue.settle_all(deliveries, outcome, delay_s, reason))
         late = settled = 0
         try:

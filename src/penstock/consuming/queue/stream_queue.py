@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 
 from penstock.abc import CheckpointStore, Clock, Delivery, Feature, Features, Outcome, TopicStream
 from penstock.consuming.loop.polling_feed import feed_of
+from penstock.consuming.queue.claim_checkpoint import ClaimCheckpoint, OwnedError
 from penstock.consuming.queue.claims import ClaimTable, Run
 from penstock.consuming.queue.delivery import QueueDelivery, adjacent_runs, count_between, deliveries_of, ours, too_late
-from penstock.consuming.queue.shared_checkpoint import OwnedError, SharedCheckpoint
 from penstock.errors import (
     ConfigError,
     ConnectionClosedError,
@@ -91,7 +91,7 @@ class StreamQueue:
         self._random = random.Random()
         self._feed = feed_of(stream, clock)
         self._receiving = threading.Lock()
-        self._by_partition: dict[int, SharedCheckpoint] = {}
+        self._by_partition: dict[int, ClaimCheckpoint] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._live: dict[int, int] = {}
@@ -118,7 +118,7 @@ class StreamQueue:
         return kept | {Feature.REDELIVERY, Feature.DELAYED_REDELIVERY, Feature.DELIVERY_COUNT}
 
     def receive(self, limit: int, wait_s: float) -> Sequence[QueueDelivery]:
-        """See `abc.Queue`. Records that others failed to settle come first."""
+        """Deliveries of this member's claims, as in `abc.Queue`. Records that others failed to settle come first."""
         try:
             return self._receive(limit, wait_s)
         except OffsetOutOfRangeError as error:
@@ -175,7 +175,7 @@ class StreamQueue:
             late += self._extend(self._by_partition[partition], sorted(held, key=lambda each: each.first))
         return late
 
-    def _extend(self, checkpoint: SharedCheckpoint, held: Sequence[QueueDelivery]) -> Sequence[QueueDelivery]:
+    def _extend(self, checkpoint: ClaimCheckpoint, held: Sequence[QueueDelivery]) -> Sequence[QueueDelivery]:
         numbers = {id(each): self._new_number(1) for each in held}
 
         def edit(table: ClaimTable) -> list[list[QueueDelivery]]:
@@ -266,13 +266,13 @@ class StreamQueue:
         self._resting.add(partition)
         self._feed.remove(partition)
 
-    def _checkpoint(self, partition: int) -> SharedCheckpoint:
+    def _checkpoint(self, partition: int) -> ClaimCheckpoint:
         if partition in self._by_partition:
             return self._by_partition[partition]
         key = CheckpointKey(self._group, self._stream.topic, partition)
         stream, start = self._stream, self._start
         first = functools.partial(stream.locate, partition, start)
-        return SharedCheckpoint(self._store, key, self._owner, self._clock, self._random, first)
+        return ClaimCheckpoint(self._store, key, self._owner, self._clock, self._random, first)
 
     def _new_number(self, records: int) -> int:
         """A number for a claim on `records` records. It is registered before the claim is made."""
@@ -312,10 +312,10 @@ class StreamQueue:
                 self._look_due_s = min(self._look_due_s, end_s)
         return shared
 
-    def _is_over(self, checkpoint: SharedCheckpoint, claim: Claim) -> bool:
+    def _is_over(self, checkpoint: ClaimCheckpoint, claim: Claim) -> bool:
         return checkpoint.watch.is_over(claim) or (claim.owner == checkpoint.owner and claim.number not in self._live)
 
-    def _take_again(self, checkpoint: SharedCheckpoint, partition: int, part: Claim, limit: int) -> list[QueueDelivery]:
+    def _take_again(self, checkpoint: ClaimCheckpoint, partition: int, part: Claim, limit: int) -> list[QueueDelivery]:
         batch = self._stream.read(partition, part.first, limit, _REREAD_S)
         if batch.next == batch.start:
             logger.warning("%s at %d was not read within %g s; retrying", checkpoint.key, part.first, _REREAD_S)
@@ -387,7 +387,7 @@ class StreamQueue:
         self._live[number] = len(taken)
         return taken
 
-    def _claiming(self, checkpoint: SharedCheckpoint, edit: Callable[[ClaimTable], Answer], number: int) -> Answer:
+    def _claiming(self, checkpoint: ClaimCheckpoint, edit: Callable[[ClaimTable], Answer], number: int) -> Answer:
         """Make a change that claims records. If its outcome is unknown, the claim counts as not made."""
         try:
             return checkpoint.change(edit)
@@ -395,13 +395,13 @@ class StreamQueue:
             self._live.pop(number, None)
             raise
 
-    def _handed_out(self, checkpoint: SharedCheckpoint, table: ClaimTable, count: int, run: Run, number: int) -> None:
+    def _handed_out(self, checkpoint: ClaimCheckpoint, table: ClaimTable, count: int, run: Run, number: int) -> None:
         table.processed += count
         if not count:  # no record is left there, for example after compaction
             table.finish(*run, checkpoint.owner, number)
 
     def _settle(
-        self, checkpoint: SharedCheckpoint, shared: Sequence[QueueDelivery], outcome: Outcome, delay_ms: int, error: str
+        self, checkpoint: ClaimCheckpoint, shared: Sequence[QueueDelivery], outcome: Outcome, delay_ms: int, error: str
     ) -> Sequence[QueueDelivery]:
         status = _STATUS.get(outcome)
         settled = sorted(shared, key=lambda each: each.first)
@@ -437,7 +437,7 @@ class StreamQueue:
     def _settle_run(
         self,
         table: ClaimTable,
-        checkpoint: SharedCheckpoint,
+        checkpoint: ClaimCheckpoint,
         run: Sequence[QueueDelivery],
         outcome: Outcome,
         delay_ms: int,
@@ -458,7 +458,7 @@ class StreamQueue:
         table.delivered += len(run) if outcome is Outcome.DONE else 0
         return True
 
-    def _hand_back_all(self, checkpoint: SharedCheckpoint) -> None:
+    def _hand_back_all(self, checkpoint: ClaimCheckpoint) -> None:
         try:
             checkpoint.change(lambda table: table.release_all(checkpoint.owner))
             checkpoint.close()

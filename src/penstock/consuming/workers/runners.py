@@ -61,7 +61,7 @@ class Runner:
     """Handles the records of a task."""
 
     def run(self, task: Task) -> Report:
-        """Raises only what ends the thread."""
+        """Handle the records of a task, and report each. Raises only what ends the thread."""
         raise NotImplementedError
 
     def close(self) -> None:

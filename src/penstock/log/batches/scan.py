@@ -114,9 +114,9 @@ def _header_at(
 
 
 def describe_tail(read_at: ReadAt, position: int, end: int, next_offset: int) -> tuple[int, str]:
-    """How many records the headers in an invalid tail claim, and what is wrong with its first batch.
+    """How many records an invalid tail claims to have, and why its first batch is invalid.
 
-    Headers count as long as their offsets follow each other. 0 if the first one is invalid.
+    Batches are counted as long as their headers are plausible and their offsets consecutive; 0 if the first one is not.
     """
     _, reason = _header_at(read_at(position, HEADER_BYTES), 0, end - position, next_offset, exact=True)
     records = 0

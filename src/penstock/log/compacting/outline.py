@@ -40,7 +40,7 @@ def body_of(header: BatchHeader, batch: memoryview) -> bytes:
 
 
 def outlines_of(header: BatchHeader, body: bytes) -> list[Outline]:
-    """Raises CorruptBatchError if the contents are inconsistent."""
+    """The outline of each record in a batch. CorruptBatchError if the contents are inconsistent."""
     outlines: list[Outline] = []
     base_offset = header.base_offset
     position = 0

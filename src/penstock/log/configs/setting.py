@@ -112,7 +112,7 @@ class Setting:
         return f"{words}, or {self.besides}" if self.besides is not None else words
 
     def parse(self, text: str) -> Value:
-        """Raises ConfigError if the value is not allowed."""
+        """The value of this setting in a text. ConfigError if it is not allowed."""
         value = self._read(text.strip())
         if value is None:
             raise self.refuse(text)

@@ -29,7 +29,7 @@ def in_flight_of(settings: ProducerSettings, idempotent: bool) -> int:
 
 
 def configuration(connection: KafkaStream, settings: ProducerSettings, *, durable: bool) -> Configuration:
-    """For a producer whose batching, order and retries librdkafka handles."""
+    """librdkafka's configuration for a producer whose batching, order and retries it handles itself."""
     idempotent = is_idempotent(connection, settings)
     largest = max(settings.max_request_bytes, settings.batch_bytes) + _REQUEST_OVERHEAD_BYTES
     chosen: Configuration = {
@@ -74,7 +74,8 @@ class PartitionCounts:
         self._known: dict[str, tuple[int, float]] = {}
 
     def of(self, topic: str, producer: KafkaProducer) -> int:
-        """Raises KafkaException if it cannot be found out."""
+        """The number of partitions of the topic, asked for at most once in a while. KafkaException if the broker
+        cannot tell."""
         count, until_s = self._known.get(topic, (0, 0.0))
         if time.monotonic() < until_s:
             return count

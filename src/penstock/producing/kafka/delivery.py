@@ -42,7 +42,7 @@ class Handover:
         """Why the records in flight were abandoned, if they were."""
 
     def produce(self, producer: KafkaProducer, held: Held) -> None:
-        """Errors become outcomes."""
+        """Hand records to librdkafka. Errors become outcomes."""
         sequence, record = held[0], held[1]
         partition = record.partition
         try:
@@ -100,7 +100,8 @@ class Handover:
 
 
 class KafkaDelivery:
-    """In order per partition. With an idempotent producer, each record is stored once while this process lives."""
+    """Delivers records in order per partition. With an idempotent producer, each is stored once while this process
+    lives."""
 
     gathers = True
     is_whole = False

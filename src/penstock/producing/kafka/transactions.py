@@ -135,7 +135,7 @@ class TransactionDelivery:
         """Nothing to do: a transaction is committed as soon as possible."""
 
     def abandon(self) -> None:
-        """Retry no call from now on. Called from another thread."""
+        """Stop retrying calls. Called from another thread."""
         self._stopping.set()
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ def encoded_message(record: NewRecord, message_id: str, group_by_key: bool) -> b
 
 
 def _application_properties(record: NewRecord) -> list[bytes]:
-    """Keys and values in turn."""
+    """The keys and values of application properties, in turn."""
     entries: list[bytes] = []
     seen: set[str] = set()
     for place, (name, value) in enumerate(record.headers):
@@ -109,7 +109,7 @@ def _group(key: bytes) -> str:
 
 
 def decoded_message(queue: str, data: bytes) -> Message:
-    """ValueError if it is no AMQP message."""
+    """The message in these bytes. ValueError if it is not an AMQP message."""
     header: list[Any] = []
     annotations: dict[Any, Any] = {}
     properties: list[Any] = []
@@ -170,9 +170,9 @@ def _headers(given: dict[Any, Any]) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def delayed_copy(data: bytes, attempts: int, delay_s: float, now_s: float) -> bytes | None:
-    """The same message with its number of attempts, to be delivered after the delay. None if a copy would be dropped.
+    """A copy to be delivered after the delay, with its number of attempts. None if the broker would drop a copy.
 
-    Only what the sender has not signed may change: the header and the annotations.
+    Only what the sender cannot have signed is changed: the header and the annotations.
     """
     header: list[Any] = []
     annotations = [encode_symbol(ATTEMPTS), encode_long(attempts)]
@@ -197,7 +197,7 @@ def delayed_copy(data: bytes, attempts: int, delay_s: float, now_s: float) -> by
 
 
 class Section(NamedTuple):
-    """A section of a message: which, what it contains, and where."""
+    """A section of a message: its kind, its content, and where it is."""
 
     code: int
     content: Any
@@ -206,7 +206,7 @@ class Section(NamedTuple):
 
 
 def sections(data: bytes) -> Iterator[Section]:
-    """The sections of a message. ValueError if it is none."""
+    """The sections of a message. ValueError if the bytes are not a message."""
     at = 0
     while at < len(data):
         code, content_at = decode(data, at + 1)
@@ -219,7 +219,7 @@ def sections(data: bytes) -> Iterator[Section]:
 
 
 def as_bytes(value: Any) -> bytes | None:
-    """Text as UTF-8, other types of AMQP as JSON."""
+    """Text as UTF-8, any other type of AMQP as JSON."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -228,7 +228,7 @@ def as_bytes(value: Any) -> bytes | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can express."""
+    """A value in types that JSON has."""
     if isinstance(value, Described):
         return _plain(value.value)
     if isinstance(value, dict):
@@ -245,7 +245,7 @@ def _at(items: list[Any], place: int) -> Any:
 
 
 def _offset(properties: list[Any], given: dict[Any, Any], value: bytes | None) -> int:
-    """A number that is the same at each delivery. Equal messages of a program that sets no message id share one."""
+    """An offset that is the same at each delivery. Equal messages without a message id have the same one."""
     message_id = _at(properties, _MESSAGE_ID)
     if isinstance(message_id, str):
         identity = message_id.encode()

@@ -24,7 +24,7 @@ _KEEPING_REJECTED: Final = (ARTEMIS, ACTIVEMQ)
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What a broker is."""
+    """The broker's product, and how it differs from others."""
 
     kind: str = ""
     """One of the names above, or what the broker calls itself."""
@@ -48,22 +48,22 @@ class Product:
 
     @property
     def confirms_settlements(self) -> bool:
-        """Whether it answers a settlement. Others do not (Artemis), or refuse to be asked (RabbitMQ)."""
+        """Whether it answers a settlement. Artemis does not; RabbitMQ refuses to be asked."""
         return self.kind == QPID
 
     @property
     def declares_as_asked(self) -> bool:
-        """Whether a queue that it creates survives a restart only if the link asks for that."""
+        """Whether a queue that it creates survives a restart only if the link asks for it."""
         return self._is_old_rabbitmq
 
     def address_of(self, queue: str) -> str:
-        """What links name the queue. RabbitMQ has addresses that say what a name is the name of."""
+        """The address by which links name a queue. RabbitMQ's addresses also say that the name is that of a queue."""
         if self.kind != RABBITMQ or queue.startswith("/"):
             return queue
         return f"/queue/{queue}" if self._is_old_rabbitmq else f"/queues/{quote(queue, safe='')}"
 
     def state_for(self, outcome: Outcome, keeps_rejected: bool) -> str:
-        """The name of the delivery state by which this broker does what the outcome says."""
+        """The name of the delivery state for an outcome, at this broker."""
         if outcome is Outcome.DONE:
             return "ACCEPTED"
         if outcome is Outcome.RELEASE:
@@ -80,7 +80,7 @@ class Product:
 
 
 def product_of(properties: Mapping[Any, Any] | None) -> Product:
-    """From the properties of the broker's open frame."""
+    """The product that the properties of the broker's open frame name."""
     given = properties or {}
     name, version = str(given.get("product", "")), str(given.get("version", ""))
     return Product(next((kind for kind in _NAMES if name.startswith(kind)), name), version)

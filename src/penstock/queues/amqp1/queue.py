@@ -49,7 +49,7 @@ class Amqp1Delivery:
 
 
 class Amqp1Queue(QueueBase[Amqp1Delivery]):
-    """`abc.Queue` and `abc.SettlingMany` on a queue of an AMQP 1.0 broker. Any thread may use it."""
+    """`abc.Queue` and `abc.BatchSettling` on a queue of an AMQP 1.0 broker. Any thread may use it."""
 
     def __init__(self, url: BackendUrl, settings: Amqp1Settings) -> None:
         super().__init__(url.path, Amqp1Delivery)
@@ -93,7 +93,8 @@ class Amqp1Queue(QueueBase[Amqp1Delivery]):
     def settle_all(
         self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
     ) -> Sequence[Delivery]:
-        """A `delay_s` needs `retries=broker`, else it is a ConfigError. The broker is told the reason of a REJECT."""
+        """Settle deliveries. A `delay_s` needs `retries=broker`, else ConfigError. The broker is told the reason of
+        a REJECT."""
         ours = self._ours(deliveries)
         if delay_s and self._settings.retries != "broker":
             raise ConfigError(
@@ -107,7 +108,7 @@ class Amqp1Queue(QueueBase[Amqp1Delivery]):
         return self._link.settle(deliveries, outcome, self._keeps_rejected, reason)
 
     def _delay(self, deliveries: Sequence[Amqp1Delivery], outcome: Outcome, delay_s: float) -> Sequence[Delivery]:
-        """Send a delayed copy of each, then accept it. Where the second fails, the record is delivered twice."""
+        """Send a delayed copy of each delivery, then accept it. If accepting fails, the record is delivered twice."""
         held = self._link.held(deliveries)
         late: list[Delivery] = [each for each in deliveries if each.tag not in held]
         copies, copied, at_once = [], [], []
@@ -128,7 +129,8 @@ class Amqp1Queue(QueueBase[Amqp1Delivery]):
         return late
 
     def _copy_of(self, delivery: Amqp1Delivery, outcome: Outcome, delay_s: float) -> bytes | None:
-        """None if the broker would not take a copy, or it cannot be made: such a record is delivered again at once."""
+        """The message to send again after the delay. None if it is not valid, or too large for the broker: such a
+        record is redelivered at once."""
         attempts = delivery.attempt if outcome is Outcome.RETRY else delivery.attempt - 1
         try:
             copy = delayed_copy(delivery.message, attempts, delay_s, time.time())

@@ -25,7 +25,7 @@ def import_proton() -> Any:
 
 
 class Wire:
-    """An open connection. Belongs to the thread that made it."""
+    """An open connection. Only the thread that made it may use it."""
 
     def __init__(self, host: str, port: int, login: Login, waker: Waker, timeout_s: float) -> None:
         proton = import_proton()
@@ -57,7 +57,7 @@ class Wire:
             self._collector.pop()
 
     def write(self) -> bool:
-        """Send what the socket takes. Whether that was all."""
+        """Send as much as the socket takes. Whether that was everything."""
         while (count := self.transport.pending()) > 0:
             try:
                 sent = self._socket.send(self.transport.peek(count))
@@ -67,7 +67,7 @@ class Wire:
         return True
 
     def wait(self, is_writing: bool, longest_s: float) -> None:
-        """Wait until there is something to read, or to do, and read it."""
+        """Wait until there is something to read or to do, and read it."""
         now_s = time.monotonic()
         deadline_s = self.transport.tick(now_s)
         wait_s = min(longest_s, max(0.0, deadline_s - now_s)) if deadline_s else longest_s

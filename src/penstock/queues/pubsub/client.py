@@ -21,12 +21,14 @@ from penstock.errors import (
     StreamError,
     UnknownTopicError,
 )
+from penstock.model.retry import Retry
 from penstock.queues.pubsub.settings import PubsubSettings
 
 EMULATOR: Final = "PUBSUB_EMULATOR_HOST"
 FIRST_BACKOFF_S: Final = 0.1
 LONGEST_BACKOFF_S: Final = 5.0
 """The longest pause between two attempts."""
+AGAIN: Final = Retry(None, first_delay_s=FIRST_BACKOFF_S, max_delay_s=LONGEST_BACKOFF_S, jitter=0)
 FOR_NOW: Final = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNKNOWN", "CANCELLED"}
 )
@@ -78,8 +80,8 @@ class PubsubClient:
 
         `what` is the thing that the request is about, for errors. `RefusedError` has what Pub/Sub said.
         """
-        backoff_s = FIRST_BACKOFF_S
         until_s = time.monotonic() + patience_s
+        delays_s = AGAIN.delays_s()
         while True:  # ends: with an answer, with an error that stays, or when the patience is over
             self.check_open()
             try:
@@ -96,11 +98,10 @@ class PubsubClient:
             left_s = until_s - time.monotonic()
             if left_s <= 0 or not refused.is_for_now:
                 raise refused
-            self._closed.wait(min(backoff_s, left_s))
-            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
+            self._closed.wait(min(next(delays_s), left_s))
 
     def begin(self, name: str, request: Any, timeout_s: float) -> Any:
-        """A request whose answer comes later: gRPC's future."""
+        """Send a request, and return gRPC's future for its answer."""
         try:
             return self._stubs[name].future(request, timeout=timeout_s, metadata=self._routing(request))
         except ValueError:  # what gRPC raises for a channel that another thread has closed
@@ -108,7 +109,7 @@ class PubsubClient:
             raise
 
     def explained(self, error: Any, what: str) -> PenstockError:
-        """An error of gRPC in words that help."""
+        """The error to raise for an error of gRPC, with what to do about it."""
         code, text = error.code().name, error.details() or "no reason given"
         if "larger than max" in text:
             return RecordTooLargeError(f"a request about {what} is larger than {self.where} allows: {text}")
@@ -131,7 +132,7 @@ class PubsubClient:
             raise ConnectionClosedError(f"the connection to {self.where} is closed")
 
     def sleep(self, pause_s: float) -> None:
-        """Wait, but not longer than until `close`."""
+        """Wait, or return as soon as the client is closed."""
         self._closed.wait(pause_s)
 
     def close(self) -> None:
@@ -159,7 +160,7 @@ class PubsubClient:
             ) from error
 
     def _routing(self, request: Any) -> tuple[tuple[str, str], ...]:
-        """By which Google's servers find the place for a request."""
+        """The metadata by which Google's servers route a request."""
         for field in ("subscription", "topic", "name"):
             value = getattr(request, field, "")
             if value:
@@ -181,8 +182,8 @@ class RefusedError(Exception):
         return bool(getattr(self.told, "retriable", False))
 
     def failed_ids(self) -> dict[str, bool] | None:
-        """For an exactly-once subscription: the ack ids that failed, and whether that is final. All others succeeded.
-        None: the request failed as a whole."""
+        """The ack ids that failed, and whether for good, of an exactly-once subscription; all others succeeded. None
+        if the request failed as a whole."""
         status = importlib.import_module("grpc_status.rpc_status").from_call(self.error)
         info = importlib.import_module("google.rpc.error_details_pb2").ErrorInfo()
         for detail in status.details if status is not None else ():
@@ -194,7 +195,7 @@ class RefusedError(Exception):
 
 
 def told(call: Callable[[], Any]) -> Any:
-    """Run a request, and raise the error for users."""
+    """Run a request. Raises the error for users if it is refused."""
     try:
         return call()
     except RefusedError as refused:

@@ -124,7 +124,7 @@ def copied(received: Any, message: Any, subscription: str, reason: str) -> Any:
 
 
 def batches(messages: list[Any], most: int) -> list[list[Any]]:
-    """In their order, as many as fit into one request."""
+    """The messages in their order, divided into as many as fit into one request."""
     found: list[list[Any]] = [[]]
     size_bytes = _REQUEST_BYTES
     for message in messages:

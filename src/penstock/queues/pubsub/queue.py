@@ -16,7 +16,7 @@ from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, PenstockError, UrlError
 from penstock.model import NewRecord, Record
 from penstock.queues.leases import Leases
-from penstock.queues.pubsub.client import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, PubsubClient, RefusedError, told
+from penstock.queues.pubsub.client import AGAIN, FIRST_BACKOFF_S, PubsubClient, RefusedError, told
 from penstock.queues.pubsub.messages import batches, copied, decode, encode
 from penstock.queues.pubsub.settings import LONGEST_DEADLINE_S, SHORTEST_DEADLINE_S, PubsubSettings
 from penstock.queues.queue_base import QueueBase, check_limit
@@ -89,7 +89,7 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
         self._pull: Any = None
         self._problem: PenstockError | None = None
         """Why the last pull failed."""
-        self._backoff_s = FIRST_BACKOFF_S
+        self._delays_s = AGAIN.delays_s()
         self._pull_again_s = 0.0
 
     @property
@@ -134,7 +134,7 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
             raise ConfigError(
                 f"delay_s={delay_s} with {outcome}: a delay is for RETRY or RELEASE, and at most {LONGEST_DEADLINE_S} s"
             )
-        with self._leases.settling(self._ours(deliveries)) as (claimed, late):
+        with self._leases.claim(self._ours(deliveries)) as (claimed, late):
             if is_again:
                 return late + self._change_deadline(claimed, math.ceil(delay_s))
             if outcome is Outcome.REJECT and self._letters:
@@ -150,7 +150,8 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
         )
 
     def send(self, records: Sequence[NewRecord]) -> None:
-        """All records are checked before anything is sent. With `ordering`, records of one key keep their order."""
+        """Publish records. All are checked before anything is sent. With `ordering`, records of one key keep their
+        order."""
         self._client.check_open()
         if not self._topic:
             raise ConfigError(f"{self.name} does not say where to send: add ?topic=TOPIC to the URL")
@@ -185,7 +186,7 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
     # Opening.
 
     def _look_up(self) -> None:
-        """Find out about the subscription, and create what is missing if that is wanted."""
+        """Look the subscription up, and create what is missing if the settings say so."""
         settings, types = self._settings, self._client.types
         if settings.create and self._topic:
             request = types.Topic.pb()(name=self._topic)
@@ -240,7 +241,7 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
     # Receiving. The caller holds `_changed`, except of `_pulled`.
 
     def _take(self, limit: int) -> list[PubsubDelivery]:
-        """What has come and is still ours for a while."""
+        """The deliveries that have arrived and whose lease holds for a while."""
         taken: list[PubsubDelivery] = []
         enough_s = time.monotonic() + self._deadline_s / 2
         while self._arrived and len(taken) < limit:
@@ -258,7 +259,7 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
         self._pull.add_done_callback(self._pulled)
 
     def _pulled(self, pull: Any) -> None:
-        """Called by a thread of gRPC when a pull has ended."""
+        """Take the result of a pull. Called by a thread of gRPC."""
         until_s = time.monotonic() + self._deadline_s
         error = None if pull.cancelled() else pull.exception()
         answer = None if pull.cancelled() or error is not None else pull.result()
@@ -275,11 +276,10 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
             self._arrived += deliveries
             # A pull that ends with its time has found nothing.
             if error is None or error.code().name == "DEADLINE_EXCEEDED":
-                self._problem, self._backoff_s = None, FIRST_BACKOFF_S
+                self._problem, self._delays_s = None, AGAIN.delays_s()
             else:
                 self._problem = self._client.explained(error, self._subscription)
-                self._pull_again_s = time.monotonic() + self._backoff_s
-                self._backoff_s = min(LONGEST_BACKOFF_S, self._backoff_s * 2)
+                self._pull_again_s = time.monotonic() + next(self._delays_s)
             self._changed.notify_all()
 
     # Settling and sending.
@@ -308,8 +308,8 @@ class PubsubQueue(QueueBase[PubsubDelivery]):
         request_of: Callable[[list[str]], Any],
         patience_s: float | None = None,
     ) -> list[PubsubDelivery]:
-        """Ask for something for each delivery. Returns those that Pub/Sub says were too late, which it does for
-        subscriptions with exactly-once delivery."""
+        """Send a request for these deliveries. Returns those that Pub/Sub calls too late, which only exactly-once
+        subscriptions do."""
         patience_s = self._settings.retry_s if patience_s is None else patience_s
         until_s = time.monotonic() + patience_s
         late: list[PubsubDelivery] = []

@@ -45,7 +45,7 @@ Attributes = dict[str, dict[str, Any]]
 
 
 def encode(record: NewRecord, is_fifo: bool) -> tuple[dict[str, Any], int]:
-    """An entry of SendMessageBatch, without its id, and how many bytes it counts."""
+    """An entry of SendMessageBatch without its id, and its size in bytes as SQS counts it."""
     attributes: Attributes = {}
     body, kind = _body(record.value)
     if kind:
@@ -66,7 +66,8 @@ def encode(record: NewRecord, is_fifo: bool) -> tuple[dict[str, Any], int]:
 
 
 def group_of(key: bytes | None) -> str:
-    """The message group of a key, whose messages keep their order. Each message without a key has its own."""
+    """The message group of a key. Messages of a group keep their order. Each message without a key has its own
+    group."""
     if key is None:
         return uuid.uuid4().hex
     text = key.decode("latin-1")
@@ -90,7 +91,7 @@ def decode(queue: str, message: Mapping[str, Any]) -> Record:
 
 
 def copied(message: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """A received message as an entry to send, with the reason if there is room for one more attribute."""
+    """A received message as an entry to send. It has the reason, too, if there is room for one more attribute."""
     attributes: Attributes = {
         name: {field: given[field] for field in ("DataType", "StringValue", "BinaryValue") if field in given}
         for name, given in (message.get("MessageAttributes") or {}).items()

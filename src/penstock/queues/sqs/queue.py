@@ -45,7 +45,7 @@ LATE: Final = frozenset({"InvalidParameterValue", "MessageNotInflight", "Receipt
 
 @dataclass(frozen=True, slots=True)
 class SqsSettings:
-    """What an `sqs:` URL, or `open_queue`, may set."""
+    """Settings of an `sqs:` URL."""
 
     endpoint_url: str | None = None
     """Where SQS is, if not at AWS: `http://127.0.0.1:9324`, or an interface endpoint of a VPC. `AWS_ENDPOINT_URL` does
@@ -137,7 +137,8 @@ class SqsQueue(QueueBase[SqsDelivery]):
         return self._visibility_s
 
     def receive(self, limit: int, wait_s: float) -> Sequence[SqsDelivery]:
-        """SQS waits for whole seconds: half a second or more counts as one, and less is waited for by asking again."""
+        """Receive deliveries. SQS waits for whole seconds: half a second or more counts as one; less is waited for
+        by asking again."""
         check_limit(limit)
         until_s = time.monotonic() + wait_s
         while True:  # ends: when something has come, or when the time is over
@@ -164,7 +165,7 @@ class SqsQueue(QueueBase[SqsDelivery]):
             raise ConfigError(
                 f"delay_s={delay_s} with {outcome}: a delay is for RETRY or RELEASE, and at most 12 hours"
             )
-        with self._leases.settling(self._ours(deliveries)) as (claimed, late):
+        with self._leases.claim(self._ours(deliveries)) as (claimed, late):
             if is_again:
                 return late + self._change_visibility(claimed, math.ceil(delay_s))
             if outcome is Outcome.REJECT and self._dead_letters:
@@ -180,7 +181,8 @@ class SqsQueue(QueueBase[SqsDelivery]):
         )
 
     def send(self, records: Sequence[NewRecord]) -> None:
-        """All sizes are checked before anything is sent. In a FIFO queue, records of one key keep their order."""
+        """Send records. All sizes are checked before anything is sent. In a FIFO queue, records of one key keep
+        their order."""
         self._check_open()
         entries = [encode(record, self._is_fifo) for record in records]
         for number, (_, size_bytes) in enumerate(entries):
@@ -212,7 +214,8 @@ class SqsQueue(QueueBase[SqsDelivery]):
             self._client.close()
 
     def _receive(self, limit: int, wait_s: float) -> list[SqsDelivery]:
-        """One long poll, and more requests that do not wait while they are answered in full."""
+        """Deliveries of one long poll, and of more requests without waiting for as long as each returns the most it
+        may."""
         deliveries: list[SqsDelivery] = []
         longest_s = min(LONGEST_POLL_S, self._settings.request_timeout_s / 2)
         while len(deliveries) < limit:  # ends: a request that is not answered in full is the last one
@@ -258,7 +261,7 @@ class SqsQueue(QueueBase[SqsDelivery]):
         arguments: Callable[[SqsDelivery], dict[str, Any]],
         patience_s: float | None = None,
     ) -> list[SqsDelivery]:
-        """Ask for something for each delivery, ten at a time. Returns those that SQS says were too late."""
+        """Send a request for every ten deliveries. Returns those that SQS calls too late."""
         late: list[SqsDelivery] = []
         for start in range(0, len(deliveries), BATCH):
             part = dict(enumerate(deliveries[start : start + BATCH]))
@@ -357,7 +360,7 @@ class SqsQueue(QueueBase[SqsDelivery]):
 
 
 def batches(entries: Iterable[tuple[dict[str, Any], int]], most_bytes: int) -> Iterator[list[dict[str, Any]]]:
-    """In their order, up to ten at a time, and at most one of each message group."""
+    """The entries in their order, divided into batches of at most ten, and at most one entry of each message group."""
     batch: list[dict[str, Any]] = []
     groups: set[Hashable] = set()
     size = 0

@@ -103,8 +103,11 @@ class Link(ReconnectingLink[StompDelivery]):
     def settle(
         self, deliveries: Sequence[StompDelivery], frames_of: Callable[[StompDelivery], Iterable[Message]], command: str
     ) -> list[StompDelivery]:
-        """Acknowledge deliveries by ACK or NACK, whose headers and preceding SENDs `frames_of` gives. Returns those
-        that are late. ACKs of several deliveries, and what is sent with them, are one transaction."""
+        """Acknowledge deliveries, and return those that are late.
+
+        `frames_of` gives the headers of the ACK or NACK, and the SENDs before it. ACKs of several deliveries, and what
+        is sent with them, are one transaction.
+        """
         with self._changed:
             self._check_open()
             claimed, late = self._split(deliveries)
@@ -123,7 +126,7 @@ class Link(ReconnectingLink[StompDelivery]):
         return late
 
     def give_again(self, deliveries: Sequence[StompDelivery], counts: bool) -> list[StompDelivery]:
-        """Deliver them again from here: the broker goes on counting them as ours. Returns those that are late."""
+        """Deliver these again from here, as the broker goes on counting them as ours. Returns those that are late."""
         with self._changed:
             self._check_open()
             claimed, late = self._split(deliveries)
@@ -160,7 +163,7 @@ class Link(ReconnectingLink[StompDelivery]):
         self._thread.join(self._settings.connect_timeout_s + CLOSE_S)
 
     def _each(self, work: Iterable[tuple[str, Sequence[tuple[str, str]], bytes]]) -> tuple[bytes, Pending]:
-        """Frames, each with a receipt to wait for. The caller holds `_changed`."""
+        """Send frames, each with a receipt to wait for. The caller holds `_changed`."""
         pending = Pending(0)
         data = [frame(name, (*headers, self._receipt(pending)), body) for name, headers, body in work]
         return b"".join(data), pending
@@ -168,8 +171,10 @@ class Link(ReconnectingLink[StompDelivery]):
     def _in_transaction(
         self, work: Sequence[tuple[str, Sequence[tuple[str, str]], bytes]], *, confirm_each: bool
     ) -> tuple[bytes, Pending]:
-        """Frames that take effect together when the receipt of the COMMIT comes, and with `confirm_each` those of all
-        SENDs. The caller holds `_changed`."""
+        """Send frames that take effect together, when the receipt of the COMMIT comes. The caller holds `_changed`.
+
+        With `confirm_each`, the receipts of all SENDs are waited for, too.
+        """
         if len(work) == 1:
             return self._each(work)
         pending = Pending(0)
@@ -192,7 +197,7 @@ class Link(ReconnectingLink[StompDelivery]):
         pending.wait(self._settings.send_timeout_s, what, hint)
 
     def _consume(self) -> None:
-        """Deliveries come from the beginning, if there is a destination."""
+        """Nothing to do: deliveries come from the beginning, if there is a destination."""
 
     # Called by the link's thread.
 
@@ -209,7 +214,7 @@ class Link(ReconnectingLink[StompDelivery]):
         session.close()
 
     def _begin(self, session: _Session) -> None:
-        """The broker has accepted the connection: use it."""
+        """Use this connection, which the broker has accepted."""
         with self._changed:
             session.check()
             self.server = session.server
@@ -233,7 +238,7 @@ class Link(ReconnectingLink[StompDelivery]):
     # Called for a session, by any thread.
 
     def lost(self, session: _Session, problem: PenstockError) -> None:
-        """The connection cannot be used any more: tell everybody who waits."""
+        """Note that the connection cannot be used any more, and fail what waits for it."""
         with self._changed:
             is_used = self._session is session
             waiting = set(self._awaited.values()) if is_used else set()
@@ -270,7 +275,7 @@ class Link(ReconnectingLink[StompDelivery]):
             pending.finish()
 
     def refused(self, headers: Mapping[str, str], body: bytes, is_connecting: bool) -> PenstockError:
-        """What an ERROR frame means."""
+        """The error that an ERROR frame means."""
         text = headers.get("message") or body.decode(errors="replace").strip().partition("\n")[0] or "no reason given"
         lower = text.lower()
         if "maximum data length" in lower or "too large" in lower or "max frame" in lower or "body size" in lower:
@@ -377,7 +382,7 @@ class _Session:
                     self._writing.release()
 
     def close(self) -> None:
-        """After `end`: wait for stomp.py's thread."""
+        """Wait for stomp.py's thread, after `end`."""
         thread = self._transport.io_thread if self._transport is not None else None
         if thread is not None:
             thread.join(CLOSE_S)
@@ -387,12 +392,12 @@ class _Session:
     # Called by any thread.
 
     def check(self) -> None:
-        """Raise why the connection has ended, if it has."""
+        """Raise the error that ended the connection, if it has ended."""
         if self._error is not None:
             raise self._error
 
     def write(self, data: bytes, timeout_s: float) -> None:
-        """Errors end the connection, and are told to those who wait for receipts."""
+        """Send frames. An error ends the connection, and is told to those who wait for receipts."""
         if not self._writing.acquire(timeout=timeout_s):
             raise self._link.unavailable(f"it takes nothing since {timeout_s:g} s")
         try:
@@ -403,7 +408,7 @@ class _Session:
             self._writing.release()
 
     def try_write(self, data: bytes) -> bool:
-        """Whether it was written at once."""
+        """Send frames if that needs no waiting. Whether they were sent."""
         if not self._writing.acquire(timeout=CLOSE_S):
             return False
         try:
@@ -417,7 +422,7 @@ class _Session:
         return True
 
     def end(self, error: PenstockError) -> None:
-        """Close the connection. The first error counts."""
+        """Close the connection because of this error; the first one counts."""
         with self._ending:
             if self._ended.is_set():
                 return
@@ -441,7 +446,7 @@ class _Session:
         self._inbox.append(message)
 
     def _deliver(self) -> None:
-        """Messages of one read of the socket are delivered together."""
+        """Deliver the messages of one read of the socket together."""
         if self._inbox:
             arrived, self._inbox = self._inbox, []
             self._link.delivered(self, arrived)

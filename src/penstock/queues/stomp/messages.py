@@ -60,7 +60,7 @@ def frame(command: str, headers: Iterable[tuple[str, str]], body: bytes = b"") -
 
 
 def encode(record: NewRecord, unique: str, is_text: bool) -> tuple[list[tuple[str, str]], bytes]:
-    """The headers and the body of a message. `is_text`: JMS clients get a TextMessage where the value is text."""
+    """The headers and the body of a message. With `is_text`, JMS clients get a TextMessage for a value that is text."""
     headers = [(ID, unique)]
     body = record.value or b""
     if not (is_text and text_of(body) is not None):
@@ -91,7 +91,7 @@ def decode(queue: str, headers: Mapping[str, str], body: bytes) -> Record:
 
 
 def copied(headers: Mapping[str, str], body: bytes, reason: str) -> list[tuple[str, str]]:
-    """The headers of a received message to send it elsewhere, with the reason."""
+    """The headers with which a received message is sent elsewhere, with the reason."""
     kept = [(name, value) for name, value in headers.items() if name not in PROTOCOL and name != REASON]
     if "content-length" in headers:
         kept.append(("content-length", str(len(body))))

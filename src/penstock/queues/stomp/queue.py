@@ -44,7 +44,7 @@ def open_stomp(url: str, options: Mapping[str, Any]) -> StompQueue:
 
 
 class StompQueue(QueueBase[StompDelivery]):
-    """`abc.Queue` and `abc.SettlingMany` on a queue of a STOMP broker. Any thread may use it.
+    """`abc.Queue` and `abc.BatchSettling` on a queue of a STOMP broker. Any thread may use it.
 
     It has a connection for sending, and from the first `receive` on another one for receiving and settling.
     """
@@ -77,7 +77,8 @@ class StompQueue(QueueBase[StompDelivery]):
     def settle_all(
         self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
     ) -> Sequence[Delivery]:
-        """STOMP has no delayed redelivery: a `delay_s` is a ConfigError. The reason goes to `dead_letters`."""
+        """Settle deliveries. The reason goes to `dead_letters`. ConfigError for a `delay_s`: STOMP has no delayed
+        redelivery."""
         if delay_s:
             raise ConfigError(f"{self.name} cannot delay a delivery: STOMP has no {Feature.DELAYED_REDELIVERY}")
         ours = self._ours(deliveries)
@@ -93,7 +94,7 @@ class StompQueue(QueueBase[StompDelivery]):
         return link.give_again(ours, counts=outcome is Outcome.RETRY)
 
     def send(self, records: Sequence[NewRecord]) -> None:
-        """Each thousand records are one transaction: all of them are stored, or none."""
+        """Send records. Each thousand are one transaction: all of them are stored, or none."""
         messages = [self._message(record) for record in records]
         for first in range(0, len(messages), MOST_AT_ONCE):
             # RabbitMQ answers a COMMIT before it has stored the messages, ActiveMQ and Artemis after it.

@@ -26,7 +26,7 @@ RECEIVED_AT_ONCE_BYTES: Final = 1 << 16
 
 
 def connected(host: Host, connect_timeout_s: float, send_timeout_s: float, tls: ssl.SSLContext | None) -> Any:
-    """A connected socket, whose reads wait without end, and whose writes wait for `send_timeout_s`."""
+    """A connected socket. Reads wait without limit, writes for `send_timeout_s`."""
     plain = socket.create_connection((host.name, host.port), connect_timeout_s)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -49,7 +49,7 @@ def is_writable(one: Any) -> bool:
 
 
 class TlsSocket:
-    """A TLS socket that one thread reads while others write: OpenSSL must not do both at once."""
+    """A TLS socket that one thread reads while others write. OpenSSL must not do both at once."""
 
     def __init__(self, inner: ssl.SSLSocket, send_timeout_s: float) -> None:
         inner.setblocking(False)
@@ -73,7 +73,7 @@ class TlsSocket:
         return self._inner.getsockname()
 
     def shutdown(self, how: int) -> None:
-        """Wake those who wait. There is no TLS goodbye, which a silent peer would not answer."""
+        """Wake those who wait, without a TLS goodbye, which a silent peer would not answer."""
         with self._lock:
             self._inner.shutdown(how)
 
@@ -99,7 +99,7 @@ class TlsSocket:
 def new_transport(
     listener: object, host: Host, settings: StompSettings, tls: ssl.SSLContext | None, before_read: Callable[[], None]
 ) -> Any:
-    """stomp.py's transport, not yet started, which tells the listener about frames. `before_read` is called when all
+    """stomp.py's transport, not yet started. It tells the listener about frames, and calls `before_read` when all
     frames that were read are handled."""
     transport = _transport_class()(auto_decode=False, recv_bytes=RECEIVED_AT_ONCE_BYTES)
     transport.connect_socket = functools.partial(

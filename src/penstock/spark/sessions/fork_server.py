@@ -4,13 +4,13 @@ Spark starts a Python process for every query with a Python source, for every da
 and for every stateful operator. Each would import PySpark, pyarrow and Penstock for half a second. The driver starts
 this server together with the JVM; `python_client` stands in for Python and asks it for each process.
 
-The protocol, over a socket in a private folder: the server sends READY; the client sends the length of its order in
-four bytes, the order (by `marshal`: its arguments, environment, working folder, umask, ignored signals), and its
+The protocol, over a socket in a private folder: the server sends READY; the client sends the length of its request in
+four bytes, the request (by `marshal`: its arguments, environment, working folder, umask, ignored signals), and its
 standard streams as file descriptors; the server forks and sends STARTED, or closes the connection to refuse. From then
 on each byte from the client is a signal to send to the process, and the connection's end means that the client was
 killed, so the process is killed too. The server answers the end of the process with its status in four bytes.
 
-A forked process must behave like a new interpreter. So the server refuses an order that it cannot fulfil exactly, and
+A forked process must behave like a new interpreter. So the server refuses a request that it cannot fulfil exactly, and
 the client becomes an interpreter: a module that is not known here, another working folder, another PYTHONPATH, or any
 variable that differs from the server's, other than those that Spark sets for each process, since an imported module may
 have read it. A server with threads would fork processes with broken locks, so it ends if the imports have started any.
@@ -175,7 +175,7 @@ def _server_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartRequest:
     """What a client asks for."""
 
     arguments: list[str]
@@ -215,17 +215,17 @@ class Suitability:
         self._folder = os.getcwd()
         self._path = _entries(environment.get("PYTHONPATH", ""))
 
-    def refusal(self, order: Order) -> str | None:
+    def refusal(self, request: StartRequest) -> str | None:
         """Why a fork does not do; None if it does."""
-        if len(order.arguments) < 2 or order.arguments[0] != "-m" or order.arguments[1] not in self._programs:
-            return f"not one of the modules that are known here: {order.arguments[:2]}"
-        if order.folder != self._folder:
-            return f"the working folder is {order.folder}, not {self._folder}"
-        if _entries(order.environment.get("PYTHONPATH", "")) != self._path:
-            return f"PYTHONPATH is {order.environment.get('PYTHONPATH')}"
-        if order.environment.get(MATH_THREADS, "1") != "1":
-            return f"{MATH_THREADS} is {order.environment[MATH_THREADS]}"
-        variables = _compared(order.environment)
+        if len(request.arguments) < 2 or request.arguments[0] != "-m" or request.arguments[1] not in self._programs:
+            return f"not one of the modules that are known here: {request.arguments[:2]}"
+        if request.folder != self._folder:
+            return f"the working folder is {request.folder}, not {self._folder}"
+        if _entries(request.environment.get("PYTHONPATH", "")) != self._path:
+            return f"PYTHONPATH is {request.environment.get('PYTHONPATH')}"
+        if request.environment.get(MATH_THREADS, "1") != "1":
+            return f"{MATH_THREADS} is {request.environment[MATH_THREADS]}"
+        variables = _compared(request.environment)
         differing = sorted(name for name, _ in variables.items() ^ self._variables.items())
         return f"variables differ: {', '.join(dict.fromkeys(differing))}" if differing else None
 
@@ -248,23 +248,23 @@ class Server:
         self._driver = os.pidfd_open(driver)
         self._suitability = suitability
         self._poller = select.poll()
-        self._doing: dict[int, Callable[[], Order | None]] = {}
+        self._doing: dict[int, Callable[[], StartRequest | None]] = {}
         self._clients: dict[int, Client] = {}
         self._reasons: set[str] = set()
         self._deadline: float | None = None
         self._watch(listener.fileno(), self._accept)
         self._watch(self._driver, self._driver_died)
 
-    def serve(self) -> Order | None:
-        """Returns an order in a process that was forked for it, and None in the server when it has no more to do."""
+    def serve(self) -> StartRequest | None:
+        """Returns a request in a process that was forked for it, and None in the server when it has no more to do."""
         while self._deadline is None or (self._clients and time.monotonic() < self._deadline):
             for fd, _ in self._poller.poll(None if self._deadline is None else 1000):
                 # One event may close the file descriptor of the next.
-                if fd in self._doing and (order := self._doing[fd]()) is not None:
-                    return order
+                if fd in self._doing and (request := self._doing[fd]()) is not None:
+                    return request
         return None
 
-    def _watch(self, fd: int, act: Callable[[], Order | None]) -> None:
+    def _watch(self, fd: int, act: Callable[[], StartRequest | None]) -> None:
         self._doing[fd] = act
         self._poller.register(fd, select.POLLIN)
 
@@ -296,7 +296,7 @@ class Server:
         self._forget(client.process)
         client.close()
 
-    def _hear(self, client: Client) -> Order | None:
+    def _hear(self, client: Client) -> StartRequest | None:
         try:
             received, streams, _, _ = socket.recv_fds(client.connection, 65536, 3, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -316,14 +316,14 @@ class Server:
         try:
             arguments, environment, folder, umask, ignored = marshal.loads(client.received[4:])
         except (EOFError, TypeError, ValueError):
-            self._refuse(client, "an order that cannot be read")
+            self._refuse(client, "a request that cannot be read")
             return None
-        order = Order(arguments, environment, folder, umask, ignored, client.streams)
-        reason = self._suitability.refusal(order)
+        request = StartRequest(arguments, environment, folder, umask, ignored, client.streams)
+        reason = self._suitability.refusal(request)
         if reason is not None:
             self._refuse(client, reason)
             return None
-        return self._fork(client, order)
+        return self._fork(client, request)
 
     def _signal(self, client: Client, numbers: bytes) -> None:
         """Send these signals to the client's process; none are left if the client was killed."""
@@ -340,7 +340,7 @@ class Server:
             sys.stderr.flush()
         self._drop(client)
 
-    def _fork(self, client: Client, order: Order) -> Order | None:
+    def _fork(self, client: Client, request: StartRequest) -> StartRequest | None:
         server = os.getpid()
         try:
             pid = os.fork()
@@ -349,8 +349,8 @@ class Server:
             return None
         if pid == 0:
             die_with(server)
-            self._close_in_child(order)
-            return order
+            self._close_in_child(request)
+            return request
         client.pid, client.process, client.received = pid, os.pidfd_open(pid), bytearray()
         for fd in client.streams:
             os.close(fd)
@@ -373,10 +373,10 @@ class Server:
             log.debug("nobody waits for process %s", client.pid)
         self._drop(client)
 
-    def _close_in_child(self, order: Order) -> None:
+    def _close_in_child(self, request: StartRequest) -> None:
         """Close what is the server's. Objects must forget their file descriptors, whose numbers will be used again."""
         for client in self._clients.values():
-            client.streams = [fd for fd in client.streams if fd not in order.streams]
+            client.streams = [fd for fd in client.streams if fd not in request.streams]
             client.close()
         os.close(self._driver)
         self._listener.close()
@@ -397,28 +397,28 @@ class Reseeding:
         self.active = False
 
 
-def become(order: Order, reseeding: Reseeding) -> None:
+def become(request: StartRequest, reseeding: Reseeding) -> None:
     """Make this process look like an interpreter that was started with these arguments and this environment."""
     os.setpgid(0, 0)
     for number in FORWARDED:
-        if number in order.ignored:
+        if number in request.ignored:
             signal.signal(number, signal.SIG_IGN)
         elif number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
         else:
             signal.signal(number, signal.SIG_DFL)
-    for stream, fd in enumerate(order.streams):
+    for stream, fd in enumerate(request.streams):
         os.dup2(fd, stream)
-    for fd in order.streams:
+    for fd in request.streams:
         if fd > 2:
             os.close(fd)
-    os.umask(order.umask)
+    os.umask(request.umask)
     os.environ.clear()
-    os.environ.update(order.environment)
-    module = order.arguments[1]
-    sys.orig_argv = [sys.executable, *order.arguments]
-    sys.argv = ["-m", *order.arguments[2:]]
-    _open_streams(unbuffered=bool(order.environment.get("PYTHONUNBUFFERED")))
+    os.environ.update(request.environment)
+    module = request.arguments[1]
+    sys.orig_argv = [sys.executable, *request.arguments]
+    sys.argv = ["-m", *request.arguments[2:]]
+    _open_streams(unbuffered=bool(request.environment.get("PYTHONUNBUFFERED")))
     sys.modules["__main__"] = ModuleType("__main__")
     sys.modules["__main__"].__annotations__ = {}
     sys.modules.pop(module, None)  # it was imported; now it is run
@@ -493,10 +493,10 @@ def main() -> None:
     gc.freeze()
     reseeding = Reseeding()
     os.register_at_fork(after_in_child=reseeding.after_fork)
-    order = server.serve()
-    if order is not None:
-        become(order, reseeding)
-        run(order.arguments[1])
+    request = server.serve()
+    if request is not None:
+        become(request, reseeding)
+        run(request.arguments[1])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from penstock.streams.options import ConnectOptions, options_of
 
 WRITTEN_ROWS: Final = StructType([StructField("rows", LongType(), False)])
 _FLUSH_SLICE_S: Final = 0.2
-_QUEUE_FULL_POLL_S: Final = 0.1
 _POLL_EVERY_ROWS: Final = 1_000
 
 

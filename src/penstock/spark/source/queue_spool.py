@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.abc import Delivery, Outcome, Queue, SettlingMany
+from penstock.abc import BatchSettling, Delivery, Outcome, Queue
 from penstock.errors import PenstockError, StaleDeliveryError
 from penstock.model.clock import SystemClock
 from penstock.model.retry import Retry
@@ -162,7 +162,7 @@ class QueueSpool:
         return deliveries
 
     def _settle(self, queue: Queue, deliveries: list[Delivery]) -> None:
-        if isinstance(queue, SettlingMany):
+        if isinstance(queue, BatchSettling):
             late = len(queue.settle_all(deliveries, Outcome.DONE))
         else:
             late = 0

@@ -17,8 +17,8 @@ from penstock.abc import Stream
 from penstock.errors import ConfigError, PipelineError
 from penstock.spark.run.settings import RunSettings
 from penstock.spark.versions.names import FIRST, By, by_age, check_version, next_version, output_topic
-from penstock.streams.aliases import ALIASES_TOPIC, forget, is_alias, noticeboard, switched
-from penstock.streams.key_value_topic import Changes, Notices
+from penstock.streams.aliases import ALIASES_TOPIC, aliases_topic, forget, is_alias, switched
+from penstock.streams.key_value_topic import Changes, Values
 
 State = Literal["reprocessing", "ready", "current", "previous", "retired"]
 """reprocessing: has not reached the end that the inputs had at its start; ready: has reached it; current: aliases point
@@ -50,12 +50,12 @@ class Register:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._board = noticeboard(stream)
+        self._topic = aliases_topic(stream)
 
     def pipelines(self) -> dict[str, list[Version]]:
         """The versions of all pipelines that were ever reprocessed."""
         found: dict[str, list[Version]] = {}
-        for entry in _entries(self._board.read()):
+        for entry in _entries(self._topic.read()):
             found.setdefault(entry.pipeline, []).append(entry)
         return {name: sorted(entries, key=lambda each: by_age(each.version)) for name, entries in sorted(found.items())}
 
@@ -84,8 +84,8 @@ class Register:
         """
         check_version(version)
 
-        def decide(notices: Notices) -> Changes:
-            there = {entry.version: entry for entry in _entries(notices) if entry.pipeline == pipeline}
+        def decide(values: Values) -> Changes:
+            there = {entry.version: entry for entry in _entries(values) if entry.pipeline == pipeline}
             now = current_of(list(there.values()))
             if version == now:
                 raise PipelineError(
@@ -105,19 +105,19 @@ class Register:
                 entries.append(_entry(pipeline, now, "current", outputs, checkpoints))
             return {each.key: msgspec.json.encode(each) for each in entries}
 
-        self._board.change(decide)
+        self._topic.change(decide)
         return self.find(pipeline, version)
 
     def caught_up(self, pipeline: str, version: str) -> None:
         """Mark a version as ready, so that it can be switched to."""
 
-        def decide(notices: Notices) -> Changes:
-            entry = _required(notices, pipeline, version)
+        def decide(values: Values) -> Changes:
+            entry = _required(values, pipeline, version)
             if entry.state != "reprocessing":
                 return {}
             return _restated(entry, "ready")
 
-        self._board.change(decide)
+        self._topic.change(decide)
 
     def switch(self, pipeline: str, version: str, expected: str) -> Mapping[str, str]:
         """Make a version current, and point the aliases of its outputs to its topics, atomically.
@@ -128,32 +128,32 @@ class Register:
         for topic in entry.topics.values():
             self._stream.open_topic(topic).partitions()  # raises UnknownTopicError before an alias points there
 
-        def decide(notices: Notices) -> Changes:
-            new, old = _required(notices, pipeline, version), _required(notices, pipeline, expected)
+        def decide(values: Values) -> Changes:
+            new, old = _required(values, pipeline, version), _required(values, pipeline, expected)
             check_not_retired(new)
             if new.state == "reprocessing":
                 raise PipelineError(
                     f"version {version} of pipeline {pipeline!r} has not caught up: its results are not complete. "
                     f"Continue it first: penstock run FILE --reprocess --version {version}"
                 )
-            aliases = switched(notices, new.topics, {n: old.topics.get(n, n) for n in new.topics}, pipeline, version)
+            aliases = switched(values, new.topics, {n: old.topics.get(n, n) for n in new.topics}, pipeline, version)
             if version == expected:
                 return aliases
             return {**aliases, **_restated(new, "current"), **_restated(old, "previous")}
 
-        self._board.change(decide)
+        self._topic.change(decide)
         forget(self._stream)
         return entry.topics
 
     def retire(self, pipeline: str, version: str) -> None:
         """Mark a version as retired. Raises PipelineError if it is the current one."""
 
-        def decide(notices: Notices) -> Changes:
-            entry = _required(notices, pipeline, version)
+        def decide(values: Values) -> Changes:
+            entry = _required(values, pipeline, version)
             check_not_current(entry)
             return _restated(entry, "retired")
 
-        self._board.change(decide)
+        self._topic.change(decide)
 
 
 def current_of(versions: Iterable[Version]) -> str:
@@ -199,16 +199,16 @@ def _restated(entry: Version, state: State) -> dict[str, bytes]:
     return {entry.key: msgspec.json.encode(msgspec.structs.replace(entry, state=state, since=_now()))}
 
 
-def _required(notices: Notices, pipeline: str, version: str) -> Version:
-    for entry in _entries(notices):
+def _required(values: Values, pipeline: str, version: str) -> Version:
+    for entry in _entries(values):
         if (entry.pipeline, entry.version) == (pipeline, version):
             return entry
     raise ConfigError(f"pipeline {pipeline!r} no longer has a version {version!r}: see penstock pipelines versions")
 
 
-def _entries(notices: Notices) -> list[Version]:
+def _entries(values: Values) -> list[Version]:
     found = []
-    for key, text in notices.items():
+    for key, text in values.items():
         if is_alias(key):
             continue
         try:

@@ -7,7 +7,6 @@ So a program that appends record by record still sends large requests, and the o
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -17,13 +16,14 @@ from typing import Final
 
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, DeliveryError, PenstockError
 from penstock.model import NewRecord, Receipt
+from penstock.model.retry import Retry
 from penstock.streams.adapting.stream_base import receipts_for
 from penstock.streams.forks import FORKS
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
+_AGAIN: Final = Retry(None, first_delay_s=0.05, max_delay_s=LONGEST_PAUSE_S)
 CLOSING_S: Final = 30.0
 """How long `close` waits for records that are under way, if the delivery timeout is not shorter."""
 _OVERHEAD_BYTES: Final = 64
@@ -46,7 +46,7 @@ for the receipts that are not settled. Any other error: they fail with it."""
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much is held, and how much goes into one batch."""
+    """How much the queue holds, and how much goes into one batch."""
 
     records: int = 100_000
     size_bytes: int = 64 << 20
@@ -55,9 +55,10 @@ class QueueLimits:
 
 
 class AppendQueue:
-    """Records of one topic under way. Any thread may put; `plan` is called by the queue's own thread.
+    """Holds records of one topic until they are stored. Any thread may put records.
 
-    `plan(batch)` is called once for each batch, and what it returns until the batch is settled or `timeout_s` is over.
+    `plan(batch)` is called once for each batch, by the queue's own thread. What it returns is called until the batch is
+    settled or `timeout_s` is over.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class AppendQueue:
         check_appendable(self._topic, self._closed, self._forks)
 
     def close(self) -> None:
-        """Wait until everything is settled; what is not in time fails."""
+        """Wait until all records are settled. Those that are not stored in time fail."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -130,7 +131,7 @@ class AppendQueue:
         self._changed.notify_all()
 
     def _wait_for_room(self) -> DeliveryError | None:
-        """Why there is none. The caller holds `_changed`."""
+        """Wait for room; the error if there is none in time. The caller holds `_changed`."""
         self._start()
 
         def has_room() -> bool:
@@ -171,8 +172,7 @@ class AppendQueue:
 
     def _store(self, batch: Sequence[Appended]) -> None:
         until_s = time.monotonic() + self._timeout_s
-        pause_s = FIRST_PAUSE_S
-        attempt = self._plan(batch)
+        attempt, delays_s = self._plan(batch), _AGAIN.delays_s()
         while (failure := self._try(attempt)) is not None:  # ends: at the latest when the time is over
             left_s = until_s - time.monotonic()
             is_retriable = isinstance(failure, BrokerUnavailableError) and failure.retriable
@@ -180,11 +180,10 @@ class AppendQueue:
                 self._fail(batch, failure)
                 return
             with self._changed:
-                self._changed.wait_for(lambda: self._given_up, min(left_s, pause_s * random.uniform(0.5, 1.0)))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                self._changed.wait_for(lambda: self._given_up, min(left_s, next(delays_s)))
 
     def _try(self, attempt: Attempt) -> Exception | None:
-        """Why the attempt failed."""
+        """Try once; the error if it failed."""
         try:
             attempt()
         except PenstockError as error:

@@ -17,11 +17,13 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from penstock.errors import BrokerUnavailableError, ConfigError, MissingExtraError, NotAllowedError, StreamError
+from penstock.model.retry import Retry
 
 EXTRA: Final = "aws"
-CONNECTIONS: Final = 32
-FIRST_PAUSE_S: Final = 0.05
+_CONNECTIONS: Final = 32
 LONGEST_PAUSE_S: Final = 2.0
+_AGAIN: Final = Retry(None, first_delay_s=0.05, max_delay_s=LONGEST_PAUSE_S)
+_CHANCE: Final = random.Random()
 
 DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled", "403", "Forbidden"})
 BAD_CREDENTIALS: Final = frozenset(
@@ -95,8 +97,87 @@ def code_of(error: Any) -> str:
 
 def pause_s(failures: int) -> float:
     """How long to wait after `failures` in a row: longer each time, with jitter."""
-    longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 10))
-    return random.uniform(longest_s / 2, longest_s)
+    return _AGAIN.backoff_s(failures + 1, _CHANCE)
+
+
+def boto3_client(
+    service: str, what: str, region: str | None, endpoint_url: str | None, timeout_s: float, attempts: int, **more: Any
+) -> Any:
+    """A boto3 client that tries each request `attempts` times. `what` names the system in messages; `timeout_s` is how
+    long a connection or an answer may take; `more` are settings of botocore's Config."""
+    try:
+        boto3: Any = importlib.import_module("boto3.session")
+        botocore: Any = importlib.import_module("botocore.session")
+        config: Any = importlib.import_module("botocore.config")
+        errors: Any = importlib.import_module("botocore.exceptions")
+    except ImportError:
+        raise MissingExtraError(what, EXTRA) from None
+    settings = config.Config(
+        connect_timeout=timeout_s,
+        read_timeout=timeout_s,
+        max_pool_connections=_CONNECTIONS,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        tcp_keepalive=True,
+        **more,
+    )
+    try:
+        session = botocore.get_session()
+        session.register_component("data_loader", descriptions())
+        return boto3.Session(botocore_session=session).client(
+            service, region_name=region, endpoint_url=endpoint_url, config=settings
+        )
+    except errors.NoRegionError:
+        raise ConfigError(f"{what} needs a region: write it into the URL, or set AWS_REGION") from None
+    except (ValueError, errors.BotoCoreError) as error:
+        raise ConfigError(f"cannot create a client for {what}: {error}") from None
+
+
+@contextlib.contextmanager
+def translated_errors(where: str) -> Iterator[None]:
+    """Turn boto3's errors into ThrottledError or another BrokerUnavailableError, NotAllowedError, or RefusedError."""
+    errors: Any = importlib.import_module("botocore.exceptions")
+    try:
+        yield
+    except errors.ClientError as error:
+        raise _refusal(error, where) from error
+    except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
+        raise BrokerUnavailableError(
+            f"{where}: there are no AWS credentials: {error}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "AWS_PROFILE, or run with a role",
+            retriable=False,
+        ) from error
+    except (errors.HTTPClientError, errors.ConnectionError) as error:
+        raise _unreachable(where, error) from error
+    except errors.ParamValidationError as error:
+        raise RefusedError(f"{where} refused a request: {error}", "ValidationException") from error
+    except errors.BotoCoreError as error:
+        raise BrokerUnavailableError(f"{where}: {error}") from error
+
+
+def _unreachable(where: str, error: Exception) -> BrokerUnavailableError:
+    return BrokerUnavailableError(f"{where} cannot be reached: {error}. Check the network, the region and the endpoint")
+
+
+def _refusal(error: Any, where: str) -> Exception:
+    # The codes of SQS have a namespace: AWS.SimpleQueueService.NonExistentQueue.
+    code, status = code_of(error), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    name = code.rpartition(".")[2]
+    said = " ".join(str(error.response.get("Error", {}).get("Message") or error).split())
+    if said.lower().startswith(("<!doctype html", "<html")):
+        return BrokerUnavailableError(
+            f"{where} does not answer as AWS does, but with a web page: check the endpoint",
+            retriable=status >= 500 and status != _NOT_IMPLEMENTED,
+        )
+    text = f"{where} refused {error.operation_name}: {said} ({code})"
+    if name in BAD_CREDENTIALS:
+        return BrokerUnavailableError(f"{text}. Renew or correct the AWS credentials", retriable=False)
+    if name in DENIED:
+        return NotAllowedError(f"{text}. Allow it in the IAM policy of the credentials")
+    if name in THROTTLED:
+        return ThrottledError(f"{text}. There are too many requests: try again later")
+    if name in FOR_NOW or status >= 500:
+        return BrokerUnavailableError(f"{text}. It may succeed later")
+    return RefusedError(text, name)
 
 
 class AwsClient:
@@ -104,32 +185,8 @@ class AwsClient:
 
     def __init__(self, service: str, what: str, region: str | None, endpoint_url: str | None, timeout_s: float) -> None:
         """`what` names the system in messages; `timeout_s` is how long a connection or an answer may take."""
-        self._what = what
         self._closing = threading.Event()
-        try:
-            boto3: Any = importlib.import_module("boto3.session")
-            botocore: Any = importlib.import_module("botocore.session")
-            config: Any = importlib.import_module("botocore.config")
-            self._errors: Any = importlib.import_module("botocore.exceptions")
-        except ImportError:
-            raise MissingExtraError(what, EXTRA) from None
-        settings = config.Config(
-            connect_timeout=timeout_s,
-            read_timeout=timeout_s,
-            max_pool_connections=CONNECTIONS,
-            retries={"mode": "standard", "total_max_attempts": 1},
-            tcp_keepalive=True,
-        )
-        try:
-            session = botocore.get_session()
-            session.register_component("data_loader", descriptions())
-            self._client = boto3.Session(botocore_session=session).client(
-                service, region_name=region, endpoint_url=endpoint_url, config=settings
-            )
-        except self._errors.NoRegionError:
-            raise ConfigError(f"{what} needs a region: write it into the URL, or set AWS_REGION") from None
-        except (ValueError, self._errors.BotoCoreError) as error:
-            raise ConfigError(f"cannot create a client for {what}: {error}") from None
+        self._client = boto3_client(service, what, region, endpoint_url, timeout_s, attempts=1)
         self.endpoint: str = self._client.meta.endpoint_url
         self.where = f"{what} at {self.endpoint}"
 
@@ -143,17 +200,16 @@ class AwsClient:
         Raises ThrottledError or another BrokerUnavailableError, NotAllowedError, and RefusedError with AWS' code.
         """
         until_s = time.monotonic() + patience_s
-        failures = 0
+        delays_s = _AGAIN.delays_s()
         while True:  # ends: at the latest when the patience does
             try:
-                with self._translated(operation):
+                with translated_errors(self.where):
                     answer: dict[str, Any] = getattr(self._client, operation)(**arguments)
                     return answer
             except BrokerUnavailableError as error:
-                wait_s = pause_s(failures)
+                wait_s = next(delays_s)
                 if not error.retriable or time.monotonic() + wait_s > until_s:
                     raise
-                failures += 1
                 self.sleep(wait_s)
 
     def sleep(self, wait_s: float) -> None:
@@ -167,55 +223,8 @@ class AwsClient:
         try:
             socket.create_connection((parts.hostname or "", port), timeout_s).close()
         except OSError as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(self.where, error) from error
 
     def close(self) -> None:
         self._closing.set()
         self._client.close()
-
-    @contextlib.contextmanager
-    def _translated(self, operation: str) -> Iterator[None]:
-        errors = self._errors
-        try:
-            yield
-        except errors.ClientError as error:
-            raise self._refusal(error, operation) from error
-        except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
-            raise BrokerUnavailableError(
-                f"{self.where}: there are no AWS credentials: {error}. Set AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run with a role",
-                retriable=False,
-            ) from error
-        except (errors.HTTPClientError, errors.ConnectionError) as error:
-            raise self._unreachable(error) from error
-        except errors.ParamValidationError as error:
-            raise RefusedError(f"{self.where} cannot {operation}: {error}", "ValidationException") from error
-        except errors.BotoCoreError as error:
-            raise BrokerUnavailableError(f"{self.where} cannot {operation}: {error}") from error
-
-    def _unreachable(self, error: Exception) -> BrokerUnavailableError:
-        return BrokerUnavailableError(
-            f"{self._what} cannot be reached at {self.endpoint}: {error}. Check the network, the region and "
-            "endpoint_url"
-        )
-
-    def _refusal(self, error: Any, operation: str) -> Exception:
-        # The codes of SQS have a namespace: AWS.SimpleQueueService.NonExistentQueue.
-        code, status = code_of(error), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        name = code.rpartition(".")[2]
-        said = " ".join(str(error.response.get("Error", {}).get("Message") or error).split())
-        if said.lower().startswith(("<!doctype html", "<html")):
-            return BrokerUnavailableError(
-                f"{self.where} does not answer as {self._what} does, but with a web page: check endpoint_url",
-                retriable=status >= 500 and status != _NOT_IMPLEMENTED,
-            )
-        text = f"{self.where} refused {operation}: {said} ({code})"
-        if name in BAD_CREDENTIALS:
-            return BrokerUnavailableError(f"{text}. Renew or correct the AWS credentials", retriable=False)
-        if name in DENIED:
-            return NotAllowedError(f"{text}. Allow it in the IAM policy of the credentials")
-        if name in THROTTLED:
-            return ThrottledError(f"{text}. There are too many requests: try again later")
-        if name in FOR_NOW or status >= 500:
-            return BrokerUnavailableError(f"{text}. It may succeed later")
-        return RefusedError(text, name)

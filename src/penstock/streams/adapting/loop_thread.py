@@ -20,7 +20,7 @@ class LoopThread:
     """Starts with the first use, and ends with `close`. A forked process cannot use that of its parent."""
 
     def __init__(self, name: str, what: str, again: str) -> None:
-        """`name` is that of the thread; `what` it serves, and how to have it `again`, are for errors."""
+        """`name` is that of the thread. `what` it serves, and how to get it `again`, are for error messages."""
         self._name = name
         self._what = what
         self._again = again

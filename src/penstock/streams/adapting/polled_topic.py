@@ -11,7 +11,7 @@ from penstock.streams.adapting.stream_base import TopicBase, check_limit
 
 
 class Wakeups:
-    """Wakes readers of a topic when there is something new, as far as this process hears of it."""
+    """Wakes readers of a topic that has new records, as far as this process learns of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -58,7 +58,7 @@ class PolledTopic(TopicBase):
             self._wakeups.wait(self.topic, seen, min(left_s, self._poll_interval_s))
 
     def close(self) -> None:
-        """Who waits in `read` stops waiting, with a ConnectionClosedError."""
+        """Close the topic. A `read` that waits raises ConnectionClosedError."""
         self._is_closed = True
         self._wakeups.tell(self.topic)
 

@@ -22,7 +22,8 @@ def import_extra(module: str, what: str, extra: str) -> Any:
 
 
 def tls_context(shown: str, ca_file: str | None, cert_file: str | None, key_file: str | None) -> ssl.SSLContext:
-    """For a client that trusts these certificates (None: those of the system), and may have its own. ConfigError."""
+    """The TLS context of a client that trusts these certificates (None: those of the system), and may have its own.
+    ConfigError if a file cannot be used."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
@@ -33,7 +34,7 @@ def tls_context(shown: str, ca_file: str | None, cert_file: str | None, key_file
 
 
 def tls_failure(shown: str, error: object, plain_scheme: str) -> BrokerUnavailableError:
-    """Why TLS with a server failed, and what to do. `plain_scheme`: that of URLs without TLS."""
+    """The message for a failure of TLS, with what to do about it. `plain_scheme` is the scheme of URLs without TLS."""
     text = str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         advice = "set ca_file to the certificates that are to be trusted"
@@ -57,7 +58,7 @@ def check_accepts(hosts: Sequence[Host], timeout_s: float, where: str) -> None:
 
 
 class Waker:
-    """Wakes a thread that waits for the network, by a socket that it watches, too. Any thread may wake it."""
+    """Wakes a thread that waits for the network, by a socket that the thread watches, too. Any thread may call it."""
 
     def __init__(self) -> None:
         self.reader, self._writer = socket.socketpair()

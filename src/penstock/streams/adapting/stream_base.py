@@ -43,7 +43,7 @@ class ServerStream:
     _client: Client
 
     def __init__(self, url: BackendUrl, client: Client, default_partitions: int) -> None:
-        """`default_partitions` is for topics that are created without saying it."""
+        """`default_partitions` is for topics that are created without a number of partitions."""
         self.url = url.shown
         self._hosts = url.hosts
         self._client = client
@@ -62,17 +62,17 @@ class ServerStream:
         check_accepts(self._hosts, timeout_s, self._client.where)
 
     def check_usable(self) -> None:
-        """Broken connections are replaced, so no problem lasts."""
+        """Nothing to check: broken connections are replaced."""
 
     def close(self) -> None:
         self._client.close()
 
     def _create(self, topic: str, partitions: int) -> None:
-        """Raises TopicExistsError."""
+        """Create the topic at the server. TopicExistsError if it exists."""
         raise NotImplementedError
 
     def _delete(self, topic: str) -> None:
-        """Raises UnknownTopicError."""
+        """Delete the topic at the server. UnknownTopicError if it does not exist."""
         raise NotImplementedError
 
 

@@ -127,7 +127,7 @@ class LineFile:
         return 0
 
     def _end(self, file: int) -> int:
-        """Where the last complete line ends."""
+        """The position after the last complete line."""
         return self._last_newline(file, os.fstat(file).st_size)
 
     def _last_newline(self, file: int, before: int) -> int:
@@ -189,7 +189,7 @@ class LineFile:
         return Batch(self.topic, 0, start, next_pointer, self._records(file, number, lines))
 
     def _read_rotated(self, start: Pointer, generation: Generation, offset: int, limit: int) -> Batch | None:
-        """What an older file still has; None when all of it was read."""
+        """The rest of an older file; None when all of it was read."""
         path = self._find(generation)
         if path is None:
             if offset < generation.end:
@@ -369,7 +369,7 @@ class CsvFile(LineFile):
 
 
 def pointer_text(pointer: Pointer) -> str:
-    """GENERATION/BYTE."""
+    """A pointer as GENERATION/BYTE."""
     return f"{pointer >> GENERATION_BITS}/{pointer & OFFSET_MASK}"
 
 

@@ -117,7 +117,7 @@ class ParquetFolder:
         return True
 
     def _parts(self) -> list[Part]:
-        """All files that are known, with those that have appeared. The caller holds the lock."""
+        """All known files, after looking for new ones. The caller holds the lock."""
         self.check()
         if self._sidecar is None:
             self._sidecar = Sidecar(self.path, Part)
@@ -131,7 +131,7 @@ class ParquetFolder:
         return self._sidecar.entries
 
     def _rows(self, path: Path) -> int | None:
-        """How many there are; None while the file has no footer."""
+        """The number of rows; None while the file has no footer."""
         try:
             with ParquetFile(path) as file:
                 return int(file.metadata.num_rows)

@@ -33,7 +33,7 @@ class Source(Protocol):
     path: Path
 
     def check(self) -> None:
-        """Raises UnknownTopicError."""
+        """Raise UnknownTopicError unless the topic exists."""
 
     def span(self) -> tuple[Pointer, Pointer]: ...
 
@@ -70,7 +70,7 @@ class FileTopic(PolledTopic):
         return source.span()
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
-        """Records are written by a thread, together with those of other appends."""
+        """Append records. A thread writes them, together with those of other appends."""
         self._writer.check_open()
         if self._found is not None and type(self._found) is not LineFile:
             raise ConfigError(f"{self._found.path} is only read: only JSON lines can be appended to")
@@ -96,7 +96,7 @@ class FileTopic(PolledTopic):
         return outcomes
 
     def _at_time(self, partition: int, time_ms: int) -> Pointer:
-        """Files have no index: this reads from the beginning."""
+        """The pointer of the first record at or after a time. Files have no index, so this reads from the beginning."""
         start, end = self.span(partition)
         if Feature.TIMES not in self.features:
             raise ConfigError(f"topic {self.topic!r} cannot be read from a time: name its timestamp_field in the URL")

@@ -53,7 +53,7 @@ def mend(message: Message, error: BaseException) -> None:
 
 
 def all_headers(messages: Sequence[Message]) -> Sequence[Any]:
-    """For each message, a value that is true if it has headers."""
+    """For each message, a value that is true if the message has headers."""
     try:
         return list(map(Message.headers, messages))
     except UNREADABLE as error:

@@ -49,7 +49,8 @@ class PlainConnection:
     """One socket to one broker, one request at a time. Requests raise OSError and NotKafkaError."""
 
     def __init__(self, host: Host, timeout_s: float, security: Security = PLAIN) -> None:
-        """Raises StreamError if the login is refused, and ConfigError if `security` is not supported here."""
+        """Connect, and log in as `security` says. StreamError if the login is refused, ConfigError if `security` is
+        not supported here."""
         self.host = host
         self._correlation_id = 0
         login = security.login()
@@ -63,7 +64,7 @@ class PlainConnection:
             raise
 
     def check_version(self) -> None:
-        """Raises BrokerUnavailableError if the broker is too old."""
+        """Ask the broker for its versions. BrokerUnavailableError if it is too old."""
         newest = self.newest_versions().get(PRODUCE, 0)
         if newest < _OLDEST_PRODUCE:
             raise BrokerUnavailableError(

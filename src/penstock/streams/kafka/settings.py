@@ -75,7 +75,8 @@ def admin_configuration(bootstrap: str, options: Options) -> Configuration:
 
 
 def producer_configuration(bootstrap: str, options: Options) -> Configuration:
-    """With `acks` all, every acknowledged record is stored once and in order."""
+    """librdkafka's configuration of a producer. With `acks` all, every acknowledged record is stored once and in
+    order."""
     safe = options.acks == "all"
     return {
         **client_configuration(bootstrap, options),
@@ -117,7 +118,7 @@ def transactional_configuration(
 
 
 def reader_configuration(bootstrap: str, options: Options, limit: int | None) -> Configuration:
-    """Large fetches, prefetched, unless the reader wants only `limit` records."""
+    """librdkafka's configuration of a reader: large fetches, prefetched, unless only `limit` records are wanted."""
     return {
         **client_configuration(bootstrap, options),
         "group.id": READER_GROUP,
@@ -138,7 +139,7 @@ def reader_configuration(bootstrap: str, options: Options, limit: int | None) ->
 def member_configuration(
     bootstrap: str, options: Options, group: str, *, member: str, strategy: str, session_timeout_s: float
 ) -> Configuration:
-    """A group member that is told where to start, and commits explicitly."""
+    """librdkafka's configuration of a group member that is told where to start, and commits explicitly."""
     session_timeout_ms = round(session_timeout_s * 1000)
     return {
         **reader_configuration(bootstrap, options, None),

@@ -269,16 +269,18 @@ class KafkaTopicStream:
         return first, max(first, topics.latest(self._topic, [partition])[partition])
 
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
-        """See `penstock.abc.TopicStream.read`. Fastest if each read continues where the last one ended.
+        """Records of one partition, as in `penstock.abc.TopicStream.read`. Fastest if each read continues where the
+        last one ended.
 
-        An empty batch means that the end of the partition was seen, however short `wait_s` is, unless the broker could
-        not be reached.
+        An empty batch means that the end of the partition was reached, however short `wait_s` is, unless the broker
+        could not be reached.
         """
         self._check_open()
         return self._rereader.read(partition, start, limit, wait_s)
 
     def append(self, records: Sequence[NewRecord]) -> Sequence[Receipt]:
-        """See `penstock.abc.TopicStream.append`. The receipt of a record that cannot be sent has the error."""
+        """Send records, as in `penstock.abc.TopicStream.append`. The receipt of a record that cannot be sent has the
+        error."""
         self._check_open()
         sender = self._stream.sender()
         self._has_appended = True
@@ -314,7 +316,7 @@ class KafkaTopicStream:
     def group_feed(
         self, group: str, listener: GroupListener, *, member: str, assignor: str, session_timeout_s: float
     ) -> KafkaGroupFeed:
-        """See `penstock.abc.Grouping.group_feed` and `KafkaGroupFeed`."""
+        """Join a consumer group of the brokers. `KafkaGroupFeed` explains the arguments."""
         feed = KafkaGroupFeed(
             self._stream.bootstrap,
             self._stream.options,
@@ -330,7 +332,7 @@ class KafkaTopicStream:
         return feed
 
     def close(self) -> None:
-        """See `penstock.abc.TopicStream.close`. Feeds and the connection stay open."""
+        """Close the topic, and settle what was appended to it. Feeds and the connection stay open."""
         if self._closed:
             return
         self._closed = True

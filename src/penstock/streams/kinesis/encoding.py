@@ -95,6 +95,6 @@ def _plain(key: bytes) -> str | None:
 
 
 def arrival_ms(fields: dict[str, Any]) -> int | None:
-    """When a record arrived."""
+    """The time at which a record arrived, in milliseconds."""
     arrived = fields.get("ApproximateArrivalTimestamp")
     return None if arrived is None else round(arrived.timestamp() * 1000)

@@ -9,7 +9,7 @@ from penstock.streams.backend_url import check_counts, check_not_negative, check
 
 @dataclass(frozen=True, slots=True)
 class KinesisSettings:
-    """What a `kinesis:` URL, or `connect`, may set."""
+    """Settings of a `kinesis:` URL."""
 
     endpoint_url: str | None = None
     """Where Kinesis is, if not at AWS: `http://127.0.0.1:4567`, or an interface endpoint of a VPC. `AWS_ENDPOINT_URL`

@@ -39,7 +39,7 @@ def shard_number(shard_id: str) -> int:
 
 
 class Shards:
-    """What is known about the shards of a stream, looked up again when a shard is not known."""
+    """The known shards of a stream, looked up again when one is not known."""
 
     def __init__(self, client: AwsClient, topic: str, patience_s: float) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class Shards:
         return found
 
     def get(self, number: int) -> Shard:
-        """Raises UnknownTopicError."""
+        """The shard of this partition. UnknownTopicError if the stream has none."""
         shard = self._known.get(number) or self.refresh().get(number)
         if shard is None:
             there = ", ".join(map(str, sorted(self._known)))

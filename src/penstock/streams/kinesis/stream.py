@@ -15,6 +15,7 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model import check_topic_name
+from penstock.model.retry import Retry
 from penstock.streams.adapting.aws import AwsClient, RefusedError
 from penstock.streams.adapting.stream_base import checked_partitions
 from penstock.streams.backend_url import parse_backend_url, settings_of
@@ -24,8 +25,7 @@ from penstock.streams.kinesis.topic import FEATURES, KinesisTopic
 
 LONGEST_NAME: Final = 128
 HTTPS_PORT: Final = 443
-_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
+_POLLS: Final = Retry(None, first_delay_s=0.05, max_delay_s=2.0, jitter=0)
 
 
 def open_kinesis(url: str, options: Mapping[str, Any]) -> KinesisStream:
@@ -117,13 +117,12 @@ class KinesisStream:
     def _wait_until(self, topic: str, wanted: str | None) -> None:
         """Return once a stream has this status, or is gone."""
         until_s = time.monotonic() + self._settings.delivery_timeout_s
-        wait_s = _PAUSE_S
+        delays_s = _POLLS.delays_s()
         while (status := self._status(topic)) != wanted:
             if time.monotonic() > until_s:
                 raise StreamError(f"stream {topic!r} is still {status} in {self._client.where}: look again later")
-            self._client.sleep(wait_s)
+            self._client.sleep(next(delays_s))
             self._check_open()
-            wait_s = min(2 * wait_s, _LONGEST_PAUSE_S)
 
     def _status(self, topic: str) -> str | None:
         try:

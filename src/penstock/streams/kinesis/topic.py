@@ -106,7 +106,8 @@ class KinesisTopic(TopicBase):
         return first, max(first, end)
 
     def read(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch:
-        """At least one request is made, after what `read_interval_s` demands, unless records were read ahead."""
+        """Records from `start` on. At least one request is made, as soon as `read_interval_s` allows, unless records
+        were read ahead."""
         check_limit(limit)
         until_s = time.monotonic() + wait_s
         shard = self._shard(partition)
@@ -237,7 +238,7 @@ class KinesisTopic(TopicBase):
         self._closing.wait(turn_s - now_s)
 
     def _prove(self, shard: Shard, cursor: _Cursor, first: Pointer) -> None:
-        """OffsetOutOfRangeError, unless no record can have expired between the pointer and the first that came."""
+        """Raise OffsetOutOfRangeError if records between the pointer and the first one found may have expired."""
         if cursor.is_proven or first <= cursor.pointer:
             cursor.is_proven = True
             return
@@ -271,7 +272,8 @@ class KinesisTopic(TopicBase):
         return self._end(shard)
 
     def _end(self, shard: Shard) -> Pointer:
-        """After the last record. Kinesis does not tell it for open shards, so the last records are read."""
+        """The pointer after the last record. Kinesis does not report it for open shards, so the last records are
+        read."""
         if shard.end is not None:
             return shard.end
         began_s = time.time()
@@ -290,7 +292,7 @@ class KinesisTopic(TopicBase):
         return None if last is None else int(last["SequenceNumber"]) + 1
 
     def _pages(self, shard: Shard, where: dict[str, Any], limit: int) -> Iterator[_Page]:
-        """From a place to the end of the shard as it is now."""
+        """Pages of records from a place to the current end of the shard."""
         iterator: str | None = self._iterator(shard, **where)
         while iterator is not None:  # ends: with the shard, or when nothing is left to read
             self._await_turn(shard.number)

@@ -80,7 +80,7 @@ class RecordWriter:
         return receipts
 
     def close(self) -> None:
-        """Wait for what is under way as long as it may take, and refuse the rest."""
+        """Wait for records under way, as long as delivery may take, and refuse the rest."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -160,7 +160,7 @@ class RecordWriter:
                 self._client.sleep(pause_s(failures))
 
     def _batch(self) -> list[_Waiting]:
-        """What the next request holds. It stays in its lanes until it is settled."""
+        """The records of the next request. They stay in their lanes until they are settled."""
         batch: list[_Waiting] = []
         size_bytes = 0
         for lane, queue in self._lanes.items():
@@ -174,7 +174,7 @@ class RecordWriter:
         return batch
 
     def _send(self, batch: Sequence[_Waiting]) -> list[dict[str, Any] | DeliveryError]:
-        """For each record the answer, or why it was not stored."""
+        """The answer for each record, or the error because of which it was not stored."""
         try:
             answer = self._client.call(
                 "put_records", StreamName=self._topic, Records=[waiting.entry for waiting in batch]
@@ -199,7 +199,7 @@ class RecordWriter:
         )
 
     def _settle(self, batch: Sequence[_Waiting], outcomes: Sequence[dict[str, Any] | DeliveryError]) -> int:
-        """Settle what is stored, or refused for good. Returns how many are to be sent again."""
+        """Settle records that are stored, or refused for good. Returns how many must be sent again."""
         now_s = time.monotonic()
         kept: dict[Hashable, list[_Waiting]] = {}
         done: list[tuple[_Waiting, dict[str, Any] | DeliveryError]] = []

@@ -88,7 +88,7 @@ class Pulled(Answers):
 
 
 class Inbox:
-    """Where the messages of one consumer arrive."""
+    """Holds the messages of one consumer as they arrive."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -167,7 +167,7 @@ class NatsConnection:
         raise BrokerUnavailableError(f"{self.where} {what}: {problem or 'is it running?'}")
 
     def give_up(self) -> None:
-        """Fail everybody who waits. The next call connects again."""
+        """Fail all waiting calls. The next call connects again."""
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -186,7 +186,7 @@ class NatsConnection:
 
 
 class NatsClient:
-    """Calls from any thread, which run in the client's event loop."""
+    """Runs calls from any thread in the client's event loop."""
 
     def __init__(self, url: BackendUrl, settings: NatsSettings) -> None:
         self._nats = import_extra("nats", "NATS JetStream", "nats")
@@ -235,7 +235,7 @@ class NatsClient:
         return answer
 
     def refusal(self, error: Mapping[str, Any]) -> StreamError | BrokerUnavailableError:
-        """What an error of JetStream means."""
+        """The error to raise for an error of JetStream."""
         refused = NatsApiError(self.where, error)
         if refused.err_code in _FULL:
             return BrokerUnavailableError(f"{refused}. Make room on the server's disk, or raise its max_file_store")
@@ -332,7 +332,7 @@ class NatsClient:
         )
 
     def _options(self) -> dict[str, Any]:
-        """How nats-py is told to connect."""
+        """The options of nats-py."""
         url, settings = self._url, self._settings
         options: dict[str, Any] = {
             "servers": [f"{url.scheme}://{host}" for host in url.hosts],

@@ -34,7 +34,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 def message_id(producer: str, number: int) -> str:
-    """By which the server recognises a message that is sent again."""
+    """The id by which the server recognises a message that is sent again."""
     return f"{_ID_PREFIX}{producer}-{number}"
 
 

@@ -134,7 +134,7 @@ class NatsTopicStream(TopicBase):
         raise BrokerUnavailableError(f"{self._client.where} removes consumers of {self.topic!r} while they are read")
 
     async def _pull_until(self, partition: int, reader: _Reader, limit: int, until_s: float) -> Pulled:
-        """What is there, or else what comes first."""
+        """The messages that are there. If there are none, the first that arrives before `until_s`."""
         pulled = await self._pull(partition, reader, min(limit, reader.batch), None)
         while not pulled.messages and not _is_gone(pulled) and (left_s := until_s - time.monotonic()) > 0:
             self._check_open()
@@ -183,7 +183,7 @@ class NatsTopicStream(TopicBase):
             raise self._place.translated(error, partition) from error
 
     async def _pull(self, partition: int, reader: _Reader, count: int, wait_s: float | None) -> Pulled:
-        """What is there, or the first that comes within `wait_s`."""
+        """The messages that are there, or the first that arrives within `wait_s`."""
         request: dict[str, Any] = {"batch": count, "no_wait": True}
         if wait_s is not None:
             request = {"batch": count, "expires": max(1_000_000, round(wait_s * _NS))}
@@ -196,7 +196,7 @@ class NatsTopicStream(TopicBase):
     async def _batch(
         self, partition: int, start: Pointer, layout: Layout, reader: _Reader, messages: Sequence[Any]
     ) -> Batch:
-        """The messages as a batch, as far as none is missing between them."""
+        """A batch of the messages up to the first one that is missing between them."""
         subject = layout.subjects[partition] if partition < len(layout.subjects) else ""
         records: list[Record] = []
         following = start

@@ -31,7 +31,7 @@ _LEAST_WINDOW_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What a partition holds now."""
+    """The contents of a partition at one moment."""
 
     first: Pointer
     end: Pointer
@@ -72,7 +72,7 @@ class NatsTopic:
         return name if partition == 0 else f"{name}{PARTITION_MARK}{partition}"
 
     async def layout(self) -> Layout | None:
-        """None if there is no such topic."""
+        """Partitions and settings of the topic, as the server has them; None if the topic does not exist."""
         try:
             info = await self._client.api(f"STREAM.INFO.{self.stream(0)}")
         except NatsApiError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from penstock.errors import (
     TopicExistsError,
 )
 from penstock.model import NewRecord, Receipt
+from penstock.model.retry import Retry
 from penstock.streams.adapting.append_queue import check_appendable, delivery_error
 from penstock.streams.adapting.stream_base import receipts_for
 from penstock.streams.forks import FORKS
@@ -33,8 +33,7 @@ CLOSING_S: Final = 30.0
 """How long `close` waits for records that are under way, if the delivery timeout is not shorter."""
 PARTITIONS_S: Final = 60.0
 """How often the number of partitions is asked for: it may grow."""
-FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 5.0
+_AGAIN: Final = Retry(None, first_delay_s=0.05, max_delay_s=5.0)
 _STICKY: Final = 100
 """How many records without a key go to one partition before the next one is used, so that batches are large."""
 _OVERHEAD_BYTES: Final = 200
@@ -80,7 +79,7 @@ class PulsarAppender:
         return receipts
 
     def close(self) -> None:
-        """Wait until everything is settled; what is not in time fails."""
+        """Wait until all records are settled. Those that are not stored in time fail."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -153,7 +152,7 @@ class PulsarAppender:
         return self._turn // _STICKY % count
 
     def _provided(self) -> int:
-        """How many partitions the topic has, 0 if it is not partitioned. It is created if need be."""
+        """The number of partitions, 0 if the topic is not partitioned. A missing topic is created."""
         partitions = self._place.partitions()
         if partitions is None:
             try:
@@ -176,7 +175,7 @@ class PulsarAppender:
     def _until_available(self, attempt: Callable[[], Any]) -> Any:
         """The result of the first attempt that finds the server, for as long as a delivery may take."""
         until_s = time.monotonic() + self._settings.delivery_timeout_s
-        pause_s = FIRST_PAUSE_S
+        delays_s = _AGAIN.delays_s()
         while True:  # ends: at the latest when the time is over
             try:
                 return attempt()
@@ -185,8 +184,7 @@ class PulsarAppender:
                 if not error.retriable or left_s <= 0 or self._closed:
                     raise
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, min(left_s, pause_s * random.uniform(0.5, 1.0)))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                self._changed.wait_for(lambda: self._closed, min(left_s, next(delays_s)))
 
     def _wait_for_room(self) -> None:
         """The caller holds `_changed`."""
@@ -201,7 +199,7 @@ class PulsarAppender:
             raise DeliveryError(f"the stream of topic {self._topic!r} was closed before there was room for a record")
 
     def _refusal(self, partition: int, producer: Any, result: Any, record: NewRecord) -> DeliveryError:
-        """Why a record was not stored. A producer that is of no use any more is forgotten."""
+        """The error of a record that was not stored. A producer that can store nothing more is dropped."""
         name = result.name
         if name == "MessageTooBig":
             return DeliveryError(

@@ -135,7 +135,8 @@ class PulsarClient:
             raise self.translated(error) from error
 
     def read_on(self, reader: Any, message: Any, take: Callable[[Any], bool]) -> None:
-        """Pass this message and those that have arrived after it to `take`, for as long as it wants more."""
+        """Pass this message, and those that arrived after it, to `take`, until it returns False or no message is
+        left."""
         read_next = raw_reader(reader).read_next
         try:
             while take(message):
@@ -177,7 +178,7 @@ class PulsarClient:
             closable.close()
 
     def translated(self, error: Exception) -> PenstockError:
-        """What an error of the client means."""
+        """The error to raise for an error of the client."""
         return self.meaning(type(error).__name__, str(error).removeprefix("Pulsar error: "))
 
     def meaning(self, name: str, text: str) -> PenstockError:
@@ -287,7 +288,7 @@ class ClientLog:
         self._path: str | None = None
 
     def for_client(self, pulsar: Any) -> Any:
-        """What a new client takes as its `logger`."""
+        """The `logger` to pass to a new client."""
         level = pulsar.LoggerLevel.Info if logger.isEnabledFor(logging.DEBUG) else pulsar.LoggerLevel.Warn
         with self._lock:
             if self._path is None:

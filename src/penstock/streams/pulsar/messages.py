@@ -108,7 +108,7 @@ def partition_of(key: bytes, count: int) -> int:
 
 
 def fields_of(record: NewRecord) -> tuple[str | None, Properties | None, int | None]:
-    """Key, properties and event time of the message of a record."""
+    """The key, properties and event time of a record's message."""
     key: str | None = None
     properties: Properties | None = None
     if record.key is not None:

@@ -30,7 +30,7 @@ _PARTITION: Final = re.compile(rf"{PARTITION_MARK}\d+$", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PartitionLedgers:
-    """What a partition holds now."""
+    """The ledgers of a partition at one moment."""
 
     ledgers: dict[int, int]
     """The entries of each ledger, by its id, the oldest first."""
@@ -76,7 +76,7 @@ class PulsarTopic:
         return count
 
     def count(self) -> int:
-        """How many partitions there are, a topic without them having one. Raises UnknownTopicError."""
+        """The number of partitions, 1 for a topic without partitions. UnknownTopicError if the topic does not exist."""
         partitions = self.partitions()
         if partitions is None:
             raise self.unknown()
@@ -111,7 +111,7 @@ class PulsarTopic:
             raise self.unknown() from error
 
     def state(self, partition: int, name: str) -> PartitionLedgers:
-        """What partition `name` holds."""
+        """The ledgers of partition `name`."""
         path = f"{self._client.path}/{quote(name, safe='')}"
         found = self._web.find(f"{path}/internalStats")
         if found is None:
@@ -164,7 +164,7 @@ class PulsarTopic:
         return (named.get("x-pulsar-uuid", ""), int(number)) if number.isdecimal() else None
 
     def retention(self) -> tuple[int, int]:
-        """For how many minutes, and up to how many MB, records are kept that no subscription waits for. -1: all."""
+        """The minutes and the MB up to which Pulsar keeps records that no subscription waits for. -1: without limit."""
         found = self._web.find(f"{self._path}/retention?applied=true") or {}
         return int(found.get("retentionTimeInMinutes", 0)), int(found.get("retentionSizeInMB", 0))
 

@@ -69,7 +69,7 @@ class PulsarWeb:
             raise
 
     def version(self) -> str:
-        """Of the broker that answers; empty if it does not tell."""
+        """The version of the broker that answers; "" if it does not report one."""
         status, _, data = self._send(self._address, "GET", f"{self._prefix}/admin/v2/brokers/version", None)
         text = data[:_LONGEST_VERSION].decode(errors="replace").strip().strip('"')
         return text if status == http.client.OK and text[:1].isdecimal() else ""

@@ -99,7 +99,7 @@ class StreamClient:
         return self.connection().request(command, what, *parts)
 
     def refusal(self, error: RequestRefusedError) -> PenstockError:
-        """What a refusal means to a caller who can do nothing else about it."""
+        """The error to raise for a refusal that has no other meaning to the caller."""
         if error.code == Code.ACCESS_REFUSED:
             return NotAllowedError(f"{error}. Change the permissions of this user")
         if error.code in (Code.STREAM_NOT_AVAILABLE, Code.INTERNAL_ERROR, Code.PUBLISHER_DOES_NOT_EXIST):
@@ -110,7 +110,7 @@ class StreamClient:
         return _version(self.connection())
 
     def managed(self, what: str) -> Any:
-        """What the management API answers to `what`, such as `queues`, about the virtual host."""
+        """The answer of the management API about `what`, such as `queues`, in the virtual host."""
         settings, url = self._settings, self._url
         scheme, port = _MANAGEMENT_PORTS[url.scheme == TLS_SCHEME]
         base = settings.management or f"{scheme}://{Host(url.host.name, port)}"

@@ -74,7 +74,7 @@ class Login:
 
 
 class Mailbox:
-    """Where a subscription's chunks and a publisher's errors arrive. One thread takes them out."""
+    """Holds a subscription's chunks and a publisher's errors as they arrive. One thread takes them out."""
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
@@ -89,7 +89,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def refuse(self, refused: Sequence[tuple[int, int]]) -> None:
-        """Publishing ids and the codes why the server did not store the messages."""
+        """Add publishing ids, with the codes because of which the server did not store the messages."""
         with self._changed:
             self._refused.extend(refused)
             self._changed.notify_all()
@@ -105,7 +105,7 @@ class Mailbox:
         return self._problem is not None
 
     def __len__(self) -> int:
-        """How many chunks wait."""
+        """The number of waiting chunks."""
         return len(self._chunks)
 
     def take(self, timeout_s: float) -> StoredChunk | None:
@@ -126,7 +126,7 @@ class Mailbox:
 
 
 class _Waiting:
-    """Somebody who waits for an answer."""
+    """A caller that waits for an answer."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -209,7 +209,8 @@ class StreamConnection:
         return Reply(waiting.payload)
 
     def subscribe(self, stream: str, start: OffsetSpec, credit: int, mailbox: Mailbox) -> int:
-        """Have the chunks of a stream delivered to a mailbox, as many as there is credit for. Returns its id."""
+        """Deliver the chunks of a stream to a mailbox, as many as there is credit for. Returns the subscription's
+        id."""
         id = self._take_id(self._subscriptions, mailbox)
         try:
             self.request(
@@ -234,7 +235,7 @@ class StreamConnection:
         self._end(self._subscriptions, id, mailbox, Command.UNSUBSCRIBE)
 
     def declare_publisher(self, stream: str, reference: str, mailbox: Mailbox) -> int:
-        """Be able to publish to a stream. The server drops messages whose publishing id the reference has used."""
+        """Prepare for publishing to a stream. The server drops messages whose publishing id the reference has used."""
         id = self._take_id(self._publishers, mailbox)
         try:
             self.request(
@@ -294,7 +295,7 @@ class StreamConnection:
             self._check_usable()
 
     def lose(self, why: str) -> None:
-        """End the connection, and tell everybody who waits."""
+        """End the connection, and fail all waiting calls."""
         with self._lock:
             if self.problem is not None:
                 return
@@ -414,7 +415,7 @@ class StreamConnection:
                 self._socket.close()
 
     def _receive(self, readable: selectors.BaseSelector) -> bytes:
-        """Some bytes; none when it is time to look at the clock."""
+        """Read some bytes; none when it is time to look at the clock."""
         try:
             with self._socket_use:
                 received = self._socket.recv(_RECEIVE_BYTES)

@@ -28,7 +28,7 @@ class PartitionReader:
     def __init__(
         self, place: StreamTopic, client: StreamClient, partition: int, stream: str, start: Pointer, timeout_s: float
     ) -> None:
-        """Raises OffsetOutOfRangeError if the start was removed, or is not there yet."""
+        """Subscribe from `start` on. OffsetOutOfRangeError if that record was removed, or does not exist yet."""
         self.next = start
         self._place = place
         self._client = client
@@ -123,7 +123,8 @@ class PartitionReader:
             self._credit += more
 
     def _check_gap(self) -> None:
-        """Offsets without messages are RabbitMQ's own notes, or messages that retention has removed."""
+        """Raise OffsetOutOfRangeError if retention may have removed the messages of a gap. Gaps are RabbitMQ's own
+        entries otherwise."""
         first = self._place.first(self._stream)
         if self.next < first:
             raise self._out_of_range(first, self._place.state(self._stream).end)

@@ -40,7 +40,7 @@ _SUPER_STREAMS: Final = (3, 13)
 
 @dataclass(frozen=True, slots=True)
 class StreamSpan:
-    """What a partition holds now."""
+    """The offsets of a partition at one moment."""
 
     first: Pointer
     """What is before it was removed."""
@@ -133,7 +133,7 @@ class StreamTopic:
             raise self._client.refusal(error) from error
 
     def state(self, stream: str) -> StreamSpan:
-        """What a partition holds."""
+        """The offsets of a partition."""
         with self.translating():
             connection = self._client.connection_for(stream, at_leader=True)
             first, last = self._chunk_ids(connection, stream)
@@ -183,7 +183,7 @@ class StreamTopic:
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:
-        """Refusals about a stream of this topic, in our words."""
+        """Translate refusals about a stream of this topic."""
         try:
             yield
         except RequestRefusedError as error:
@@ -201,7 +201,7 @@ class StreamTopic:
         return TopicExistsError(f"topic {self.topic!r} exists already in {self._client.where}")
 
     def _arguments(self) -> dict[str, str]:
-        """How new streams are created."""
+        """The arguments of new streams."""
         settings = self._settings
         given = {
             "initial-cluster-size": settings.replicas,

@@ -89,7 +89,8 @@ class PartitionWriter:
         connection.publish(self._publisher, messages)
 
     def wait(self) -> None:
-        """Settle the receipts of all that was sent, when it is found in the stream. BrokerUnavailableError: not all."""
+        """Settle the receipts of all records sent, as they are found in the stream. BrokerUnavailableError if some
+        are not found in time."""
         until_s = time.monotonic() + self._timeout_s
         pause_s = until_s + _OTHERS * self._timeout_s
         while self._outgoing:
@@ -153,7 +154,7 @@ class PartitionWriter:
             offset += 1
 
     def _refuse(self, refused: dict[int, int]) -> None:
-        """Settle what the server will never store. For the rest, BrokerUnavailableError."""
+        """Settle the records that the server will never store. BrokerUnavailableError for the others."""
         lasting = {id: code for id, code in refused.items() if code in _LASTING}
         kept: deque[Outgoing] = deque()
         for each in self._outgoing:

@@ -130,7 +130,7 @@ class RedisClient:
                 connection.disconnect()
 
     def translated(self, error: Exception) -> PenstockError:
-        """What an error of redis-py means."""
+        """The error to raise for an error of redis-py."""
         named = self._errors
         text = str(error) or type(error).__name__
         if isinstance(error, named.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS")):

@@ -56,14 +56,14 @@ Entry = tuple[bytes, list[bytes]]
 
 
 class EntryFormat:
-    """Which fields hold what."""
+    """Converts records to entries and back, with these fields for value and key."""
 
     def __init__(self, value_field: str, key_field: str) -> None:
         self._value = value_field.encode()
         self._key = key_field.encode()
 
     def fields(self, record: NewRecord) -> list[bytes]:
-        """Field, value, field, value, ..."""
+        """The fields of an entry: name, value, name, value, ..."""
         fields = [_NULL, b""] if record.value is None else [self._value, record.value]
         if record.key is not None:
             fields += (self._key, record.key)
@@ -98,7 +98,7 @@ class EntryFormat:
         ]
 
     def parts(self, fields: Sequence[bytes]) -> tuple[bytes | None, bytes | None, Headers]:
-        """Key, value and headers."""
+        """The key, value and headers of an entry."""
         if fields[0] == self._value:
             if len(fields) == 4 and fields[2] == self._key:
                 return fields[3], fields[1], ()

@@ -55,7 +55,7 @@ class RedisSettings:
 
     @property
     def tls(self) -> dict[str, Any]:
-        """What was given for `rediss:`, by the names that redis-py has for it."""
+        """The settings of `rediss:`, by redis-py's names."""
         return {
             "ssl_ca_certs": self.ssl_ca_certs,
             "ssl_certfile": self.ssl_certfile,

@@ -57,7 +57,7 @@ class RedisBackend(ServerStream):
         return parse_id(text)
 
     def retention_s(self, topic: str) -> float | None:
-        """What this URL says: a producer with another URL may trim earlier, or not at all."""
+        """The retention that this URL sets. A producer with another URL may trim earlier, or not at all."""
         return self._settings.max_age_s
 
     def checkpoint_url(self, *, in_stream: bool) -> str:

@@ -35,7 +35,7 @@ _TIMES_TO_CREATE: Final = 3
 
 @dataclass(slots=True)
 class PartitionState:
-    """What is known of a partition at one moment."""
+    """What Redis reports about a partition at one moment."""
 
     first: Pointer | None
     last: Pointer
@@ -73,7 +73,7 @@ class TopicKeys:
         return f"{{{self.partition(number)}}}:producer:{producer}"
 
     def count(self) -> int:
-        """How many partitions there are; 0 if there is no such topic."""
+        """The number of partitions; 0 if the topic does not exist."""
         kind, count = self._client.call(("TYPE", self.base), ("GET", self.count_key))
         if kind == b"none":
             return 0
@@ -180,7 +180,7 @@ class RedisTopicStream(TopicBase):
         return parse_id(text)
 
     def _read_now(self, partition: int, start: Pointer, limit: int) -> Batch:
-        """What is there at one moment: records and state are read together."""
+        """The records that are there now. They and the state of the partition are read at the same moment."""
         commands = (("MULTI",), self._xread(partition, start, limit), self._state_command(partition), ("EXEC",))
         [*_, answers] = self._client.call(*commands)
         for answer in answers:
@@ -196,7 +196,7 @@ class RedisTopicStream(TopicBase):
         return batch
 
     def _read_blocking(self, partition: int, start: Pointer, limit: int, wait_s: float) -> Batch | None:
-        """What comes within `wait_s`; None if records may have been removed before they were read."""
+        """The records that arrive within `wait_s`; None if some may have been removed before they were read."""
         block = ("BLOCK", max(1, round(wait_s * 1000)))
         found, answer = self._client.call(self._xread(partition, start, limit, *block), self._state_command(partition))
         if answer is None or self._missed(partition, start, self._parse_state(partition, answer)):
@@ -303,7 +303,7 @@ class RedisTopicStream(TopicBase):
             group.arguments += fields
 
     def _refusal(self, number: int, count: int, fields: Sequence[bytes]) -> str | None:
-        """Why a record cannot be stored."""
+        """The error of a record that cannot be stored."""
         if not 0 <= number < count:
             return f"topic {self.topic!r} has no partition {number}: it has {count}, numbered from 0"
         if len(fields) > 2 * _MOST_FIELDS:

@@ -70,7 +70,7 @@ HORIZON: Final = """
 
 @dataclass(slots=True)
 class Horizon:
-    """Up to where the ids of one table are final, as far as this process knows."""
+    """The id up to which the rows of one table are final, as far as this process knows."""
 
     end: Pointer = LOWEST
     """Every id before it is final."""
@@ -237,7 +237,7 @@ class PostgresRows:
         return int(sequence) if may_read else None
 
     def _extra(self, columns: dict[str, str]) -> str:
-        """More columns of the SELECT, behind a comma."""
+        """Further columns of the SELECT, after a comma."""
         return ""
 
     def _key(self, columns: dict[str, str]) -> str:
@@ -246,7 +246,7 @@ class PostgresRows:
     def _value(self, columns: dict[str, str]) -> str:
         if self._settings.payload_column:
             return _raw(self._settings.payload_column, columns)
-        chosen = _names(self._settings.value_columns)
+        chosen = self._settings.chosen_columns
         if not chosen:
             return "row_to_json(t)::text"
         return f"(SELECT row_to_json(v)::text FROM (SELECT {', '.join('t.' + quoted(each) for each in chosen)}) v)"
@@ -265,9 +265,7 @@ class PostgresRows:
         return f"floor(extract(epoch FROM t.{quoted(name)}) * 1000)::bigint"
 
     def _wanted(self) -> list[str]:
-        settings = self._settings
-        single = (settings.id_column, settings.key_column, settings.payload_column, settings.timestamp_column)
-        return [name for name in (*single, *_names(settings.value_columns)) if name]
+        return self._settings.wanted_columns
 
     def _read(self, table: str, sql: str, values: Any = ()) -> Rows:
         try:
@@ -286,10 +284,6 @@ def _raw(column: str, columns: dict[str, str]) -> str:
 def text_bytes(value: Any) -> bytes | None:
     """Text as UTF-8; bytes stay as they are."""
     return value.encode() if isinstance(value, str) else value
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _identifier(name: str) -> str:

@@ -20,14 +20,15 @@ from penstock.errors import (
     StoreUnavailableError,
     UnknownTopicError,
 )
+from penstock.model.retry import Retry
 from penstock.streams.adapting.polled_topic import Wakeups
 from penstock.streams.backend_url import check_positive
 from penstock.streams.sql.topic_tables import TopicSettings
 
 ANSWER_S: Final = 5.0
 """How much later than the server we give up a statement, so that it is the server that says why."""
-FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
+_AGAIN: Final = Retry(None, first_delay_s=0.2, max_delay_s=LONGEST_PAUSE_S, jitter=0)
 REFUSED_LOGINS: Final = (
     "authentication failed",
     "no password supplied",
@@ -168,19 +169,18 @@ class Listener:
         thread.join(self._pool.connect_timeout_s + ANSWER_S)
 
     def _run(self, stop: int, _: int) -> None:
-        pause_s = FIRST_PAUSE_S
+        delays_s = _AGAIN.delays_s()
         try:
             while not _is_ready(stop, 0.0):
                 address = {**self._pool.settings, "connect_timeout": self._pool.connect_timeout_s}
                 with contextlib.suppress(psycopg.Error), psycopg.connect(**address, autocommit=True) as connection:
                     connection.execute(b'LISTEN "%b"' % self._channel.replace('"', '""').encode())
                     self._wakeups.tell_all()  # what was missed before
-                    pause_s = FIRST_PAUSE_S
+                    delays_s = _AGAIN.delays_s()
                     self._hear(connection, stop)
                     return
-                if _is_ready(stop, pause_s):
+                if _is_ready(stop, next(delays_s)):
                     return
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         finally:
             os.close(stop)
 

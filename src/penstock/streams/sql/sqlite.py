@@ -283,7 +283,7 @@ class SqliteRows:
 
     def names(self) -> list[str]:
         found = self._read("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
-        wanted = set(self._wanted())
+        wanted = set(self._settings.wanted_columns)
         return [
             name
             for (name,) in found
@@ -298,7 +298,7 @@ class SqliteRows:
         columns = self._columns(table)
         if not columns:
             raise UnknownTopicError(f"{self.where} has no table {table!r}")
-        for name in self._wanted():
+        for name in self._settings.wanted_columns:
             if name not in columns:
                 raise ConfigError(
                     f"table {table!r} in {self.where} has no column {name!r}; it has {', '.join(columns)}"
@@ -311,7 +311,7 @@ class SqliteRows:
                 "than all rows before it"
             )
         settings = self._settings
-        values = _names(settings.value_columns) or list(columns)
+        values = settings.chosen_columns or list(columns)
         chosen = [settings.payload_column] if settings.payload_column else values
         key = quoted(settings.key_column) if settings.key_column else "NULL"
         self._selects[table] = (
@@ -364,11 +364,6 @@ class SqliteRows:
         parsed = f"CAST(round((julianday({column}) - 2440587.5) * 86400000.0) AS INTEGER)"
         return f"CASE typeof({column}) WHEN 'text' THEN {parsed} ELSE CAST({column} AS INTEGER) END"
 
-    def _wanted(self) -> list[str]:
-        settings = self._settings
-        single = (settings.id_column, settings.key_column, settings.payload_column, settings.timestamp_column)
-        return [name for name in (*single, *_names(settings.value_columns)) if name]
-
     def _columns(self, table: str) -> dict[str, tuple[str, bool]]:
         """By name: the declared type, and whether it is the primary key by itself."""
         rows = self._read("SELECT name, type, pk FROM pragma_table_info(?)", (table,))
@@ -404,10 +399,6 @@ def quoted(name: str) -> str:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -54,6 +54,17 @@ class TopicSettings:
     max_record_bytes: int = 64 << 20
     """Larger records are refused. Readers hold up to their limit of such records in memory."""
 
+    @property
+    def chosen_columns(self) -> list[str]:
+        """The names in `value_columns`."""
+        return [name.strip() for name in self.value_columns.split(",") if name.strip()]
+
+    @property
+    def wanted_columns(self) -> list[str]:
+        """All columns that the settings name: an existing table must have them."""
+        single = (self.id_column, self.key_column, self.payload_column, self.timestamp_column)
+        return [name for name in (*single, *self.chosen_columns) if name]
+
     def __post_init__(self) -> None:
         check_counts(self, "max_record_bytes")
         if self.payload_column and self.value_columns:
@@ -84,20 +95,21 @@ class TopicTables(Database, Protocol):
     """The statements of one database. All raise BrokerUnavailableError when it cannot be reached."""
 
     def create(self, topic: str, partitions: int) -> None:
-        """Raises TopicExistsError."""
+        """Create the topic. TopicExistsError if it exists."""
 
     def drop(self, topic: str) -> bool: ...
 
     def partition_count(self, topic: str) -> int:
-        """0 if there is no such topic."""
+        """The number of partitions; 0 if the topic does not exist."""
 
     def rows(self, topic: str, partition: int, start: Pointer, limit: int) -> list[Row]: ...
 
     def fetch(self, topic: str, partition: int, start: Pointer, limit: int) -> tuple[Pointer | None, list[Row]]:
-        """The end of the partition, and its rows from `start` on, of one snapshot; None: no such partition."""
+        """The end of the partition and its rows from `start` on, both of one snapshot. The end is None if there is
+        no such partition."""
 
     def span(self, topic: str, partition: int) -> tuple[Pointer | None, Pointer] | None:
-        """The offset of the first row, if there is one, and the end; None: no such partition."""
+        """The offset of the first row (None: no rows) and the end. None if there is no such partition."""
 
     def at_time(self, topic: str, partition: int, time_ms: int) -> Pointer | None: ...
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.abc import Stream
 from penstock.errors import ConfigError, UnknownTopicError
-from penstock.streams.key_value_topic import Changes, KeyValueTopic, Notices
+from penstock.streams.key_value_topic import Changes, KeyValueTopic, Values
 from penstock.tables.cdc.delivery import state_topic
 from penstock.tables.cdc.reports import REQUESTS
 from penstock.tables.cdc.source import LEFT, saved_tables
@@ -90,7 +90,7 @@ class RequestReader:
         key = self._prefix + table
         value = None if refused is None else _REFUSED + refused.encode()
 
-        def removed(known: Notices) -> Changes:
+        def removed(known: Values) -> Changes:
             return {key: value} if known.get(key) == request.encode() else {}
 
         self._values.change(removed)

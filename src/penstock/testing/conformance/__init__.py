@@ -10,14 +10,31 @@ Input: a function that opens the backend. Output: a class of test cases. They ch
 
 from __future__ import annotations
 
-from penstock.testing.conformance.buffers import buffer
-from penstock.testing.conformance.channels import channel, port_to_bind, port_to_connect
-from penstock.testing.conformance.checkpoints import checkpoint_store
-from penstock.testing.conformance.letters import dead_letters
-from penstock.testing.conformance.queue import queue
-from penstock.testing.conformance.streams import stream
+from penstock.testing.conformance.buffers import BufferCases, buffer
+from penstock.testing.conformance.channels import ChannelCases, channel, port_to_bind, port_to_connect
+from penstock.testing.conformance.channels.suite import Message, NumberOf
+from penstock.testing.conformance.checkpoints import CheckpointStoreCases, checkpoint_store
+from penstock.testing.conformance.checkpoints.samples import Spoil
+from penstock.testing.conformance.letters import DeadLetterCases, dead_letters
+from penstock.testing.conformance.outages import Outage
+from penstock.testing.conformance.queue import QueueCases, queue
+from penstock.testing.conformance.streams import StreamCases, stream
+from penstock.testing.conformance.streams.suite import Expire
+from penstock.testing.conformance.suite import Factory
 
 __all__ = [
+    "BufferCases",
+    "ChannelCases",
+    "CheckpointStoreCases",
+    "DeadLetterCases",
+    "Expire",
+    "Factory",
+    "Message",
+    "NumberOf",
+    "Outage",
+    "QueueCases",
+    "Spoil",
+    "StreamCases",
     "buffer",
     "channel",
     "checkpoint_store",

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
-from penstock.abc import CountingWaiting, Delivery, Extending, Feature, Features, Outcome, Queue, SettlingMany
+from penstock.abc import BatchSettling, CountingWaiting, Delivery, Extending, Feature, Features, Outcome, Queue
 from penstock.errors import ConfigError, ConnectionClosedError, StaleDeliveryError
 from penstock.model import Headers, NewRecord
 from penstock.testing.conformance.child import Parent
@@ -352,8 +352,8 @@ class QueueCases(QueueOutageCases):
 
     def test_many_are_settled_at_once(self) -> None:
         queue = self.open()
-        if not isinstance(queue, SettlingMany):
-            raise unittest.SkipTest("does not apply: the queue is not penstock.abc.SettlingMany")
+        if not isinstance(queue, BatchSettling):
+            raise unittest.SkipTest("does not apply: the queue is not penstock.abc.BatchSettling")
         self.put(queue, range(5))
         deliveries: list[Delivery] = []
         while len(deliveries) < 5:  # ends: nothing for so long is an error

@@ -203,7 +203,7 @@ Strip = tuple[str, float, float]
 
 
 def strips(checkpoint: Checkpoint) -> list[Strip]:
-    """From the bottom up: later ones are drawn on top. Runs within one column are drawn as one."""
+    """The strips of a checkpoint in drawing order: later ones cover earlier ones. Runs within one column are merged."""
     start, width = checkpoint.start, checkpoint.next - checkpoint.start
     if width <= 0:
         return []

@@ -37,7 +37,7 @@ def kept_text(group: GroupFacts) -> str:
 
 
 def nothing_read(snapshot: Snapshot, url: str, topic: str = "TOPIC") -> tuple[str, str]:
-    """How a group comes to be on this stream, and a command for it."""
+    """The explanation of how a group appears on this stream, with a command for it."""
     if not snapshot.has_store:
         return (
             "This stream has no groups of its own, and no place for checkpoints: name the store that the app uses.",

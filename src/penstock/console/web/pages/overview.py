@@ -180,7 +180,7 @@ def _capture_row(capture: CaptureFacts) -> tables.Row:
 
 
 def _total(rates: Sequence[float | None]) -> float | None:
-    """None while nothing has been measured."""
+    """The sum of the measured rates; None if nothing has been measured."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
 

@@ -33,7 +33,7 @@ _REFUSALS: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, Kafka
 
 
 def new_admin(bootstrap: str, options: Options, **more: Any) -> AdminClient:
-    """Raises ConfigError that names the setting that librdkafka rejected."""
+    """An AdminClient. ConfigError names the setting that librdkafka rejected."""
     try:
         return AdminClient({**admin_configuration(bootstrap, options), **more})
     except KafkaException as error:

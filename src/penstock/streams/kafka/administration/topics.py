@@ -154,7 +154,7 @@ class TopicAdministration:
     def _ask_offsets(
         self, asked: Mapping[tuple[str, int], OffsetSpec], isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     ) -> dict[tuple[str, int], int]:
-        """One offset for each partition that exists."""
+        """One offset for each existing partition."""
         if not asked:
             return {}
         places = {TopicPartition(*place): spec for place, spec in asked.items()}
@@ -350,7 +350,7 @@ class TopicAdministration:
 
 
 def list_topics(admin: AdminClient, timeout_s: float) -> list[TopicSummary]:
-    """All topics, internal ones too, by name. Raises KafkaException."""
+    """The metadata of all topics by name, internal ones too. KafkaException if the brokers do not answer."""
     summaries = [
         TopicSummary(topic.topic, tuple(sorted(topic.partitions)), topic.topic.startswith("__"))
         for topic in admin.list_topics(timeout=timeout_s).topics.values()
@@ -381,9 +381,9 @@ def answer_of(future: concurrent.futures.Future[Any], what: str) -> Any:
 
 
 def refresh_leaders(admin: AdminClient, timeout_s: float = LEADER_TIMEOUT_S) -> None:
-    """Have librdkafka ask who leads which partition.
+    """Make librdkafka ask again who leads which partition.
 
-    Its admin client asks once and keeps the answer for 15 minutes, also after a leader has said that it no longer is
+    Its admin client asks once and keeps the answer for 15 minutes, even after a leader has said that it no longer is
     one.
     """
     with contextlib.suppress(KafkaException):  # the request that needs the leaders says what is wrong

@@ -147,7 +147,8 @@ class KafkaGroupFeed(PolledFeed):
                 self._commit_failed(KafkaException(place.error), wait)
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Batch]:
-        """See `penstock.abc.Feed.poll`. Call it more often than `max.poll.interval.ms`, even if all is paused."""
+        """The next batches, as in `penstock.abc.Feed.poll`. Call it more often than `max.poll.interval.ms`, even if
+        all partitions are paused."""
         if self._failure is not None:
             raise StreamError(f"this member of group {self._group!r} has failed: close it") from self._failure
         return super().poll(limit, wait_s)

@@ -76,7 +76,7 @@ class KafkaProducer:
                 raise self._not_taken(topic, error) from error
 
     def poll(self, timeout_s: float) -> None:
-        """Report deliveries. Wait for the first one."""
+        """Report deliveries, after waiting for the first one."""
         self.client.poll(timeout_s)
 
     def flush(self, timeout_s: float) -> int:

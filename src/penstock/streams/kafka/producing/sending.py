@@ -110,7 +110,7 @@ class KafkaSender(CountingSender):
         except TimeoutError:
             self._producer.purge()
             self._producer.flush(_SLICE_S)
-            self._raise_failures()
+            self._failures.raise_first()
         finally:
             OBSERVED.leave(self)
             self._stopping.set()

@@ -54,7 +54,7 @@ class TransactionalProducer(KafkaProducer):
         timeout_s: float,
         stopping: threading.Event | None = None,
     ) -> None:
-        """Once `stopping` is set, no call is repeated."""
+        """When `stopping` is set, calls are no longer retried."""
         super().__init__(configuration, timeout_s)
         self._id = transactional_id
         self._stopping = stopping or threading.Event()

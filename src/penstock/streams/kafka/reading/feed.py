@@ -47,7 +47,8 @@ class KafkaFeed(PolledFeed):
         self._known: set[int] = set(known)
 
     def add(self, partition: int, start: Pointer) -> None:
-        """See `penstock.abc.Feed.add`. Raises UnknownTopicError, because librdkafka would wait for ever."""
+        """Read this partition, too, as in `penstock.abc.Feed.add`. UnknownTopicError if it does not exist:
+        librdkafka would wait for ever."""
         if partition not in self._known:
             self._topics.require_partition(self._topic, partition)
             self._known.add(partition)

@@ -51,7 +51,7 @@ class TopicLivenessCheck:
 
 
 def new_consumer(configuration: Configuration) -> Consumer:
-    """Raises ConfigError if librdkafka rejects the configuration."""
+    """A consumer of librdkafka. ConfigError if it rejects the configuration."""
     try:
         return Consumer(configuration)
     except KafkaException as error:
@@ -89,7 +89,8 @@ class PolledFeed:
                 self._open_consumer().resume([TopicPartition(self._topic, partition)])
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Batch]:
-        """See `penstock.abc.Feed.poll`. Records that came before an error are returned before it is raised."""
+        """The next batches, as in `penstock.abc.Feed.poll`. Records that came before an error are returned before it
+        is raised."""
         if limit < 1:
             raise ConfigError(f"limit={limit} must be >= 1")
         with self._lock:

@@ -29,7 +29,7 @@ def stream(
 ) -> type[StreamCases]:
     """The cases for a stream. `factory` opens it.
 
-    `features` are those that it declares itself, unless given. `expire(streams, topic, partition, before)` removes the
+    `features` are those that it declares itself, unless given. `expire(stream, topic, partition, before)` removes the
     records before a pointer, as retention does; without it, the cases about expired records are skipped.
     `outage()` returns the server that the factory's stream connects to, through a `TcpProxy`; without it, the cases
     that kill the server and break the network are skipped. `longest_backoff_s` is the longest pause between two

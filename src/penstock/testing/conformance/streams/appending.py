@@ -167,7 +167,7 @@ class AppendingCases(StreamSuite):
 
     def test_close_settles_what_is_under_way(self) -> None:
         streams = self.open()
-        stream = self.new_stream(streams=streams)
+        stream = self.new_stream(stream=streams)
         receipts = stream.append([ordered_record(stream, value, b"key") for value in numbered(200)])
         stream.close()
         undecided = sum(not receipt.done for receipt in receipts)
@@ -216,7 +216,7 @@ class StreamCrashCases(StreamSuite):
     @needs(Feature.DURABLE)
     def test_what_was_stored_is_there_when_the_stream_is_opened_again(self) -> None:
         streams = self.open()
-        stream = self.new_stream(streams=streams)
+        stream = self.new_stream(stream=streams)
         self.put(stream, numbered(20))
         stream.close()
         streams.close()
@@ -226,7 +226,7 @@ class StreamCrashCases(StreamSuite):
     def test_nothing_acknowledged_is_lost_when_the_appender_is_killed(self) -> None:
         """Records one by one, killed while the next one is in flight, and then from where that one stopped."""
         streams = self.open()
-        stream = self.new_stream(streams=streams)
+        stream = self.new_stream(stream=streams)
         acknowledged: list[tuple[int, int, int]] = []
         first = 0
         for _ in range(KILLS):
@@ -241,7 +241,7 @@ class StreamCrashCases(StreamSuite):
 
     @needs(Feature.DURABLE, Feature.IDEMPOTENCE)
     def test_nothing_is_stored_twice_when_the_appender_is_killed(self) -> None:
-        stream = self.new_stream(streams=self.open())
+        stream = self.new_stream(stream=self.open())
         with self.child(append_and_tell, stream.topic, 0) as child:
             for _ in range(self.rng.randint(1, 100)):
                 child.receive()
@@ -266,11 +266,11 @@ class StreamCrashCases(StreamSuite):
             assert not disordered, f"of key {key!r}, {disordered[0][0]} stands before {disordered[0][1]}"
 
 
-def append_and_tell(streams: Stream, parent: Parent, topic: str, first: int) -> None:
+def append_and_tell(stream: Stream, parent: Parent, topic: str, first: int) -> None:
     """Append numbered records until killed, and report where each is. A few are in flight at any time."""
-    stream = streams.open_topic(topic)
+    opened = stream.open_topic(topic)
     for number in itertools.count(first, 4):
         numbers = range(number, number + 4)
-        receipts = stream.append([ordered_record(stream, b"%d" % each, KEYS[each % 3]) for each in numbers])
+        receipts = opened.append([ordered_record(opened, b"%d" % each, KEYS[each % 3]) for each in numbers])
         for each, place in zip(numbers, metadata_of(receipts), strict=True):
             parent.send((each, place.partition, place.offset))

@@ -157,7 +157,7 @@ class ReadingCases(StreamSuite):
 
     def test_records_that_expired_are_never_skipped_silently(self) -> None:
         streams = self.open()
-        stream = self.new_stream(streams=streams)
+        stream = self.new_stream(stream=streams)
         stored = self.put(stream, numbered(10))
         start, left = self.start_of(stream), stored[6].offset
         self.expire_before(streams, stream.topic, 0, left)

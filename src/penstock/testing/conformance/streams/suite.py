@@ -19,17 +19,17 @@ BRIEF_S: Final = 0.2
 """How long a read waits for a record that should not arrive."""
 
 Expire = Callable[[Any, str, int, Pointer], None]
-"""`expire(streams, topic, partition, before)`: remove the records before this pointer, as retention would."""
+"""`expire(stream, topic, partition, before)`: remove the records before this pointer, as retention would."""
 
 
 class StreamSuite(Suite[Stream]):
     expire: ClassVar[Any] = None
 
-    def new_stream(self, partitions: int = 1, streams: Stream | None = None) -> TopicStream:
-        streams = streams or self.open()
+    def new_stream(self, partitions: int = 1, stream: Stream | None = None) -> TopicStream:
+        stream = stream or self.open()
         topic = self.fresh_name()
-        streams.create_topic(topic, partitions)
-        return self.opened(streams, topic)
+        stream.create_topic(topic, partitions)
+        return self.opened(stream, topic)
 
     def filled(self, count: int, partitions: int = 1) -> TopicStream:
         """A new topic with this many numbered records in each partition."""
@@ -38,10 +38,10 @@ class StreamSuite(Suite[Stream]):
             self.put(stream, numbered(count), partition)
         return stream
 
-    def opened(self, streams: Stream, topic: str) -> TopicStream:
-        stream = streams.open_topic(topic)
-        self.addCleanup(stream.close)
-        return stream
+    def opened(self, stream: Stream, topic: str) -> TopicStream:
+        opened = stream.open_topic(topic)
+        self.addCleanup(opened.close)
+        return opened
 
     def put(self, stream: TopicStream, values: Iterable[bytes | None], partition: int = 0) -> list[RecordMetadata]:
         """Append the values in one call, and wait until they are stored."""
@@ -71,10 +71,10 @@ class StreamSuite(Suite[Stream]):
         assert batch.start == start, f"a read at {start} gave a batch that says it starts at {batch.start}"
         return batch
 
-    def expire_before(self, streams: Stream, topic: str, partition: int, before: Pointer) -> None:
+    def expire_before(self, stream: Stream, topic: str, partition: int, before: Pointer) -> None:
         if self.expire is None:
             raise unittest.SkipTest("the suite cannot expire records: pass conformance.stream(..., expire=...)")
-        self.expire(streams, topic, partition, before)
+        self.expire(stream, topic, partition, before)
 
     def start_of(self, stream: TopicStream, partition: int = 0) -> Pointer:
         return stream.locate(partition, Position.EARLIEST)

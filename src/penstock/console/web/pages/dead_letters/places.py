@@ -227,7 +227,7 @@ class _StorePage:
         return self._service.letters(self._spec, DeadLetterFilter(), 1)
 
     async def draw(self) -> None:
-        """Raises PenstockError when the letters cannot be read."""
+        """Draw the letters of this place, and keep them up to date. PenstockError if they cannot be read."""
         with ui.element("div").style("display: contents") as self._body:
             self._draw()
             await self._load(is_first=True)

@@ -59,7 +59,7 @@ class _Turn(Generic[Answer]):
         return self.answer
 
 
-class SharedCheckpoint:
+class ClaimCheckpoint:
     """The claims on one partition, for one member. Thread-safe; changes that wait are saved together."""
 
     def __init__(

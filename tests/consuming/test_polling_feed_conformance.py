@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.consuming.loop.polling_feed import PollingFeed
 from penstock.model.clock import SystemClock
-from penstock.streams.memory.stream import MemoryFeed, MemoryTopicStream
+from penstock.streams.memory.streams import MemoryFeed, MemoryTopicStream
 from penstock.streams.memory.topics import Topics
 from penstock.testing import MemoryStream, conformance
 from penstock.testing.conformance.streams.feeding import FeedingCases

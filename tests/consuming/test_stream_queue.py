@@ -12,9 +12,9 @@ import pytest
 
 from penstock.abc import Feature, Outcome
 from penstock.checkpoints.memory import MemoryCheckpoints
+from penstock.consuming.queue.claim_checkpoint import ClaimCheckpoint
 from penstock.consuming.queue.claims import ClaimTable
 from penstock.consuming.queue.delivery import QueueDelivery
-from penstock.consuming.queue.shared_checkpoint import SharedCheckpoint
 from penstock.consuming.queue.stream_queue import StreamQueue
 from penstock.errors import (
     ConfigError,
@@ -166,7 +166,7 @@ class SlowStore(MemoryCheckpoints):
 def test_in_a_slow_store_members_let_each_other_finish_their_turns() -> None:
     store, turns = SlowStore(), 6
     members = [
-        SharedCheckpoint(store, KEY, f"w{number}", SystemClock(), random.Random(number), lambda: 0)
+        ClaimCheckpoint(store, KEY, f"w{number}", SystemClock(), random.Random(number), lambda: 0)
         for number in range(3)
     ]
     threads = [

@@ -1,11 +1,12 @@
-"""The objects of a checkpoint store: heads, which change by compare-and-set, and versions, which never change.
+"""The objects of a checkpoint store: manifests, which change by compare-and-set, and versions, which never change.
 
-A **head** is small. There is one for each lease: it says who holds it, and which version of the checkpoint is current.
-A **version** is everything that a change saved: the checkpoint, the newest state, history and idempotency keys, and the
-**segments** that hold the older ones. A small version is in the head itself; a larger one, and each segment, is in a
-**part**: an object that is written once, before the head that refers to it, and removed some time after no head does.
+A **manifest** is small; stores keep it below the name `heads`. There is one for each lease: it says who holds it, and
+which version of the checkpoint is current. A **version** is everything that a change saved: the checkpoint, the newest
+state, history and idempotency keys, and the **segments** that hold the older ones. A small version is in the manifest
+itself; a larger one, and each segment, is in a **part**: an object that is written once, before the manifest that
+refers to it, and removed some time after no manifest does.
 
-So a save takes effect at the one moment when the head changes: a writer killed before or after it leaves the old
+So a save takes effect at the one moment when the manifest changes: a writer killed before or after it leaves the old
 checkpoint or the new one.
 """
 
@@ -27,11 +28,11 @@ from penstock.errors import ConnectionClosedError, StoreUnavailableError
 from penstock.model import Lease
 
 Stamp = str
-"""Identifies the last write of a head; every write has another stamp."""
+"""Identifies the last write of a manifest; every write has another stamp."""
 
 
 class ObjectStore(Protocol):
-    """Keeps heads, by group and name, and parts, each of which belongs to a head.
+    """Keeps manifests, by group and name, and parts, each of which belongs to a manifest.
 
     A write is seen by every read that starts afterwards. Raises StoreUnavailableError when it cannot be reached, and
     ConfigError for what a retry cannot fix. Thread-safe.
@@ -40,26 +41,27 @@ class ObjectStore(Protocol):
     where: str
     """Its name in messages."""
     inline_bytes: int
-    """A version up to this size is in its head, which is read and written often."""
+    """A version up to this size is in its manifest, which is read and written often."""
     new_bytes: int
     """How much new state, history or keys a version holds before they become a segment."""
-    can_remove_heads: bool
+    can_remove_manifests: bool
 
-    def read_head(self, group: str, name: str) -> tuple[bytes, Stamp] | None: ...
+    def read_manifest(self, group: str, name: str) -> tuple[bytes, Stamp] | None: ...
 
-    def heads(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
-        """All heads of a group by name, of names that start with `prefix`. Each is consistent; they need not be of the
-        same moment."""
+    def manifests(self, group: str, prefix: str = "") -> Mapping[str, tuple[bytes, Stamp]]:
+        """All manifests of a group by name, of names that start with `prefix`. Each is consistent; they need not be of
+        the same moment."""
 
-    def swap_head(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
-        """Write a head if its stamp is this one; None: if it does not exist. Returns the new stamp, or None when the
-        stamp was different. A repeated try whose first answer was lost may return None although it wrote the head."""
+    def swap_manifest(self, group: str, name: str, stamp: Stamp | None, data: bytes) -> Stamp | None:
+        """Write a manifest if its stamp is this one; None: if it does not exist. Returns the new stamp, or None when
+        the stamp was different. A repeated try whose first answer was lost may return None although it wrote the
+        manifest."""
 
-    def remove_head(self, group: str, name: str, stamp: Stamp) -> None:
-        """Remove a head if its stamp is this one."""
+    def remove_manifest(self, group: str, name: str, stamp: Stamp) -> None:
+        """Remove a manifest if its stamp is this one."""
 
     def groups(self) -> Sequence[str]:
-        """The groups that have heads; perhaps some that had."""
+        """The groups that have manifests; perhaps some that had."""
 
     def put_part(self, group: str, name: str, part: str, data: bytes) -> None: ...
 
@@ -67,7 +69,7 @@ class ObjectStore(Protocol):
         """The part; None when it was removed."""
 
     def parts(self, group: str, name: str) -> Sequence[str]:
-        """The names of all parts of a head, including incomplete ones."""
+        """The names of all parts of a manifest, including incomplete ones."""
 
     def remove_parts(self, group: str, name: str, parts: Collection[str]) -> None:
         """Remove parts; missing ones are ignored."""
@@ -111,7 +113,7 @@ class Version(msgspec.Struct, array_like=True, frozen=True):
         return {segment.part for kind in (self.state, self.lines, self.handled) for segment in kind}
 
 
-class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The holder of a lease, and the current version."""
 
     owner: str
@@ -134,18 +136,18 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def lease(self, group: str, name: str) -> Lease:
         return Lease(group, name, self.owner, self.epoch, self.beat)
 
-    def changed(self, **changes: Any) -> Head:
-        """This head as it is written next."""
+    def changed(self, **changes: Any) -> Manifest:
+        """This manifest as it is written next."""
         return msgspec.structs.replace(self, write=secrets.token_bytes(8), **changes)
 
 
-NO_HEAD: Final = Head("", 0, 0, b"")
-"""The head before the first claim."""
+NO_MANIFEST: Final = Manifest("", 0, 0, b"")
+"""The manifest before the first claim."""
 PARTITION: Final = "partition:"
 """The prefix of the lease names of checkpoints."""
 
 FLOOR: Final = "~forgotten"
-"""The name of a head in each group that was ever deleted. It is gone, and keeps the highest epoch."""
+"""The name of a manifest in each group that was ever deleted. It is gone, and keeps the highest epoch."""
 
 T = TypeVar("T")
 
@@ -183,19 +185,19 @@ ATTEMPTS: Final = 20
 
 
 class PartGone(Exception):
-    """A part was removed while it was read: the head refers to a newer version by now."""
+    """A part was removed while it was read: the manifest refers to a newer version by now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A head as it was last seen."""
+    """A manifest as it was last seen."""
 
-    head: Head
+    manifest: Manifest
     stamp: Stamp
 
 
-class Heads:
-    """The heads in an object store. Those written here are cached, so that the next write needs no read."""
+class Manifests:
+    """The manifests in an object store. Those written here are cached, so that the next write needs no read."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -205,29 +207,30 @@ class Heads:
         self.is_closed = False
 
     def read(self, group: str, name: str) -> Seen | None:
-        found = self._open_store().read_head(group, name)
-        return None if found is None else Seen(self._head(group, name, found[0]), found[1])
+        found = self._open_store().read_manifest(group, name)
+        return None if found is None else Seen(self._manifest(group, name, found[0]), found[1])
 
-    def all(self, group: str, prefix: str = "") -> Mapping[str, Head]:
-        """All heads of a group whose names start with `prefix`, including those that are gone."""
-        found = self._open_store().heads(group, prefix)
-        return {name: self._head(group, name, data) for name, (data, _) in found.items()}
+    def all(self, group: str, prefix: str = "") -> Mapping[str, Manifest]:
+        """All manifests of a group whose names start with `prefix`, including those that are gone."""
+        found = self._open_store().manifests(group, prefix)
+        return {name: self._manifest(group, name, data) for name, (data, _) in found.items()}
 
     def groups(self) -> Sequence[str]:
         return self._open_store().groups()
 
-    def swap(self, group: str, name: str, now: Seen | None, head: Head) -> bool:
-        """Write a head if the stored one is as it was seen. `head` must come from `Head.changed`."""
-        after = self._swap(group, name, now, head)
-        return after is not None and after.head.write == head.write
+    def swap(self, group: str, name: str, now: Seen | None, manifest: Manifest) -> bool:
+        """Write a manifest if the stored one is as it was seen. `manifest` must come from `Manifest.changed`."""
+        after = self._swap(group, name, now, manifest)
+        return after is not None and after.manifest.write == manifest.write
 
     def write_held(
-        self, lease: Lease, follow: Callable[[Head], Head], was_done: Callable[[Head], bool] | None = None
-    ) -> Head:
-        """Write the head that follows the stored one, as often as it takes, while the lease is held; else FencedError.
+        self, lease: Lease, follow: Callable[[Manifest], Manifest], was_done: Callable[[Manifest], bool] | None = None
+    ) -> Manifest:
+        """Write the manifest that follows the stored one, as often as it takes, while the lease is held; else
+        FencedError.
 
-        `follow` returns the head itself when there is nothing to write. `was_done` says whether a head that another
-        owner has claimed since shows that an earlier try, whose answer was lost, took effect.
+        `follow` returns the manifest itself when there is nothing to write. `was_done` says whether a manifest that
+        another owner has claimed since shows that an earlier try, whose answer was lost, took effect.
         """
         group, name = lease.group, lease.name
         now = self._remembered(group, name)
@@ -236,64 +239,69 @@ class Heads:
             now = self.read(group, name)
         has_tried = False
         for _ in range(ATTEMPTS):
-            if is_remembered and (now is None or not now.head.is_held_by(lease)):
+            if is_remembered and (now is None or not now.manifest.is_held_by(lease)):
                 now, is_remembered = self.read(group, name), False
-            if now is None or not now.head.is_held_by(lease):
+            if now is None or not now.manifest.is_held_by(lease):
                 self.drop_cached(group, name)
-                if has_tried and now is not None and was_done is not None and was_done(now.head):
-                    return now.head
-                raise fenced(lease, None if now is None or now.head.gone else now.head.lease(group, name))
+                if has_tried and now is not None and was_done is not None and was_done(now.manifest):
+                    return now.manifest
+                raise fenced(lease, None if now is None or now.manifest.gone else now.manifest.lease(group, name))
             try:
-                head = follow(now.head)
+                manifest = follow(now.manifest)
             except PartGone as gone:
                 before, now = now, self.read(group, name)
-                if now is not None and now.head.change == before.head.change:
+                if now is not None and now.manifest.change == before.manifest.change:
                     what = f"what {name!r} of group {group!r} holds in {self._objects.where}"
                     raise corrupt(what, f"its part {gone} is missing") from gone
                 is_remembered = False
                 continue
-            if head is now.head:
-                return head
+            if manifest is now.manifest:
+                return manifest
             with self._turn(group, name):
-                # Another thread of this owner may have renewed the lease meanwhile: the prepared head fits that, too.
+                # Another thread of this owner may have renewed the lease meanwhile: the prepared manifest fits that,
+                # too.
                 latest = self._remembered(group, name)
-                if latest is not None and latest.head.is_held_by(lease) and latest.head.change == now.head.change:
-                    now, head = latest, follow(latest.head)
-                now, is_remembered, has_tried = self._swap(group, name, now, head), False, True
-            if now is not None and now.head.write == head.write:
-                return head
+                if (
+                    latest is not None
+                    and latest.manifest.is_held_by(lease)
+                    and latest.manifest.change == now.manifest.change
+                ):
+                    now, manifest = latest, follow(latest.manifest)
+                now, is_remembered, has_tried = self._swap(group, name, now, manifest), False, True
+            if now is not None and now.manifest.write == manifest.write:
+                return manifest
         raise StoreUnavailableError(
             f"{self._objects.where}: {name!r} of group {group!r} was changed by others {ATTEMPTS} times while it was "
             "to be written"
         )
 
     def remove(self, group: str, name: str, now: Seen, epoch: int) -> None:
-        """Remove a head if it is as it was seen; if it cannot be removed or has a checkpoint, only release the lease,
-        with this epoch for the next one to continue from."""
-        if self._objects.can_remove_heads and not now.head.change:
-            self._objects.remove_head(group, name, now.stamp)
+        """Remove a manifest that is as it was seen. If it cannot be removed, or has a checkpoint, only release the
+        lease, with this epoch for the next one to continue from."""
+        if self._objects.can_remove_manifests and not now.manifest.change:
+            self._objects.remove_manifest(group, name, now.stamp)
         else:
-            self._swap(group, name, now, now.head.changed(owner="", epoch=epoch, gone=True))
+            self._swap(group, name, now, now.manifest.changed(owner="", epoch=epoch, gone=True))
         self.drop_cached(group, name)
 
     def floor(self, group: str) -> int:
         """The highest epoch when the group was last deleted; 0 if it never was."""
         found = self.read(group, FLOOR)
-        return 0 if found is None else found.head.epoch
+        return 0 if found is None else found.manifest.epoch
 
     def raise_floor(self, group: str, epoch: int) -> None:
         """Make new leases of the group start above this epoch."""
         for _ in range(ATTEMPTS):
             now = self.read(group, FLOOR)
-            if now is not None and now.head.epoch >= epoch:
+            if now is not None and now.manifest.epoch >= epoch:
                 return
-            if self.swap(group, FLOOR, now, NO_HEAD.changed(epoch=epoch, gone=True)):
+            if self.swap(group, FLOOR, now, NO_MANIFEST.changed(epoch=epoch, gone=True)):
                 self.drop_cached(group, FLOOR)
                 return
         raise StoreUnavailableError(f"{self._objects.where}: several processes delete the group {group!r} at once")
 
     def drop_cached(self, group: str, name: str) -> None:
-        """Remove a head from the cache."""
+        """Remove a manifest from the cache."""
         with self._lock:
             self._seen.pop((group, name), None)
 
@@ -302,16 +310,16 @@ class Heads:
             return self._seen.get((group, name))
 
     def _turn(self, group: str, name: str) -> threading.Lock:
-        """Held while a head is written, so that the threads of an owner do not interfere."""
+        """Held while a manifest is written, so that the threads of an owner do not interfere."""
         with self._lock:
             return self._turns.setdefault((group, name), threading.Lock())
 
-    def _swap(self, group: str, name: str, now: Seen | None, head: Head) -> Seen | None:
-        """Try to write a head; returns the stored one afterwards, which is this one if it was written."""
+    def _swap(self, group: str, name: str, now: Seen | None, manifest: Manifest) -> Seen | None:
+        """Try to write a manifest; returns the stored one afterwards, which is this one if it was written."""
         objects = self._open_store()
         try:
-            stamp = objects.swap_head(group, name, None if now is None else now.stamp, seal(head))
-            after = self.read(group, name) if stamp is None else Seen(head, stamp)
+            stamp = objects.swap_manifest(group, name, None if now is None else now.stamp, seal(manifest))
+            after = self.read(group, name) if stamp is None else Seen(manifest, stamp)
         except BaseException:
             self.drop_cached(group, name)
             raise
@@ -322,8 +330,8 @@ class Heads:
                 self._seen[group, name] = after
         return after
 
-    def _head(self, group: str, name: str, data: bytes) -> Head:
-        return unseal(data, Head, f"the head of {name!r} of group {group!r} in {self._objects.where}")
+    def _manifest(self, group: str, name: str, data: bytes) -> Manifest:
+        return unseal(data, Manifest, f"the manifest of {name!r} of group {group!r} in {self._objects.where}")
 
     def _open_store(self) -> ObjectStore:
         if self.is_closed:

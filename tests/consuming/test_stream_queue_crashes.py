@@ -14,7 +14,7 @@ import pytest
 from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.model import CheckpointKey
 from tests.consuming.eventually import wait_until
-from tests.consuming.share_worker import GROUP, TOPIC, allow, is_all_finished, start, work
+from tests.consuming.stream_queue_worker import GROUP, TOPIC, allow, is_all_finished, start, work
 from tests.prove.deaths import Death
 from tests.seeds import seed_of
 
