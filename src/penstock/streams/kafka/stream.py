@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from penstock.abc import Feature, Features, GroupListener, Isolation, Stream
-from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError, DeliveryError
+from penstock.errors import BrokerUnavailableError, ConfigError, ConnectionClosedError
 from penstock.model import Batch, NewRecord, Pointer, Position, PositionKind, Receipt
 from penstock.model.administration import Offsets
 from penstock.streams.adapting.stream_base import PARTITIONED_LOG
@@ -285,17 +285,10 @@ class KafkaTopicStream:
         sender = self._stream.sender()
         self._has_appended = True
         topic = self._topic
-        receipts = []
         for record in records:
             if record.topic != topic:
                 raise ConfigError(f"a record for topic {record.topic!r} cannot be appended to topic {topic!r}")
-            try:
-                receipt = sender.send(record)
-            except DeliveryError as error:
-                receipt = Receipt(topic)
-                receipt.settle(-1, -1, error)
-            receipts.append(receipt)
-        return receipts
+        return sender.send_all(records)
 
     def feed(self) -> KafkaFeed:
         self._check_open()

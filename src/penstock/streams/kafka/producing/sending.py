@@ -8,11 +8,12 @@ import functools
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.errors import ConnectionClosedError
+from penstock.errors import ConnectionClosedError, DeliveryError
 from penstock.model import NewRecord, Receipt
 from penstock.model.observing import OBSERVED
 from penstock.streams.kafka.failures import not_delivered
@@ -80,6 +81,42 @@ class KafkaSender(CountingSender):
             self._producer.warm_up(topic)
         return receipt
 
+    def send_all(self, records: Sequence[NewRecord]) -> list[Receipt]:
+        """Like `send`, for many records with less work for each. The receipt of one that is refused has the error."""
+        receipts = [Receipt(record.topic, self._hurrying) for record in records]
+        count = len(receipts)
+        with self._lock:
+            is_first = not self.sent
+            self._open += count
+            self.sent += count
+        taken = refused = 0
+        produce, delivered = self._producer.try_produce, self._delivered
+        try:
+            for record, receipt in zip(records, receipts, strict=True):
+                partition = -1 if record.partition is None else record.partition
+                headers = sendable(record.headers) if record.headers else None
+                timestamp_ms = record.timestamp_ms or 0
+                on_delivery = functools.partial(delivered, receipt)
+                try:
+                    produce(record.topic, record.value, record.key, partition, on_delivery, None, timestamp_ms, headers)
+                except (BufferError, KafkaException):
+                    try:
+                        self._producer.produce(
+                            record.topic, record.value, record.key, partition, on_delivery, timestamp_ms, headers
+                        )
+                    except DeliveryError as error:
+                        receipt.settle(-1, -1, error)
+                        refused += 1
+                taken += 1
+        finally:
+            if lost := refused + count - taken:
+                with self._lock:
+                    self._open -= lost
+                    self.sent -= lost
+        if is_first and taken > refused:
+            self._producer.warm_up(records[0].topic)
+        return receipts
+
     async def send_async(self, record: NewRecord) -> Receipt:
         deadline_s = time.monotonic() + self._producer.timeout_s
         while True:  # ends at the deadline
@@ -118,13 +155,17 @@ class KafkaSender(CountingSender):
             self._producer.close()
 
     def _delivered(self, receipt: Receipt, error: KafkaError | None, message: Message) -> None:
+        partition, offset = message.partition(), message.offset()
         failure = None
         if error is not None:
             why_silent = None if self._stalls is None else self._stalls.why
             failure = not_delivered(receipt.topic, error, self._given_up, why_silent)
-        partition, offset = message.partition(), message.offset()
         receipt.settle(-1 if partition is None else partition, -1 if offset is None else offset, failure)
-        self._settled(receipt, failure is not None)
+        if failure is None:  # what `_settled` does, without the call: this runs for each record
+            with self._lock:
+                self._open -= 1
+        else:
+            self._settled(receipt, is_failure=True)
 
     def _hurry(self) -> None:
         """Send what is queued now, without lingering, because a caller waits for a receipt."""
