@@ -46,7 +46,8 @@ CONSUMER_FAILING: Final = gauge(
 CONSUMER_LAG: Final = gauge(
     "penstock_consumer_lag_records",
     _OF_CONSUMER,
-    "Records behind the last finished one, in the partitions that this process has. Missing while the stream is away.",
+    "Records behind the last finished one, in the partitions that this process has; of a queue, what waits in all of "
+    "it, and what this process holds. Missing while the stream is away, and for queues that do not count.",
     "Rising over minutes: add workers, members or partitions. `penstock metrics` shows the lag in seconds.",
 )
 CONSUMER_PARTITIONS: Final = gauge(
