@@ -22,7 +22,7 @@ from tests.seeds import seed_of
 from tests.servers import Penstock
 
 COUNT = 1_000
-RUN_S = 120
+RUN_S = 90
 
 
 @pytest.fixture(scope="module")

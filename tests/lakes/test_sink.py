@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -368,6 +368,9 @@ def test_what_a_sink_cannot_do_is_refused(stream: Stream, uri: str) -> None:
         sink(rows=rows)
     with pytest.raises(ConfigError, match="is not a position"):
         sink(start="now")
+    for to in (uri, LakeTable(uri)):
+        with pytest.raises(ConfigError, match=r"is a lake table: rows go there by penstock\.lakes\.LakeSink"):
+            penstock.App(stream, group="g").handle("orders", to=cast(Any, to))
 
 
 def _wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:

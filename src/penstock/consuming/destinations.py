@@ -9,6 +9,7 @@ from penstock.abc import Channel, Queue, TopicStream
 from penstock.channels.opening import open_channel
 from penstock.errors import (
     BrokerUnavailableError,
+    ConfigError,
     DeliveryError,
     PenstockError,
     RecordTooLargeError,
@@ -31,7 +32,13 @@ class DestinationUnavailableError(PenstockError):
 def as_destination(given: object) -> str | Destination | None:
     """The argument if it is a destination, or the URL of a queue or channel; None for a topic of the same stream.
 
-    Raises UrlError for a URL of an unknown scheme, and ConfigError for an object with only parts of a queue."""
+    Raises UrlError for a URL of an unknown scheme, and ConfigError for an object with only parts of a queue, and for a
+    lake table, whose commits hold the records of many partitions."""
+    if str(getattr(given, "uri", given)).startswith(("delta:", "iceberg:")):
+        raise ConfigError(
+            f"to={given!r} is a lake table: rows go there by penstock.lakes.LakeSink(STREAM, TOPIC, TABLE, group=..., "
+            "rows=FUNCTION)"
+        )
     if isinstance(given, Channel | TopicStream):
         return given
     if isinstance(given, str) and _is_channel(given):
