@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError, MissingExtraError, SchemaMismatchError
-from penstock.lakes import Compaction, LakeTable
+from penstock.lakes import Compaction, Delete, LakeTable
 from penstock.lakes.commits import Move, metadata_of
 from penstock.lakes.writing import OpenTable, latest_rows
 from tests.lakes.readers import FORMATS, data_files_on_disk, files_of, iceberg, rows_of, uri_of
@@ -330,6 +330,14 @@ def test_what_a_table_cannot_be_is_refused(form: str, tmp_path: Path) -> None:
             LakeTable(wrong)
     with pytest.raises(ConfigError, match="needs a key"):
         LakeTable(uri, deletes="gone")
+    with pytest.raises(ConfigError, match="must be the name of a column"):
+        LakeTable(uri, key=[1])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"must be a pyarrow\.Schema"):
+        LakeTable(uri, schema="id long")
+    with pytest.raises(ConfigError, match="small_files=1 must be a number >= 2"):
+        Compaction(small_files=1)
+    with pytest.raises(ConfigError, match="give the key as a dict"):
+        Delete(7)  # type: ignore[arg-type]
     with pytest.raises(SchemaMismatchError, match="key names 'number'"):
         LakeTable(uri, key="number").open().evolve(ids().schema)
     with pytest.raises(ConfigError, match="64 bits"):

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from penstock.errors import ConfigError
 from penstock.lakes.commits import LakeCommit
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatchReader"
@@ -42,6 +43,12 @@ class Compaction:
     """Files of less than half of this are small; they become files of about this size."""
     retain_s: float = 7 * 24 * 3600.0
     """How long versions that are no longer current can be read. Then their files are deleted."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("small_files", 2), ("target_bytes", 1), ("retain_s", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+                raise ConfigError(f"{name}={value!r} must be a number >= {least}")
 
 
 class TableFormat(Protocol):

@@ -47,6 +47,10 @@ class LakeTable:
         for name in ("key", "partition_by"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given or ()))
+            if not all(isinstance(each, str) for each in getattr(self, name)):
+                raise ConfigError(f"{name}={given!r} must be the name of a column, or a list of them")
+        if self.schema is not None and not isinstance(self.schema, pa.Schema):
+            raise ConfigError(f"schema={self.schema!r} must be a pyarrow.Schema")
         scheme, _, rest = self.uri.partition(":") if isinstance(self.uri, str) else ("", "", "")
         if scheme not in ("delta", "iceberg") or not rest.strip("/"):
             raise ConfigError(f"{self.uri!r} is not the URI of a lake table: use {_FORMS}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import SchemaMismatchError, StoreUnavailableError
+from penstock.errors import ConfigError, SchemaMismatchError, StoreUnavailableError
 from penstock.lakes.commits import LakeCommit, Move, first_with, offsets_at
 from penstock.lakes.formats import Compaction, ConflictError, Rows, TableChange
 from penstock.model.clock import SystemClock
@@ -32,6 +32,12 @@ class Delete:
     """Returned in place of a row: the row with this key is deleted. The key is a dict of its columns."""
 
     key: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, Mapping):
+            raise ConfigError(
+                f"Delete({self.key!r}): give the key as a dict of its columns, such as Delete({{'id': 7}})"
+            )
 
 
 class OpenTable:
