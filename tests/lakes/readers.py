@@ -39,6 +39,8 @@ def iceberg(uri: str) -> Any:
     from pyiceberg.exceptions import NoSuchTableError
 
     folder, _, name = uri.partition(":")[2].rpartition("#")
+    if not Path(folder, "catalog.db").exists():
+        return None
     catalog = load_catalog("penstock", type="sql", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
     try:
         return catalog.load_table(name)

@@ -52,7 +52,7 @@ def test_programs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) ->
 
 def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
     write(tmp_path, models="orders = 1\n")
-    with pytest.raises(ConfigError, match=r"no file in .* creates an App or a Pipeline"):
+    with pytest.raises(ConfigError, match=r"no file in .* creates an App, a Pipeline or a LakeSink"):
         programs_in([tmp_path])
     with pytest.raises(ConfigError, match="there is no file or folder"):
         programs_in([tmp_path / "no.py"])

@@ -9,7 +9,7 @@ import threading
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -18,11 +18,14 @@ from penstock.cli.output import print_traceback
 from penstock.errors import ConfigError, PenstockError
 from penstock.model.stop_signals import on_stop_signals
 
+if TYPE_CHECKING:
+    from penstock.lakes.sink import LakeSink
+
 logger = logging.getLogger(__name__)
 
 NOTHING_DEFINED: Final = (
-    "{} defines no pipeline and no app: create one with penstock.spark.Pipeline or penstock.App, and keep it in a "
-    "variable"
+    "{} defines no pipeline and no app: create one with penstock.spark.Pipeline, penstock.App or "
+    "penstock.lakes.LakeSink, and keep it in a variable"
 )
 _LOOK_S: Final = 0.1
 
@@ -33,24 +36,30 @@ def run_app_file(file: Path, arguments: Sequence[str]) -> None:
     waiting = unstarted_apps()
     if waiting:
         run_apps(waiting)
-    elif not defined_apps():
+    elif not apps_and_sinks():
         raise ConfigError(NOTHING_DEFINED.format(file.name))
 
 
-def unstarted_apps() -> list[App]:
-    """The apps that the program has defined; none when it has run one itself, as then it knows what to run."""
-    apps = defined_apps()
+def apps_and_sinks() -> list[App | LakeSink]:
+    """The apps that the program has defined, and its sinks into lake tables, whose packages it has imported then."""
+    sinks = sys.modules.get("penstock.lakes.sink")
+    return [*defined_apps(), *([] if sinks is None else sinks.defined_sinks())]
+
+
+def unstarted_apps() -> list[App | LakeSink]:
+    """What the program has defined; nothing when it has run one itself, as then it knows what to run."""
+    apps = apps_and_sinks()
     return [] if any(app.started for app in apps) else apps
 
 
-def run_apps(apps: Sequence[App]) -> None:
+def run_apps(apps: Sequence[App | LakeSink]) -> None:
     """Run apps until all have ended, or SIGTERM or Ctrl-C arrives. When one fails, the others are stopped."""
     if len(apps) == 1:
         apps[0].run()
         return
     failures: list[BaseException] = []
 
-    def run(app: App) -> None:
+    def run(app: App | LakeSink) -> None:
         try:
             app.run()
         except BaseException as error:

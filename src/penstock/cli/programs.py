@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from penstock.app import defined_apps
-from penstock.cli.app_programs import NOTHING_DEFINED, run_apps, run_program, unstarted_apps
+from penstock.cli.app_programs import NOTHING_DEFINED, apps_and_sinks, run_apps, run_program, unstarted_apps
 from penstock.cli.output import say
 from penstock.errors import ConfigError
 from penstock.spark import run_together
@@ -51,7 +50,7 @@ def _run_rest(file: Path, pipelines: list[Pipeline], *, has_run: bool) -> None:
             raise ConfigError(f"{file.name} defines an app: options about Spark have no effect on it; omit them")
         run_apps(apps)
         return
-    if not pipelines and not has_run and not defined_apps():
+    if not pipelines and not has_run and not apps_and_sinks():
         raise ConfigError(NOTHING_DEFINED.format(file.name))
     if waiting and has_run:
         names = ", ".join(pipeline.name for pipeline in waiting)

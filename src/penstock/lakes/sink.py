@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Unpack
@@ -60,6 +61,14 @@ _MOST_BYTES: Final = 64 * 1024 * 1024
 _AGAIN: Final = Retry(first_delay_s=0.2, max_delay_s=10.0)
 _PATIENCE: Final = 10
 """Attempts to read positions from a table that is away while partitions are assigned."""
+
+
+_defined: list[weakref.ref[LakeSink]] = []
+
+
+def defined_sinks() -> list[LakeSink]:
+    """The sinks of this process that still exist, in order of creation."""
+    return [sink for each in _defined if (sink := each()) is not None]
 
 
 @dataclass(slots=True)
@@ -165,6 +174,9 @@ class LakeSink(Background):
         self._checkpoints = checkpoints
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
+        self.started = False
+        """Whether it was ever run."""
+        _defined.append(weakref.ref(self))
         table.open()  # names what is not installed, and what the URI lacks, before anything is read
 
     def run(self, *, end: PositionChoice | None = None) -> None:
@@ -174,6 +186,7 @@ class LakeSink(Background):
         While the stream or the table is unavailable, it retries.
         """
         until = None if end is None else position(end, "end")
+        self.started = True
         with contextlib.ExitStack() as closing:
             closing.enter_context(on_stop_signals(lambda _: self.stop()))
             given = self._stream

@@ -11,7 +11,11 @@ from typing import Final
 
 from penstock.errors import ConfigError
 
-_MAKERS: Final = {"App": ("penstock", "penstock.app"), "Pipeline": ("penstock.spark", "penstock.spark.pipeline")}
+_MAKERS: Final = {
+    "App": ("penstock", "penstock.app"),
+    "LakeSink": ("penstock.lakes", "penstock.lakes.sink"),
+    "Pipeline": ("penstock.spark", "penstock.spark.pipeline"),
+}
 """What a program creates, and the modules it comes from."""
 
 
@@ -28,9 +32,9 @@ class Program:
 def programs_in(paths: Sequence[Path]) -> list[Program]:
     """The programs of these files and folders, in this order.
 
-    A file is taken as it is. Of a folder, those files are taken, by name, that create an `App` or a `Pipeline` or
-    cannot be parsed; files of tests are not, and folders inside it are not searched. Raises ConfigError for a path that
-    does not exist, for a file named twice, and for a folder without programs.
+    A file is taken as it is. Of a folder, those files are taken, by name, that create an `App`, a `Pipeline` or a
+    `LakeSink`, or cannot be parsed; files of tests are not, and folders inside it are not searched. Raises ConfigError
+    for a path that does not exist, for a file named twice, and for a folder without programs.
     """
     files: list[Path] = []
     for path in paths:
@@ -38,7 +42,7 @@ def programs_in(paths: Sequence[Path]) -> list[Program]:
         if path.is_dir():
             found = [file for file in sorted(path.glob("*.py")) if not _is_test(file) and _may_run(file)]
             if not found:
-                raise ConfigError(f"no file in {path} creates an App or a Pipeline: name the programs themselves")
+                raise ConfigError(f"no file in {path} creates an App, a Pipeline or a LakeSink: name the programs")
             files += found
         elif path.is_file():
             files.append(path)
@@ -89,7 +93,7 @@ def _imported(file: Path) -> list[str]:
 
 
 def _may_run(file: Path) -> bool:
-    """Whether a file creates an App or a Pipeline. A file that cannot be parsed counts: running it shows the error."""
+    """Whether a file creates one of `_MAKERS`. A file that cannot be parsed counts: running it shows the error."""
     nodes = _nodes(file)
     if nodes is None:
         return True
