@@ -39,7 +39,7 @@ def up(
         list[Path],
         typer.Argument(
             metavar="FILE.py|FOLDER...",
-            help="Programs as for penstock run, or folders of them: the files that create an App, a Pipeline or a LakeSink.",
+            help="Programs as for penstock run, or folders: the files that create an App, a Pipeline or a LakeSink.",
         ),
     ],
     health: Annotated[
