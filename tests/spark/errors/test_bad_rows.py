@@ -22,6 +22,7 @@ from penstock.observe.pipelines import find_pipelines
 from penstock.spark import Restart, SqlTable, guarded
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.sink.publishing import Mark, Publisher
+from penstock.spark.sink.topic import TopicTarget
 from penstock.streams.kafka.producing.producer import Row
 from tests.spark.errors.shops import COUNT, ORDERS, cents_of, letters, values
 
@@ -253,3 +254,14 @@ def test_a_batch_of_bad_rows_only_still_has_letters(shop: Pipeline, connection: 
     shop.run(once=True)
     assert values(connection, "out") == []
     assert sorted(map(cents_of, letters(connection))) == list(range(COUNT))
+
+
+def test_letters_of_a_batch_that_tasks_publish_are_committed_with_its_mark(
+    shop: Pipeline, connection: ps.Connection
+) -> None:
+    frame = shop.read(ORDERS).withColumn("cents", F.udf(failing_at(10, ValueError), "long")("cents"))
+    large = frame.select("cents", F.repeat(F.lit("x"), 20_000).alias("padding"))
+    shop.write(large, TopicTarget(shop.url, "large", parallel_above_bytes=1))
+    shop.run(once=True)
+    assert sorted(row["cents"] for row in values(connection, "large")) == sorted({*range(COUNT)} - {10})
+    assert [cents_of(letter) for letter in letters(connection)] == [10]

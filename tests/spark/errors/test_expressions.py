@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from penstock.spark.errors.searched_plans import search
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.run.restart import is_transient
 from penstock.spark.state.context import KeyContext
-from tests.spark.errors.shops import COUNT, ORDERS, cents_of, letters, values
+from tests.spark.errors.shops import COUNT, ORDERS, Order, cents_of, letters, values
+
+TICKS = ps.Topic("ticks", Order)
 
 
 class Size(enum.Enum):
@@ -80,6 +83,29 @@ def test_the_checkpoint_of_a_query_with_state_stays_valid_when_rows_are_searched
     counted_rows = {row["customer"]: row["total"] for row in values(connection, "counts")}
     assert counted_rows == {name: len(numbers) for name, numbers in wanted.items()}
     assert [cents_of(letter) for letter in letters(connection)] == [33]
+
+
+def test_windows_and_late_rows_stay_what_they_are_when_rows_are_searched_for(
+    shop: Pipeline, connection: ps.Connection
+) -> None:
+    text = F.when(F.col("cents") == 5, "soon").otherwise(
+        F.date_format(F.timestamp_seconds(F.when(F.col("cents") == 50, 1).otherwise(F.col("cents") * 60)), "HH:mm:ss")
+    )
+    connection.create_topic("ticks", 1)  # in order, so that only one row is late
+    for number in range(COUNT):
+        connection.send(TICKS, Order("ann", number))
+    connection.flush(timeout_s=30)
+    orders = shop.read(TICKS, max_records_per_batch=20).select(text.alias("at"), "cents")
+    times = orders.withColumn("at", F.expr("cast('2026-01-01 ' || at as timestamp)"))
+    on_time = shop.on_time(times, "at", grace="30 seconds", window="10 minutes", late="late")
+    counted = on_time.groupBy(F.window("at", "10 minutes")).count()
+    shop.write(counted.select(F.col("window.start").alias("start"), "count"), "counts", mode="append")
+    shop.run(once=True)
+    found = {row["start"][11:16]: row["count"] for row in values(connection, "counts")}
+    assert found == {"00:00": 9, "00:10": 10, "00:20": 10, "00:30": 10, "00:40": 10}
+    assert [row["cents"] for row in values(connection, "late")] == [50]
+    with contextlib.closing(ps.open_dead_letters("ticks.dlq", connection)) as opened:
+        assert [cents_of(letter) for letter in opened.browse(ps.DeadLetterFilter())] == [5]
 
 
 def test_an_expression_of_an_aggregation_is_named_and_not_tried_again(shop: Pipeline) -> None:
