@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -26,8 +27,9 @@ logger = logging.getLogger(__name__)
 
 FAILED_KIND: Final = "ExpressionFailed"
 """The kind of error in the letters, to filter by."""
-_SAFE: Final = ("AttributeReference", "Literal", "GetStructField", "CreateNamedStruct", "RaiseError")
-"""Expressions that cannot fail, or that are there to fail."""
+_SAFE: Final = ("AttributeReference", "Literal")
+"""Expressions that cannot fail."""
+_SAFE_IF_PARTS_ARE: Final = ("Alias", "GetStructField", "CreateNamedStruct")
 _LONGEST: Final = 120
 
 
@@ -38,7 +40,7 @@ def search(frame: DataFrame, what: str) -> DataFrame | None:
     try:
         made = searching.rewritten(plan)
         return None if made is plan else searching.frame_of(made)
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         logger.warning("%s: the rows that fail cannot be searched for: %s", what, str(error).partition("\n")[0])
         return None
 
@@ -72,13 +74,14 @@ class _PlanSearch(PlanGuards):
 
     def _parts(self, expression: Any) -> list[Any]:
         """The expressions to evaluate by themselves: the whole, or the arguments of functions in Python."""
-        kind = kind_of(expression)
-        if kind == "Alias":
-            return self._parts(expression.child())
-        if any(True for _ in functions_in(expression)):
-            if kind == "PythonUDF" and str(expression.name()) == CHECK:
-                return []
-            return [part for child in all_of(expression.children()) for part in self._parts(child)]
+        kind, children = kind_of(expression), all_of(expression.children())
+        if kind == "PythonUDF" and str(expression.name()) == CHECK:
+            return []
+        if kind == "PythonUDF" or kind in _SAFE_IF_PARTS_ARE:
+            return [part for child in children for part in self._parts(child)]
+        if _has_function(expression):
+            # Spark evaluates their arguments for every row, but others perhaps not: a CASE may keep them from failing.
+            return [part for child in children if _has_function(child) for part in self._parts(child)]
         can_fail = kind not in _SAFE and expression.deterministic() and not self._raises(expression)
         return [expression] if can_fail else []
 
@@ -122,6 +125,10 @@ class _PlanSearch(PlanGuards):
 
     def _type(self, name: str) -> Any:
         return self._spark._jsparkSession.parseDataType(f'"{"integer" if name == "int" else name}"')
+
+
+def _has_function(expression: Any) -> bool:
+    return any(True for _ in functions_in(expression))
 
 
 def _rule(part: Any) -> RowRule:
