@@ -349,7 +349,11 @@ class _Run:
         self._check_others_s = self._clock.monotonic_s() + _OTHERS_EVERY_S
         self._try_flush()  # others may wait for these
         start = self._sink._options.start
-        now = self._table.positions([self._application(each) for each in others])
+        try:
+            now = self._table.positions([self._application(each) for each in others])
+        except StoreUnavailableError as error:
+            logger.warning("%s; trying again", error)
+            return False
         places = {each: now[self._application(each)] for each in others}
         return all(
             (self._topic.locate(each, start) if place is None else place) >= self._ends[each]
