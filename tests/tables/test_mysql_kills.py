@@ -61,6 +61,7 @@ def test_a_capture_killed_anywhere_neither_loses_nor_repeats_a_change(
         MariadbServer(settings) as server,
         contextlib.closing(server.connect()) as connection,
         connection.cursor() as cursor,
+        contextlib.ExitStack() as closing,
         connect(stream) as open_stream,
         contextlib.closing(open_stream.open_topic(f"penstock.cdc.{name}")) as state,
     ):
@@ -75,6 +76,7 @@ def test_a_capture_killed_anywhere_neither_loses_nor_repeats_a_change(
             "--name", name, "--prefix", name, "--snapshot-rows", "15", "--batch-rows", "10", "--heartbeat", "500ms",
             "--quiet",
         )  # fmt: skip
+        closing.callback(lambda: capture.popen and capture.popen.kill())  # if an assertion fails
         for writer in writers:
             writer.start()
         kills = times(6, soak=40)
