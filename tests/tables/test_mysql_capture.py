@@ -575,3 +575,19 @@ def test_large_values_are_captured_whole(url: str, stream: str, database: Databa
         capture.wait_for(database)
     rows = materialised(stream, topic_of(url, "files")).rows
     assert [len(rows[key]["body"]) for key in sorted(rows)] == [6_000_000] * 2
+
+
+def test_a_binlog_without_checksums_is_read(stream: str) -> None:
+    with MariadbServer({"binlog_checksum": "NONE"}) as server, fresh_database("plain", server) as url:
+        with contextlib.closing(Database(url, server)) as database:
+            database.run("CREATE TABLE users (id int PRIMARY KEY)")
+            with running(url, stream, "users") as capture:
+                capture.wait_for(database)
+                database.run("INSERT INTO users VALUES (1)", "FLUSH BINARY LOGS", "SET GLOBAL binlog_checksum = CRC32")
+                database.run("INSERT INTO users VALUES (2)")
+                capture.wait_for(database)
+            with running(url, stream, "users") as capture:
+                database.run("DELETE FROM users WHERE id = 1")
+                capture.wait_for(database)
+        table = materialised(stream, "plain.plain.users")
+        assert (set(table.rows), [event.op for event in table.events]) == ({'{"id":2}'}, ["c", "c", "d"])

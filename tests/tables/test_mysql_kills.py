@@ -76,7 +76,7 @@ def test_a_capture_killed_anywhere_neither_loses_nor_repeats_a_change(
             "--name", name, "--prefix", name, "--snapshot-rows", "15", "--batch-rows", "10", "--heartbeat", "500ms",
             "--quiet",
         )  # fmt: skip
-        closing.callback(lambda: capture.popen and capture.popen.kill())  # if an assertion fails
+        closing.callback(_end, capture)
         for writer in writers:
             writer.start()
         kills = times(6, soak=40)
@@ -102,6 +102,12 @@ def test_a_capture_killed_anywhere_neither_loses_nor_repeats_a_change(
             _check_same_rows(cursor, table_name, table)
             rows += _check_each_change_once(stream, f"{name}.shop.{table_name}", witnessed[table_name])
         print(f"{committed:,} transactions, {rows:,} changes, {kills} kills")
+
+
+def _end(capture: CaptureProcess) -> None:
+    """Leave no process behind when an assertion has failed."""
+    if capture.popen is not None:
+        capture.popen.kill()
 
 
 def _stored(state: TopicStream) -> int:

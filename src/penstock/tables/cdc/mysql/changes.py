@@ -262,9 +262,9 @@ class BinlogReader:
         is_in_file = header.end != 0 and not header.flags & binlog.ARTIFICIAL
         if not is_in_file or header.kind in (binlog.FORMAT, binlog.HEARTBEAT):
             return
-        while header.end + self._high < self._end:  # a file of more than 4 GB: the number began again
+        if header.end + self._high < self._end - _HIGHEST // 2:  # a file of more than 4 GB: the number began again
             self._high += _HIGHEST
-        self._end = header.end + self._high
+        self._end = max(self._end, header.end + self._high)
         self._time_ms = header.time_s * 1000
         if header.kind in binlog.ROWS:
             yield from self._take_rows(header, binlog.parse_rows(body, header.kind))
