@@ -19,6 +19,8 @@ class ExistingColumn:
     """Its type, as the database writes it."""
     is_required: bool
     """NOT NULL without a default."""
+    has_default: bool
+    """The database fills it: it has a default, or is generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def describe_postgres(execute: Execute, table: Sequence[str]) -> ExistingTable |
     if execute("SELECT to_regclass(%s)::oid", (name,))[0][0] is None:
         return None
     columns = execute(
-        "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
+        "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '', "
+        "atthasdef OR attidentity <> '' "
         "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         (name,),
     )
@@ -88,7 +91,7 @@ def describe_postgres(execute: Execute, table: Sequence[str]) -> ExistingTable |
         (name,),
     )
     return ExistingTable(
-        {column: ExistingColumn(column, declared, needed) for column, declared, needed in columns},
+        {name: ExistingColumn(name, declared, needed, filled) for name, declared, needed, filled in columns},
         frozenset(frozenset(names) for names, _ in unique),
         frozenset(name for names, is_primary in unique if is_primary for name in names),
     )
@@ -108,7 +111,9 @@ def describe_sqlite(execute: Execute, table: Sequence[str]) -> ExistingTable | N
     keys = [row for row in rows if row[5]]
     numbered = keys[0][1] if len(keys) == 1 and keys[0][2].upper() == "INTEGER" else None  # by SQLite itself
     columns = {
-        row[1]: ExistingColumn(row[1], row[2], bool(row[3] or row[5]) and row[4] is None and row[1] != numbered)
+        row[1]: ExistingColumn(
+            row[1], row[2], bool(row[3] or row[5]) and row[4] is None and row[1] != numbered, row[4] is not None
+        )
         for row in rows
     }
     primary_key = frozenset(row[1] for row in keys)

@@ -6,6 +6,7 @@ Debezium's envelope.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Callable, Hashable, Mapping
 from enum import StrEnum
@@ -16,6 +17,7 @@ import msgspec
 from penstock.errors import SerdeError
 from penstock.serde import Topic
 from penstock.serde.plain import PlainSerde
+from penstock.serde.types import is_protobuf
 
 TRUNCATE_KEY: Final = b'{"__op":"t"}'
 """The key of a truncate, which deletes all earlier rows of its partition. A compacted topic refuses records without a
@@ -217,3 +219,16 @@ def field_of(name: str) -> Extract:
         return row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
 
     return extract
+
+
+def plain_value(value: Any) -> Any:
+    """What msgspec does not encode by itself: pydantic models, Protobuf messages, and otherwise text."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if is_protobuf(type(value)):
+        from google.protobuf.json_format import MessageToDict
+
+        return MessageToDict(value, preserving_proto_field_name=True)
+    if isinstance(value, memoryview):
+        return base64.b64encode(value).decode()
+    return str(value)

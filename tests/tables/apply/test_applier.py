@@ -10,7 +10,6 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +19,15 @@ import pytest
 from penstock.errors import ChangesLostError, ConfigError, SchemaMismatchError, SerdeError
 from penstock.model import Position
 from penstock.model.clock import SystemClock
-from penstock.streams import Connection, connect
+from penstock.streams import Connection
 from penstock.tables import Capture
 from penstock.tables.apply import Applier, compare, freshness
 from penstock.tables.changes import TRUNCATE_KEY
 from tests.postgres import shared_postgres
 from tests.seeds import seed_of
-from tests.servers import Penstock
 from tests.tables.captured import wait_until
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with (
-        Penstock(tmp_path_factory.mktemp("broker")) as server,
-        connect(f"kafka://{server.bootstrap}") as connection,
-    ):
-        yield connection
-
-
-@pytest.fixture
-def topic(stream: Connection) -> str:
-    name = f"users-{next(_numbers)}"
-    stream.create_topic(name, 1)
-    return name
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:{tmp_path / 'copy.db'}" if request.param == "sqlite" else shared_postgres().fresh_database()
 
 
 def query(url: str, sql: str) -> list[Any]:
@@ -151,7 +128,7 @@ def test_a_truncate_in_a_topic_of_several_partitions_is_refused(stream: Connecti
 def test_options_that_cannot_work_are_refused() -> None:
     for target, options, problem in (
         ("redis://localhost", {}, "not a database whose tables can be written"),
-        ("sqlite:x.db", {"format": "xml"}, "must be one of debezium, flat"),
+        ("sqlite:x.db", {"format": "xml"}, "must be one of plain, flat, debezium"),
         ("sqlite:x.db", {"name": "a b"}, "must have 1 to 150"),
         ("sqlite:x.db", {"batch": 0}, "must be an integer >= 1"),
     ):

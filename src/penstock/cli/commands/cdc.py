@@ -36,6 +36,7 @@ from penstock.tables.cdc.records import Form
 from penstock.tables.cdc.requests import request_snapshot, wait_until_done
 from penstock.tables.cdc.source import SnapshotMode
 from penstock.tables.cdc.status import CaptureStatus, capture_status
+from penstock.tables.changes import ChangeFormat
 
 _SHOWN_EVERY_S: Final = 1.0
 _LOGGED_EVERY_S: Final = 30.0
@@ -167,15 +168,28 @@ def run(
             say(_line(capture.progress))
 
 
-@app.command("apply", epilog=examples("penstock cdc apply log:./data shop.public.users postgresql://localhost/copy"))
+@app.command(
+    "apply",
+    epilog=examples(
+        "penstock cdc apply log:./data shop.public.users postgresql://localhost/copy",
+        "penstock cdc apply log:./data users sqlite:./users.db --format plain --key id",
+    ),
+)
 def apply(
     stream: Annotated[str, typer.Argument(metavar="STREAM_URL", help="Where the topic is: log:./data.")],
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic that a capture writes.")],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="A topic that a capture writes, or any of rows: --format plain.")
+    ],
     target: Target,
     table: Annotated[
         str | None, typer.Option("--table", "-t", help="TABLE or SCHEMA.TABLE.  [default: the last part of the topic]")
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="What the capture wrote.")] = Form.DEBEZIUM,
+    form: Annotated[
+        ChangeFormat, typer.Option("--format", help="What the capture wrote; plain: JSON objects under text keys.")
+    ] = ChangeFormat.DEBEZIUM,
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column for the records' keys, with --format plain.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Tells appliers into one database apart.  [default: topic and table]")
     ] = None,
@@ -204,6 +218,7 @@ def apply(
         target,
         table=table,
         format=form,
+        key=key,
         name=name,
         create=create,
         evolve=evolve,

@@ -21,12 +21,12 @@ from penstock.consuming.topic_wait import wait_for_topic
 from penstock.errors import ConfigError, PenstockError, SchemaMismatchError
 from penstock.model import Guarantee, Ordering, Position
 from penstock.model.retry import Retry
+from penstock.serde import Topic, topic_of
 from penstock.streams.connecting import connect
-from penstock.tables.apply.decoding import decode_change
+from penstock.tables.apply.decoding import PlainRows, RowChange, decode_change
 from penstock.tables.apply.freshness import Freshness, open_freshness_store
 from penstock.tables.apply.target import TargetTable, is_sqlite
-from penstock.tables.cdc.records import Form
-from penstock.tables.changes import Outcome
+from penstock.tables.changes import ChangeFormat, Outcome
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,150}")
 _BATCH: Final = 1_000
@@ -43,11 +43,12 @@ class Applier:
     def __init__(
         self,
         stream: str | Stream,
-        topic: str,
+        topic: str | Topic[Any],
         target: str,
         *,
         table: str,
-        format: Form | str = Form.DEBEZIUM,
+        format: ChangeFormat | str = ChangeFormat.DEBEZIUM,
+        key: str | None = None,
         name: str | None = None,
         create: bool = True,
         evolve: bool = True,
@@ -55,13 +56,17 @@ class Applier:
         continue_after_loss: bool = False,
     ) -> None:
         """`target` is postgresql://... or sqlite:FILE, and `name`, by default that of topic and table, tells appliers
-        into one database apart. `create` and `evolve` allow to create the table and to add columns.
+        into one database apart. With format "plain", values are rows, in JSON or as the `Topic` says, and `key` is the
+        column for the records' keys. `create` and `evolve` allow to create the table and to add columns.
         `continue_after_loss`: go on after a ChangesLostError; then repair the target with `compare`."""
         self._is_sqlite = is_sqlite(target)
         try:
-            self._form = Form(format)
+            form = ChangeFormat(format)
         except ValueError:
-            raise ConfigError(f"format={format!r} must be one of {', '.join(Form)}") from None
+            raise ConfigError(f"format={format!r} must be one of {', '.join(ChangeFormat)}") from None
+        declared = topic_of(topic)
+        self._decode = _decoder(declared, form, key, is_typed=not isinstance(topic, str))
+        topic = declared.name
         name = f"{topic}-{table}" if name is None else name
         if _NAME.fullmatch(name) is None:
             raise ConfigError(f"name={name!r} must have 1 to 150 letters, digits, dots, underscores and dashes")
@@ -75,7 +80,9 @@ class Applier:
         self._target = target
         self._batch = batch
         self._accepts_loss = continue_after_loss
-        self._table = TargetTable(table, is_sqlite=self._is_sqlite, create=create, evolve=evolve)
+        self._table = TargetTable(
+            table, is_sqlite=self._is_sqlite, create=create, evolve=evolve, is_plain=form is ChangeFormat.PLAIN
+        )
         self._partitions: Callable[[], Sequence[int]] = lambda: (0,)
         self._stopping = threading.Event()
         self._consumer: HandlerConsumer | None = None
@@ -138,9 +145,9 @@ class Applier:
     ) -> None:
         self.stop()
 
-    def _handle(self, values: list[Any], context: Context) -> None:
+    def _handle(self, values: list[bytes | None], context: Context) -> None:
         records = context.records(len(values))
-        changes = [decode_change(self.topic, each.key, each.value, self._form) for each in records]
+        changes = [self._decode(each.key, each.value) for each in records]
         is_truncated = any(each.outcome is Outcome.TRUNCATE for each in changes)
         if is_truncated and (count := len(self._partitions())) > 1:
             raise SchemaMismatchError(
@@ -156,6 +163,20 @@ class Applier:
             self._table.forget()  # columns that were added are rolled back
             raise
         self.applied += len(records)
+
+
+def _decoder(
+    topic: Topic[Any], form: ChangeFormat, key: str | None, *, is_typed: bool
+) -> Callable[[bytes | None, bytes | None], RowChange]:
+    if form is not ChangeFormat.PLAIN:
+        if key is not None:
+            raise ConfigError(f"key={key!r}: the records of a capture have the columns of their key: omit it")
+        if is_typed:
+            raise ConfigError(f"topic {topic.name!r}: what a capture wrote has no type of a program: pass the name")
+        return lambda key, value: decode_change(topic.name, key, value, form)
+    if not key:
+        raise ConfigError("format='plain' needs key: the column for the records' keys, such as 'id'")
+    return PlainRows(topic, key).change
 
 
 def _cause(error: BaseException) -> BaseException:

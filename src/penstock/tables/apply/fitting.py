@@ -18,6 +18,8 @@ Convert = Callable[[Any], Any]
 
 _LIMITED: Final = re.compile(r"(?P<base>[a-z ]+?)\s*\((?P<digits>\d+)(,(?P<scale>-?\d+))?\)(?P<rest>.*)")
 _ZONE: Final = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
+_POSTGRES_NUMBERS: Final = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
 _FRACTION: Final = re.compile(r"\.(\d+)")
 
 
@@ -52,6 +54,25 @@ def sqlite_converter(declared: str) -> Convert:
     if affinity in ("INTEGER", "NUMERIC"):
         return _sqlite_number
     return _sqlite_plain
+
+
+def key_converter(convert: Convert, declared: str, *, is_sqlite: bool) -> Convert:
+    """For the key column of this type, whose values are text: two texts must not become one number."""
+    if is_sqlite:
+        is_number = affinity_of(declared) in ("INTEGER", "NUMERIC", "REAL")
+    else:
+        is_number = declared.partition("(")[0] in _POSTGRES_NUMBERS
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, str):
+            return convert(value)
+        if _INTEGER.fullmatch(value) is not None:
+            return convert(int(value))
+        if is_sqlite:
+            return convert(value)
+        raise ValueError("the key is not written like a whole number, and the column has only numbers: declare it text")
+
+    return number if is_number else convert
 
 
 def type_of(value: Any, *, is_sqlite: bool, is_key: bool) -> str:

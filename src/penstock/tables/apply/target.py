@@ -17,7 +17,7 @@ from penstock.databases.statements import (
 )
 from penstock.errors import ConfigError, SchemaMismatchError, StoreUnavailableError
 from penstock.tables.apply.decoding import Row, RowChange
-from penstock.tables.apply.fitting import Convert, postgres_converter, sqlite_converter, type_of
+from penstock.tables.apply.fitting import Convert, key_converter, postgres_converter, sqlite_converter, type_of
 from penstock.tables.cdc.records import UNAVAILABLE
 from penstock.tables.changes import Outcome
 
@@ -36,17 +36,23 @@ def is_sqlite(url: str) -> bool:
 class TargetTable:
     """Writes rows in the transactions of its caller. Used by one thread."""
 
-    def __init__(self, name: str, *, is_sqlite: bool, create: bool = True, evolve: bool = True) -> None:
-        """`create` a missing table, and `evolve`: add missing columns."""
+    def __init__(
+        self, name: str, *, is_sqlite: bool, create: bool = True, evolve: bool = True, is_plain: bool = False
+    ) -> None:
+        """`create` a missing table, and `evolve`: add missing columns. `is_plain`: each row has all there is, so what
+        it lacks is null, and keys are text."""
         self.name = name
         self._names = names_in(name)
         self._sql_name = quoted(*self._names)
         self._is_sqlite = is_sqlite
         self._create = create
         self._evolve = evolve
+        self._is_plain = is_plain
         self._place = "?" if is_sqlite else "%s"
         self._converters: dict[str, Convert] = {}
         self._key: tuple[str, ...] = ()
+        self._unfilled: tuple[str, ...] = ()
+        """The columns that are null unless a row has them."""
         self._was_altered = False
         self._is_ordered = False
         """Another unique index than the key's: changes must be made one by one, in their order."""
@@ -62,7 +68,7 @@ class TargetTable:
         if not changes or (not self._converters and not self._look(connection, changes)):
             return
         self._add_columns(connection, changes)
-        if self._is_ordered or any(UNAVAILABLE in change.row.values() for change in changes):
+        if self._is_ordered or any(map(self._is_partial, changes)):
             for change in changes:
                 self._apply_some(connection, [change])
         else:
@@ -90,10 +96,17 @@ class TargetTable:
         for change in changes:
             if change.outcome is not Outcome.SET:
                 continue
+            is_partial = self._is_partial(change)
+            values = change.row
+            if self._is_plain:
+                values = {**dict.fromkeys(self._unfilled), **change.row, **change.key}
             # A column that the table lacks has been null so far.
-            known = [name for name, each in change.row.items() if name in self._converters and each != UNAVAILABLE]
-            row = {name: self._converted(name, change.row[name], change.key) for name in known}
-            if UNAVAILABLE in change.row.values():
+            row = {
+                name: self._converted(name, each, change.key)
+                for name, each in values.items()
+                if name in self._converters and not (is_partial and each == UNAVAILABLE)
+            }
+            if is_partial:
                 self._update(connection, row)  # if there is no such row, its delete follows
                 continue
             by_columns.setdefault(tuple(row), []).append(list(row.values()))
@@ -101,6 +114,10 @@ class TargetTable:
             places = ", ".join([self._place] * len(columns))
             tail = upsert_tail(columns, self._key)
             self._many(connection, f"INSERT INTO {self._sql_name} ({listed(columns)}) VALUES ({places}){tail}", rows)
+
+    def _is_partial(self, change: RowChange) -> bool:
+        """Whether the database did not send all values of the row."""
+        return not self._is_plain and UNAVAILABLE in change.row.values()
 
     def _update(self, connection: Any, row: Row) -> None:
         columns = [name for name in row if name not in self._key]
@@ -121,8 +138,8 @@ class TargetTable:
             if not self._create:
                 raise SchemaMismatchError(f"there is no table {self.name}: create it, or allow it with --create")
             columns = ", ".join(
-                f"{quoted(name)} {type_of(value, is_sqlite=self._is_sqlite, is_key=True)} NOT NULL"
-                for name, value in first.key.items()
+                f"{quoted(name)} {type_of(self._typical(first, name), is_sqlite=self._is_sqlite, is_key=True)} NOT NULL"
+                for name in first.key
             )
             key = first.key
             self._execute(connection, f"CREATE TABLE {self._sql_name} ({columns}, PRIMARY KEY ({listed(key)}))")
@@ -131,6 +148,11 @@ class TargetTable:
             assert existing is not None, "it was just created"
         self._take(existing, tuple(key))
         return True
+
+    def _typical(self, change: RowChange, name: str) -> Any:
+        """A value of a column of the key. The text of a plain key may be that of the row's whole number."""
+        number = change.row.get(name)
+        return number if self._is_plain and type(number) is int else change.key[name]
 
     def _take(self, existing: ExistingTable, key: tuple[str, ...]) -> None:
         wanted = frozenset(key)
@@ -146,6 +168,11 @@ class TargetTable:
             )
         make = sqlite_converter if self._is_sqlite else postgres_converter
         self._converters = {name: make(column.declared) for name, column in existing.columns.items()}
+        if self._is_plain:
+            for name in key:
+                declared = existing.columns[name].declared
+                self._converters[name] = key_converter(self._converters[name], declared, is_sqlite=self._is_sqlite)
+            self._unfilled = tuple(each.name for each in existing.columns.values() if not each.has_default)
         self._key = key
         self._is_ordered = len(existing.unique - {wanted, frozenset()}) > 0
 
@@ -153,7 +180,7 @@ class TargetTable:
         missing: dict[str, Any] = {}
         for change in changes:
             for name, value in change.row.items():
-                if value is not None and name not in self._converters and value != UNAVAILABLE:
+                if value is not None and name not in self._converters and (self._is_plain or value != UNAVAILABLE):
                     missing.setdefault(name, value)
         for name, value in missing.items():
             kind = type_of(value, is_sqlite=self._is_sqlite, is_key=False)

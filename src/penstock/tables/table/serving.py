@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import os
 import socket
@@ -17,7 +16,7 @@ import msgspec
 from penstock.errors import ConfigError, PenstockError
 from penstock.model.addresses import check_exposure, host_and_port, is_loopback
 from penstock.model.closing import Closing
-from penstock.serde.types import is_protobuf
+from penstock.tables.changes import plain_value
 
 if TYPE_CHECKING:
     from penstock.tables.table.table import Table
@@ -131,7 +130,7 @@ def _handler(table: Table[Any], *, only_loopback: bool) -> type[BaseHTTPRequestH
                 status, found = HTTPStatus.FORBIDDEN, {"error": "this address is for programs of this machine"}
             else:
                 status, found = answer(table, self.path)
-            body = found if isinstance(found, bytes) else msgspec.json.encode(found, enc_hook=_plain)
+            body = found if isinstance(found, bytes) else msgspec.json.encode(found, enc_hook=plain_value)
             is_json = not isinstance(found, bytes) or _is_json(found)
             self.send_response(status)
             self.send_header("Content-Type", "application/json" if is_json else "application/octet-stream")
@@ -230,16 +229,3 @@ def _is_json(data: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
     return True
-
-
-def _plain(value: Any) -> Any:
-    """What msgspec does not encode by itself: pydantic models, Protobuf messages, and otherwise text."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if is_protobuf(type(value)):
-        from google.protobuf.json_format import MessageToDict
-
-        return MessageToDict(value, preserving_proto_field_name=True)
-    if isinstance(value, memoryview):
-        return base64.b64encode(value).decode()
-    return str(value)
