@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import sqlite3
 from collections.abc import Iterator
@@ -126,6 +127,77 @@ def test_a_batch_ends_at_its_number_of_rows_and_keeps_the_order(url: str, stream
         for number in range(25):
             tx.send(orders, order(number))
     assert relayed(outbox, stream, batch_rows=7) == list(range(25))
+
+
+HEADERS = (("trace", b"\x00\xff"), ("größe", b"2"), ("trace", None))
+
+
+@pytest.mark.parametrize("kind", ["memory", "log"])
+def test_events_have_their_headers(kind: str, url: str, stream: MemoryStream, tmp_path: Path) -> None:
+    """In a transaction of the stream, and where the stream has none."""
+    outbox = Outbox(url)
+    with connected(url) as connection, outbox.transaction(connection) as tx:
+        for number, headers in enumerate([HEADERS, None, {"a": "b"}, ()]):
+            tx.send(orders, order(number), headers=headers)
+        with pytest.raises(ConfigError, match="must be text"):
+            tx.send(orders, order(4), headers={1: "b"})  # type: ignore[arg-type]
+    with contextlib.ExitStack() as closing:
+        into: Any = stream if kind == "memory" else closing.enter_context(ps.connect(f"log:{tmp_path / 'log'}"))
+        outbox.relay(into).run(once=True)
+        records = into.open_topic("orders").read(0, 0, 1000, 0).records
+    assert [each.headers for each in records] == [HEADERS, (), (("a", b"b"),), ()]
+    assert [(orders.decode(each.value) or {})["number"] for each in records] == [0, 1, 2, 3]
+
+
+FIRST_VERSION = """CREATE TABLE penstock_outbox (
+    id {identity}, topic text NOT NULL, key {binary}, value {binary}, partition integer NOT NULL, partitions integer,
+    sent_us bigint NOT NULL, delivered_ms bigint);
+CREATE INDEX penstock_outbox_waiting ON penstock_outbox (id) WHERE delivered_ms IS NULL;
+CREATE TABLE penstock_outbox_schema (version INTEGER NOT NULL);
+INSERT INTO penstock_outbox_schema VALUES (1);
+INSERT INTO penstock_outbox (topic, key, value, partition, partitions, sent_us)
+    VALUES ('orders', NULL, {value}, -1, NULL, 7);
+"""
+"""The tables as Penstock made them before events had headers, with one event."""
+
+
+def make_first_version(connection: Any, url: str) -> None:
+    value = b'{"number": 41}'.hex()
+    if url.startswith("sqlite:"):
+        kinds = {"identity": "INTEGER PRIMARY KEY AUTOINCREMENT", "binary": "blob", "value": f"x'{value}'"}
+        connection.executescript(FIRST_VERSION.format(**kinds))
+    else:
+        identity = "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+        kinds = {"identity": identity, "binary": "bytea", "value": f"'\\x{value}'"}
+        connection.execute(FIRST_VERSION.format(**kinds))
+
+
+def test_an_outbox_without_headers_is_upgraded_and_its_events_are_delivered(url: str, stream: MemoryStream) -> None:
+    with connected(url) as connection:
+        make_first_version(connection, url)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            outbox, *_ = pool.map(Outbox, [url] * 4)
+        assert connection.execute("SELECT version FROM penstock_outbox_schema").fetchall() == [(2,)]
+        with outbox.transaction(connection) as tx:
+            tx.send(orders, order(42), headers=HEADERS)
+        # A program that was started before the upgrade still writes its rows without the column.
+        connection.execute(
+            "INSERT INTO penstock_outbox (topic, value, partition, sent_us) "
+            f"SELECT topic, value, partition, {2 * 10**9} FROM penstock_outbox WHERE sent_us = 7"
+        )
+        connection.commit()
+    assert relayed(outbox, stream) == [41, 42, 41]
+    assert [each.headers for each in stream.open_topic("orders").read(0, 0, 9, 0).records] == [(), HEADERS, ()]
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_an_outbox_of_an_unknown_version_is_refused(version: int, url: str) -> None:
+    Outbox(url)
+    with connected(url) as connection:
+        connection.execute(f"UPDATE penstock_outbox_schema SET version = {version}")
+        connection.commit()
+        with pytest.raises(ConfigError, match=f"of version {version}; this program supports only version 2"):
+            Outbox(url)
 
 
 def sqlalchemy_url(url: str) -> str:

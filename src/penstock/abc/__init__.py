@@ -276,6 +276,9 @@ class Transaction(Protocol):
 
     def produce(self, topic: str, value: bytes | None, key: bytes | None = None, partition: int = -1) -> None: ...
 
+    def append(self, records: Iterable[NewRecord]) -> None:
+        """Like `produce`, for records that may have headers and times."""
+
     def commit(self) -> None:
         """Commit everything since `begin`, or nothing: OvertakenError if a newer producer with the same id exists."""
 

@@ -208,15 +208,17 @@ class PostgresPool(Generic[Connection]):
 
 
 def make_tables(pool: PostgresPool[Any], schema: Schema) -> None:
-    """Create missing tables, in the first schema of the search path. Many processes may do this at once."""
+    """Create missing tables, in the first schema of the search path, and upgrade those of an older version.
+
+    Many processes may do this at once.
+    """
     with pool.connection() as connection:
-        if _has_tables(connection, schema, pool.where):
+        if not _missing(connection, schema, pool.where):
             return
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (SET_UP_LOCK,))
-            if not _has_tables(connection, schema, pool.where):  # no other process was faster
-                for statement in schema.creation():
-                    connection.execute(statement)
+            for statement in _missing(connection, schema, pool.where):  # none, if another process was faster
+                connection.execute(statement)
 
 
 def rows_of(connection: PostgresConnection, sql: str, values: Any = ()) -> Rows:
@@ -229,16 +231,16 @@ def rows_of(connection: PostgresConnection, sql: str, values: Any = ()) -> Rows:
 def has_tables(pool: PostgresPool[Any], schema: Schema) -> bool:
     """Whether the tables of a store are there. Raises ConfigError if they are of another version."""
     with pool.connection() as connection:
-        return _has_tables(connection, schema, pool.where)
+        return _missing(connection, schema, pool.where) != schema.creation()
 
 
-def _has_tables(connection: PostgresConnection, schema: Schema, where: str) -> bool:
+def _missing(connection: PostgresConnection, schema: Schema, where: str) -> tuple[str, ...]:
+    """The statements that create the tables, or upgrade them."""
     # Not to_regclass(), which may not yet see a table that another process has just committed.
     made = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = current_schema() AND tablename = %s"
     if not rows_of(connection, made, (schema.version_table,)):
-        return False
-    schema.check(rows_of(connection, f"SELECT version FROM {schema.version_table}"), where)
-    return True
+        return schema.creation()
+    return schema.upgrade(rows_of(connection, f"SELECT version FROM {schema.version_table}"), where)
 
 
 def _text(error: psycopg.Error) -> str:

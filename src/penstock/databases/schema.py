@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ConfigError, PenstockError
@@ -22,6 +22,8 @@ class Schema:
     """Create the tables, except for the version's."""
     damaged: type[PenstockError] = ConfigError
     """Raised when a database file is damaged."""
+    upgrades: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """For each older version that can become the next one: the statements. What is in the tables stays there."""
 
     def creation(self) -> tuple[str, ...]:
         """All statements that create the tables."""
@@ -31,11 +33,20 @@ class Schema:
             f"INSERT INTO {self.version_table} VALUES ({self.version})",
         )
 
-    def check(self, rows: Sequence[Any], where: str) -> None:
-        """Refuse tables of another version. `rows` are those of the version's table."""
-        if rows != [(self.version,)]:
-            found = ", ".join(str(row[0]) for row in rows) or "unknown"
+    def upgrade(self, rows: Sequence[Any], where: str) -> tuple[str, ...]:
+        """The statements that make existing tables those of this version; none if they are.
+
+        `rows` are those of the version's table. Raises ConfigError if no upgrade leads from that version to this one.
+        """
+        found = rows[0][0] if len(rows) == 1 else None
+        if found == self.version:
+            return ()
+        older = range(found, self.version) if isinstance(found, int) else range(0)
+        if not older or not self.upgrades.keys() >= set(older):
+            text = ", ".join(str(row[0]) for row in rows) or "unknown"
             raise ConfigError(
-                f"{where} has {self.what} of version {found}; this program supports only version {self.version}: run "
+                f"{where} has {self.what} of version {text}; this program supports only version {self.version}: run "
                 "the newer Penstock that wrote them, or choose another database"
             )
+        statements = [statement for version in older for statement in self.upgrades[version]]
+        return (*statements, f"UPDATE {self.version_table} SET version = {self.version}")

@@ -141,13 +141,12 @@ def _switch_to_wal(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _make_tables(connection: sqlite3.Connection, path: str, schema: Schema) -> None:
-    if _has_tables(connection, path, schema):
+    if not _missing(connection, path, schema):
         return
     connection.execute(BEGIN)  # check under the lock, so that only one process creates the tables
     try:
-        if not _has_tables(connection, path, schema):  # no other process was faster
-            for statement in schema.creation():
-                connection.execute(statement)
+        for statement in _missing(connection, path, schema):  # none, if another process was faster
+            connection.execute(statement)
         connection.execute(COMMIT)
     except BaseException as error:
         connection.execute(ROLLBACK)
@@ -158,12 +157,12 @@ def _make_tables(connection: sqlite3.Connection, path: str, schema: Schema) -> N
         raise
 
 
-def _has_tables(connection: sqlite3.Connection, path: str, schema: Schema) -> bool:
+def _missing(connection: sqlite3.Connection, path: str, schema: Schema) -> tuple[str, ...]:
+    """The statements that create the tables, or upgrade them."""
     made = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
     if connection.execute(made, (schema.version_table,)).fetchone() is None:
-        return False
-    schema.check(connection.execute(f"SELECT version FROM {schema.version_table}").fetchall(), path)
-    return True
+        return schema.creation()
+    return schema.upgrade(connection.execute(f"SELECT version FROM {schema.version_table}").fetchall(), path)
 
 
 class SqliteDatabase(Generic[Connection]):

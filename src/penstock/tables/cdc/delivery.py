@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from penstock.abc import CheckpointStore, Feature, HasAdmin, Stream, Transaction, Transactional
 from penstock.checkpoints.opening import open_store
 from penstock.consuming.defaults import default_store
 from penstock.errors import ConfigError, DeliveryError, NotAllowedError, OvertakenError, TransactionLostError
-from penstock.model import Change, Checkpoint, CheckpointKey, Guarantee, Lease, NewRecord, Receipt
+from penstock.model import Change, Checkpoint, CheckpointKey, Guarantee, Headers, Lease, NewRecord, Receipt
 from penstock.streams import Connection
 from penstock.streams.capability import capability
 from penstock.streams.declared import provide_topic
@@ -42,6 +43,7 @@ _STATE_SETTINGS: Final = {
     "segment.bytes": str(1024 * 1024),
     "min.cleanable.dirty.ratio": "0.1",
 }
+NO_HEADERS: Final[Mapping[int, Headers]] = {}
 _TIMEOUT_S: Final = 30.0
 _TRANSACTION_TIMEOUT_S: Final = 60.0
 
@@ -105,8 +107,16 @@ class Delivery(Protocol):
     def load(self) -> Saved:
         """The saved state."""
 
-    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None], report: bytes | None = None) -> None:
+    def deliver(
+        self,
+        records: Sequence[Row],
+        state: Mapping[str, bytes | None],
+        report: bytes | None = None,
+        *,
+        headers: Mapping[int, Headers] = NO_HEADERS,
+    ) -> None:
         """Return once records, state and the capture's report are stored. An empty report removes the last one.
+        `headers` are those of records, by their place.
 
         Raises OvertakenError or FencedError if a newer capture runs.
         """
@@ -190,11 +200,21 @@ class TransactionalDelivery:
     def load(self) -> Saved:
         return self._state.read()
 
-    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None], report: bytes | None = None) -> None:
+    def deliver(
+        self,
+        records: Sequence[Row],
+        state: Mapping[str, bytes | None],
+        report: bytes | None = None,
+        *,
+        headers: Mapping[int, Headers] = NO_HEADERS,
+    ) -> None:
         producer = self._producer
         produce = producer.produce
         try:
             producer.begin()
+            if headers:
+                producer.append(_new_records(records, headers))
+                records = ()
             for topic, value, key, partition in records:
                 if partition == EVERY_PARTITION:
                     for each in range(self._counts[topic]):
@@ -260,10 +280,17 @@ class CheckpointedDelivery:
     def load(self) -> Saved:
         return {name.decode(): value for name, value in self._store.state(self._key).items()}
 
-    def deliver(self, records: Sequence[Row], state: Mapping[str, bytes | None], report: bytes | None = None) -> None:
+    def deliver(
+        self,
+        records: Sequence[Row],
+        state: Mapping[str, bytes | None],
+        report: bytes | None = None,
+        *,
+        headers: Mapping[int, Headers] = NO_HEADERS,
+    ) -> None:
         assert report is None, "there is no place for it"
         receipts: list[Receipt] = []
-        for run in _runs(records):
+        for run in _runs(_new_records(records, headers)):
             topic = run[0].topic
             if topic not in self._topics:
                 self._topics[topic] = self._stream.open_topic(topic)
@@ -291,17 +318,23 @@ class CheckpointedDelivery:
             return [record]
         count = self._counts[record.topic]
         parts: list[int | None] = [None] if count == 1 else list(range(count))
-        return [NewRecord(record.topic, record.value, record.key, partition=part) for part in parts]
+        return [replace(record, partition=part) for part in parts]
 
 
-def _runs(records: Sequence[Row]) -> Iterable[list[NewRecord]]:
+def _new_records(records: Sequence[Row], headers: Mapping[int, Headers]) -> Iterator[NewRecord]:
+    for place, (topic, value, key, partition) in enumerate(records):
+        there = None if partition == BY_KEY else partition
+        yield NewRecord(topic, value, key, headers.get(place, ()), partition=there)
+
+
+def _runs(records: Iterable[NewRecord]) -> Iterable[list[NewRecord]]:
     """Records of one topic that follow each other."""
     run: list[NewRecord] = []
-    for topic, value, key, partition in records:
-        if run and run[0].topic != topic:
+    for record in records:
+        if run and run[0].topic != record.topic:
             yield run
             run = []
-        run.append(NewRecord(topic, value, key, partition=None if partition == BY_KEY else partition))
+        run.append(record)
     if run:
         yield run
 

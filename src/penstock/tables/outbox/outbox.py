@@ -9,14 +9,16 @@ from typing import Any, Final
 
 from penstock.errors import ConfigError
 from penstock.serde import Topic, topic_of
+from penstock.serde.plain import NewHeaders
 from penstock.streams.url import without_password
 from penstock.tables.cdc.records import BY_KEY
 from penstock.tables.outbox.connections import ApplicationConnection, application_connection
 from penstock.tables.outbox.relay import Relay
-from penstock.tables.outbox.storage import open_outbox_storage
+from penstock.tables.outbox.storage import open_outbox_storage, packed
 
 _ADD: Final = (
-    "INSERT INTO penstock_outbox (topic, key, value, partition, partitions, sent_us) VALUES (%s, %s, %s, %s, %s, %s)"
+    "INSERT INTO penstock_outbox (topic, key, value, partition, partitions, sent_us, headers) "
+    "VALUES (%s, %s, %s, %s, %s, %s, %s)"
 )
 
 
@@ -27,14 +29,20 @@ class OutboxTransaction:
         self._connection: ApplicationConnection | None = connection
         self._url = url
 
-    def send(self, topic: str | Topic[Any], value: Any, key: object = None, *, partition: int | None = None) -> None:
+    def send(
+        self,
+        topic: str | Topic[Any],
+        value: Any,
+        key: object = None,
+        *,
+        headers: NewHeaders = None,
+        partition: int | None = None,
+    ) -> None:
         """Write an event, which is delivered if and only if the transaction commits."""
         if self._connection is None:
             raise ConfigError("this transaction has ended: send inside its `with` block")
         declared = topic_of(topic)
-        record = declared.new_record(value, key, partition=partition)
-        if record.headers:
-            raise ConfigError(f"topic {record.topic!r}: its serde writes headers, which an outbox does not carry")
+        record = declared.new_record(value, key, headers, partition=partition)
         values = (
             record.topic,
             record.key,
@@ -42,6 +50,7 @@ class OutboxTransaction:
             BY_KEY if record.partition is None else record.partition,
             declared.partitions,
             time.time_ns() // 1000,
+            packed(record.headers),
         )
         try:
             self._connection.execute(_ADD, values)

@@ -19,7 +19,7 @@ from penstock.streams.connecting import connect
 from penstock.streams.declared import provide_topic
 from penstock.tables.cdc.capture import is_passing
 from penstock.tables.cdc.delivery import Delivery, open_delivery
-from penstock.tables.outbox.storage import Event, EventId, OutboxStorage, open_outbox_storage
+from penstock.tables.outbox.storage import Event, EventId, OutboxStorage, open_outbox_storage, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -145,13 +145,14 @@ class Relay:
             poll_s = _FIRST_POLL_S
             self._provide(stream, events)
             ids = [(event[0], event[1]) for event in events]
-            rows = [(topic, value, key, partition) for _, _, topic, key, value, partition, _ in events]
-            delivery.deliver(rows, {DELIVERED: msgspec.json.encode(ids)})
+            rows = [(topic, value, key, partition) for _, _, topic, key, value, partition, _, _ in events]
+            headers = {place: unpacked(event[7]) for place, event in enumerate(events) if event[7] is not None}
+            delivery.deliver(rows, {DELIVERED: msgspec.json.encode(ids)}, headers=headers)
             storage.remove(ids, keep=self._keep)
             self.delivered += len(events)
 
     def _provide(self, stream: Stream, events: Sequence[Event]) -> None:
-        for _, _, topic, _, _, _, partitions in events:
+        for _, _, topic, _, _, _, partitions, _ in events:
             if topic not in self._provided:
                 provide_topic(stream, topic, partitions or self._partitions)
                 self._provided.add(topic)

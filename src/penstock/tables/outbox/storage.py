@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from penstock.databases import Schema
 from penstock.databases.sqlite import SqliteDatabase
 from penstock.errors import MissingExtraError, UrlError
+from penstock.model import Headers
 from penstock.streams.schemes import scheme_of
 from penstock.streams.url import without_password
 
@@ -19,31 +22,43 @@ POSTGRES_SCHEMES: Final = ("postgresql", "postgres")
 # one of the earlier transaction has the smaller id, and whoever sees the later one sees the earlier one, too.
 _TABLE: Final = """CREATE TABLE penstock_outbox (
     id {identity}, topic text NOT NULL, key {binary}, value {binary}, partition integer NOT NULL, partitions integer,
-    sent_us bigint NOT NULL, delivered_ms bigint)"""
+    sent_us bigint NOT NULL, delivered_ms bigint, headers {binary})"""
 _INDEX: Final = "CREATE INDEX penstock_outbox_waiting ON penstock_outbox (id) WHERE delivered_ms IS NULL"
 
 
 def _schema(identity: str, binary: str) -> Schema:
     table = _TABLE.format(identity=identity, binary=binary)
-    return Schema("events of the outbox", 1, "penstock_outbox_schema", (table, _INDEX))
+    upgrades = {1: (f"ALTER TABLE penstock_outbox ADD COLUMN headers {binary}",)}
+    return Schema("events of the outbox", 2, "penstock_outbox_schema", (table, _INDEX), upgrades=upgrades)
 
 
 POSTGRES: Final = _schema("bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytea")
 SQLITE: Final = _schema("INTEGER PRIMARY KEY AUTOINCREMENT", "blob")
 
 _NEXT: Final = """
-    SELECT id, sent_us, topic, key, value, partition, partitions FROM (
-        SELECT id, sent_us, topic, key, value, partition, partitions,
-               sum(coalesce(length(value), 0)) OVER (ORDER BY id) AS size_bytes,
+    SELECT id, sent_us, topic, key, value, partition, partitions, headers FROM (
+        SELECT id, sent_us, topic, key, value, partition, partitions, headers,
+               sum(coalesce(length(value), 0) + coalesce(length(headers), 0)) OVER (ORDER BY id) AS size_bytes,
                row_number() OVER (ORDER BY id) AS place
         FROM (SELECT * FROM penstock_outbox WHERE delivered_ms IS NULL ORDER BY id LIMIT :rows) AS oldest
     ) AS measured WHERE size_bytes <= :bytes OR place = 1 ORDER BY id"""
 _COUNT: Final = "SELECT count(*) FROM penstock_outbox WHERE delivered_ms IS NULL"
 
-Event = tuple[int, int, str, bytes | None, bytes | None, int, int | None]
-"""Id, time of sending, topic, key, value, partition, and the number of partitions that its topic is declared with."""
+Event = tuple[int, int, str, bytes | None, bytes | None, int, int | None, bytes | None]
+"""Id, time of sending, topic, key, value, partition, the number of partitions that its topic is declared with, and the
+headers."""
 EventId = tuple[int, int]
 """Id and time of sending: a database that was restored from a backup gives ids a second time."""
+
+
+def packed(headers: Headers) -> bytes | None:
+    """Headers as a column has them."""
+    return msgspec.msgpack.encode(headers) if headers else None
+
+
+def unpacked(column: bytes | None) -> Headers:
+    """The headers of `packed`."""
+    return () if column is None else msgspec.msgpack.decode(column, type=tuple[tuple[str, bytes | None], ...])
 
 
 class OutboxStorage(Protocol):
