@@ -71,10 +71,15 @@ class Writer(threading.Thread):
         with self._outbox.transaction(connection) as tx:
             for key in sorted(chance.sample(range(KEYS), chance.randint(1, 3))):  # sorted: no deadlocks
                 ((count,),) = connection.execute(add, (key,)).fetchall()
-                tx.send(self._topic, {"key": key, "count": count}, key=str(key))
+                tx.send(self._topic, {"key": key, "count": count}, key=str(key), headers=headers_of(count))
                 wait_a_while(chance.choice((0, 0, 0.01)))  # others begin later and commit earlier
             if chance.random() < 0.3:
                 raise OnPurpose
+
+
+def headers_of(count: int) -> dict[str, str]:
+    """Of every other event."""
+    return {"count": str(count)} if count % 2 else {}
 
 
 def connected(url: str) -> AbstractContextManager[Any]:
@@ -153,6 +158,7 @@ def test_a_relay_killed_anywhere_delivers_each_committed_event_once_and_in_order
         for record in opened.read(name):
             event: dict[str, int] = topic.decode(record.value) or {}
             found[event["key"]].append(event["count"])
+            assert record.headers == tuple((name, each.encode()) for name, each in headers_of(event["count"]).items())
     assert dict(found) == {key: list(range(1, count + 1)) for key, count in counts.items()}, f"seed {seed}"
     assert left == (sum(counts.values()) if keep else 0)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import random
+import subprocess
+import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +21,10 @@ from penstock.errors import ConfigError, SchemaMismatchError, SerdeError
 from penstock.model import Position
 from penstock.streams import Connection
 from penstock.tables.apply import Applier
+from tests.sampling import times
+from tests.seeds import seed_of
 from tests.tables.apply.test_applier import query
+from tests.tables.captured import wait_a_while, wait_until
 
 
 def send(stream: Connection, topic: str, *changes: tuple[str | bytes | None, Any]) -> None:
@@ -138,3 +144,47 @@ def test_the_command_applies_a_plain_topic(stream: Connection, topic: str, targe
     assert done.exit_code == 0, done.stderr
     assert "3 changes applied to users" in done.stderr
     assert query(target, "SELECT id, name FROM users") == [("bob", "Bob")]
+
+
+def test_a_killed_applier_leaves_the_table_equal_to_the_topic(stream: Connection, topic: str, target: str) -> None:
+    chance = random.Random(seed_of())
+    query(target, "CREATE TABLE users (id text PRIMARY KEY, number bigint)")
+    query(target, "CREATE TABLE applied (id text)")
+    if target.startswith("sqlite:"):
+        query(target, "CREATE TRIGGER log AFTER INSERT ON users BEGIN INSERT INTO applied VALUES (new.id); END")
+    else:
+        query(
+            target,
+            "CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN INSERT INTO applied VALUES (new.id); RETURN NULL; END $$",
+        )
+        query(target, "CREATE TRIGGER log AFTER INSERT ON users FOR EACH ROW EXECUTE FUNCTION log()")
+    rows: dict[str, int] = {}
+    inserted = 0
+    command = [sys.executable, "-m", "penstock.cli", "cdc", "apply", stream.url, topic, target, "-t", "users"]
+    for _ in range(times(2, soak=20)):
+        changes: list[tuple[str, Any]] = []
+        for number in range(300):
+            key = f"k{chance.randrange(50)}"
+            if chance.random() < 0.3:
+                rows.pop(key, None)
+                changes.append((key, None))
+            else:
+                inserted += key not in rows
+                rows[key] = number
+                changes.append((key, {"number": number}))
+        process = subprocess.Popen([*command, "--format", "plain", "--key", "id", "--batch", "1", "--quiet"])
+        try:
+            before = query(target, "SELECT count(*) FROM applied")
+            send(stream, topic, *changes)
+            wait_until(
+                lambda before=before: query(target, "SELECT count(*) FROM applied") != before,  # type: ignore[misc]
+                "rows change",
+            )
+            wait_a_while(chance.uniform(0.0, 0.3))
+        finally:
+            process.kill()
+            process.wait()
+    apply(stream, topic, target, batch=1)
+    assert dict(query(target, "SELECT id, number FROM users")) == rows
+    assert query(target, "SELECT count(*) FROM applied") == [(inserted,)], "each insert was made once"
