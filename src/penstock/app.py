@@ -40,9 +40,11 @@ from penstock.consuming.workers.snapshots import Snapshots
 from penstock.errors import BrokerUnavailableError, ConfigError, GroupError, GuaranteeError, HandlerError, PenstockError
 from penstock.model import Guarantee, Ordering, Position
 from penstock.model.clock import SystemClock
+from penstock.model.observing import OBSERVED
 from penstock.model.retry import Retry
 from penstock.model.stop_signals import on_stop_signals
 from penstock.observe.asyncapi import document
+from penstock.observe.handler_runs import HandlerRuns
 from penstock.queues.opening import as_queue, queue_name
 from penstock.serde import Topic
 from penstock.streams.connecting import check_url, open_stream
@@ -130,6 +132,7 @@ class App:
         self._declared: list[Declared] = []
         self._stages: dict[str, Stage] = {}
         self._consumers: list[AnyConsumer] = []
+        self._runs: HandlerRuns | None = None
         self._stopping = threading.Event()
         self._running = False
         self._has_begun = False
@@ -312,6 +315,10 @@ class App:
             if consumers is None:
                 return
             self._consumers = consumers
+            self._runs = None
+            if OBSERVED.lineage is not None:
+                ends = end is not None
+                self._runs = HandlerRuns(OBSERVED.lineage, self._url or "", self._declared, consumers, ends=ends)
             if stages is not None:
                 stages.start()
             patience_s = _STAGES_STOP_S
@@ -323,6 +330,8 @@ class App:
                 patience_s = 0.0
                 raise
             finally:
+                if self._runs is not None:
+                    self._runs.close()
                 if stages is not None:
                     stages.stop(patience_s)
 
@@ -463,19 +472,27 @@ class App:
             if self._stopping.is_set() or failure is not None:
                 for consumer in waiting:
                     consumer.stop()
+            if self._runs is not None:
+                self._runs.look()
             for consumer in list(waiting):
                 try:
                     if consumer.wait(_LOOK_S / len(waiting)):
                         waiting.remove(consumer)
+                        self._ended(consumer, None, failure)
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:
                     waiting.remove(consumer)
+                    self._ended(consumer, error, failure)
                     if failure is not None:
                         logger.error("%s ended, too: %s", consumer.handler.name, error)
                     failure = failure or error
         if failure is not None:
             raise failure
+
+    def _ended(self, consumer: AnyConsumer, error: BaseException | None, failure: BaseException | None) -> None:
+        if self._runs is not None:
+            self._runs.ended(consumer, error, stopped=self._stopping.is_set() or failure is not None)
 
     def _begin(self, metrics: str | None, health: str | None) -> contextlib.AbstractContextManager[object]:
         """Mark the app as running. Returns the context to leave at its end."""

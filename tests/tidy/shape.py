@@ -31,6 +31,7 @@ EXTRAS: Final = frozenset(
             "nicegui",
             "numba",
             "numpy",
+            "openlineage",
             "opentelemetry",
         ),
         *("pandas", "pika", "psycopg", "psycopg_pool", "py4j", "pyarrow", "pydantic", "pyiceberg", "pymysql"),

@@ -24,6 +24,9 @@ from penstock.abc.channels import CountingLosses as CountingLosses
 from penstock.abc.channels import RecognisingRepeats as RecognisingRepeats
 from penstock.abc.features import Feature as Feature
 from penstock.abc.features import Features as Features
+from penstock.abc.lineage import Dataset as Dataset
+from penstock.abc.lineage import Lineage as Lineage
+from penstock.abc.lineage import LineageRun as LineageRun
 from penstock.abc.queues import BatchSettling as BatchSettling
 from penstock.abc.queues import CountingWaiting as CountingWaiting
 from penstock.abc.queues import Delivery as Delivery

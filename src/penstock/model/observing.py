@@ -1,9 +1,10 @@
-"""The extension point for metrics and traces.
+"""The extension point for metrics, traces and lineage.
 
 The rooms that do the work know nothing of Prometheus or OpenTelemetry. They register each producer, consumer or
 deadline with `OBSERVED.enter` and remove it with `leave` when it ends. These count their work anyway; exporters read
 the numbers on demand. Records that carry trace headers, and calls that are traced one by one, go through
-`OBSERVED.tracer`, a `penstock.abc.Tracer`; without one, that costs one attribute lookup.
+`OBSERVED.tracer`, a `penstock.abc.Tracer`; without one, that costs one attribute lookup. Apps and pipelines report the
+runs of handlers and queries to `OBSERVED.lineage`, a `penstock.abc.Lineage`.
 
 `penstock.observe` uses only this interface, and so can an observer of your own (StatsD, a debugger).
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from penstock.abc import Tracer
+    from penstock.abc import Lineage, Tracer
     from penstock.model.receipt import Receipt
     from penstock.model.record import NewRecord
 
@@ -30,6 +31,8 @@ class Observed:
     def __init__(self) -> None:
         self.tracer: Tracer | None = None
         """Told about each record sent and each call of a handler. Consumers read it when they start."""
+        self.lineage: Lineage | None = None
+        """Told about each run of a handler and of a query. Apps and pipelines read it when they start."""
         self.is_timed = False
         """Whether handler durations are measured, which costs time where each record is a task."""
         self._lock = threading.Lock()

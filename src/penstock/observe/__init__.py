@@ -2,11 +2,12 @@
 
 Input: the stream, the checkpoint stores, the dead letters and the folders of pipelines; nothing here changes any of
 them. Output: facts (`facts.Snapshot`), time series (`history`), and alerts. `metrics.registry` exposes this process's
-own numbers, and `trace` follows records through it.
+own numbers, `trace` follows records through it, and `report_lineage` reports what reads and writes which data.
 """
 
 from __future__ import annotations
 
+from penstock.observe.lineage import report_lineage
 from penstock.observe.tracing import trace
 
-__all__ = ["trace"]
+__all__ = ["report_lineage", "trace"]

@@ -20,6 +20,7 @@ from penstock.cli.options import examples, pairs
 from penstock.cli.stream import position
 from penstock.errors import PipelineError
 from penstock.model import PositionKind
+from penstock.observe.lineage import report_lineage
 from penstock.observe.metrics.serving import serve
 from penstock.supervising.finding import Program, uses_spark
 from penstock.supervising.reporting import reporting
@@ -152,6 +153,10 @@ def run(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow a --metrics that other machines can reach: there is no login.")
     ] = False,
+    lineage: Annotated[
+        bool,
+        typer.Option("--lineage", help="Report handlers and queries, and what they read and write, to OpenLineage."),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Show no progress of the queries, only warnings and errors.")
     ] = False,
@@ -213,6 +218,8 @@ def run(
         show_log_of("penstock", quiet=quiet)
         if metrics is not None:
             serve(metrics, insecure=insecure)  # until the process ends
+        if lineage:
+            report_lineage()
         about_spark = (master, start, engine, checkpoints, conf, archive, version)
         if not (once or reprocess or any(each is not None for each in about_spark) or uses_spark(file)):
             run_app_file(file, arguments or [])

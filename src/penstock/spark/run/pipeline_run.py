@@ -18,17 +18,20 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from penstock.model.observing import OBSERVED
 from penstock.model.stop_signals import on_stop_signals
 from penstock.spark.run.checkpoint_folder import CheckpointFolder, Fingerprint
+from penstock.spark.run.datasets import QueryInputs
 from penstock.spark.run.group_offsets import GroupOffsets, offsets_read
 from penstock.spark.run.host_checks import check_hosts
 from penstock.spark.run.plans import planned_sources, topics_read
 from penstock.spark.run.progress import ProgressTracker
-from penstock.spark.run.queries import RunningQuery
+from penstock.spark.run.queries import PlannedQuery, RunningQuery
 from penstock.spark.run.settings import current_run
 from penstock.spark.run.status_line import StatusLine
 from penstock.spark.sessions.defaults import local_cores
 from penstock.spark.sink.folders.folder import Folder
+from penstock.spark.source.read_options import absolute_url
 from penstock.spark.state.stateful_functions import require_an_end
 
 if TYPE_CHECKING:
@@ -109,13 +112,26 @@ class PipelineRun:
                 # Stage by stage: a query starts when the queries that write its topics have finished.
                 after = [writers[topic] for topic in topics_read(planned.frame) if topic in writers]
                 after += self._queries[number - at_a_time :][:1] if number >= at_a_time else []
-            query = RunningQuery(pipeline.label, planned, self._checkpoint, pipeline.tracker, self._once, after)
+            query = RunningQuery(
+                pipeline.label,
+                planned,
+                self._checkpoint,
+                pipeline.tracker,
+                self._once,
+                after,
+                None if OBSERVED.lineage is None else self._inputs_of(planned),
+            )
             writers.update(dict.fromkeys((target.label for target in planned.targets), query))
             self._queries.append(query)
         # A program that exits without `stop`, as by Ctrl-C in `wait`, must not be shown as running forever.
         atexit.register(self._stop_at_exit)
         for query in self._queries:
             query.start()
+
+    def _inputs_of(self, planned: PlannedQuery) -> QueryInputs:
+        pipeline = self._pipeline
+        queues = {spool.log_url: spool.shown for spool in pipeline.spools}
+        return QueryInputs(planned_sources(planned.frame), absolute_url(pipeline.url), pipeline.addresses(), queues)
 
     def _commit_offsets(self) -> None:
         """From now on, commit the progress of the queries as the offsets of a group each, if the stream has groups."""

@@ -16,13 +16,16 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.abc import LineageRun
 from penstock.errors import PenstockError, PipelineError
+from penstock.model.observing import OBSERVED
 from penstock.spark.errors.batch_rows import BAD_ROWS, MOST_BAD_ROWS, BadRowCollector, RowLetters
 from penstock.spark.errors.searched_plans import search
 from penstock.spark.late.gate import FIRST_WATERMARK_MS
 from penstock.spark.run import triggers
 from penstock.spark.run.batch_writer import BatchOutcome, BatchWriter, SideOutput
 from penstock.spark.run.checkpoint_folder import CheckpointFolder, batch_offsets
+from penstock.spark.run.datasets import QueryInputs, written
 from penstock.spark.run.failures import Failure, failure_of
 from penstock.spark.run.plans import keeps_state, rows_read, sources
 from penstock.spark.run.progress import ProgressTracker
@@ -82,8 +85,9 @@ class RunningQuery:
         tracker: ProgressTracker,
         once: bool,
         after: Sequence[RunningQuery] = (),
+        inputs: QueryInputs | None = None,
     ) -> None:
-        """The query starts when all queries in `after` have ended."""
+        """The query starts when all queries in `after` have ended. `inputs` are what `OBSERVED.lineage` is told."""
         self._pipeline = pipeline
         self._planned = planned
         self._topics = sources(planned.frame)
@@ -93,6 +97,8 @@ class RunningQuery:
             tracker.set_gated(planned.name)
         self._once = once
         self._after = after
+        self._inputs = inputs
+        self._lineage: LineageRun | None = None
         self._stopping = threading.Event()
         self._query: StreamingQuery | None = None
         self._writer: BatchWriter | None = None
@@ -162,6 +168,7 @@ class RunningQuery:
                         break
                 if other.error is not None:
                     self._stopping.set()
+            self._report_start()
             self._run_until_done()
         except BaseException as error:
             self.error = error
@@ -169,7 +176,26 @@ class RunningQuery:
             self._tracker.set_state(self.name, "failed", failure, self._keep(failure))
             raise
         finally:
+            if self._lineage is not None:
+                self._report_inputs()
+                self._lineage.end(self.error, stopped=self._stopping.is_set())
             self._ended.set()
+
+    def _report_start(self) -> None:
+        """Tell the lineage that this query begins. One that was stopped while it waited for others has not begun."""
+        if OBSERVED.lineage is None or self._inputs is None or self._stopping.is_set():
+            return
+        planned = self._planned
+        outputs = written([*planned.targets, *(side.target for side in planned.sides)])
+        self._lineage = OBSERVED.lineage.start(
+            self.spark_name, "QUERY", self._inputs.datasets(), outputs, ends=self._once
+        )
+
+    def _report_inputs(self) -> None:
+        """Tell the lineage which topics matched patterns."""
+        if self._lineage is not None and self._inputs is not None and self._inputs.has_patterns:
+            known = self._tracker.now().get(self.name)
+            self._lineage.reads(self._inputs.datasets(() if known is None else known.sources))
 
     def _run_until_done(self) -> None:
         attempt, waits = 0, self._planned.restart.delays_s()
@@ -284,6 +310,7 @@ class RunningQuery:
     def _delivered(self, outcome: BatchOutcome) -> None:
         self._last_delivered = outcome.batch_id
         self._tracker.add_batch(self.name, outcome)
+        self._report_inputs()
 
     def _fail(self, error: BaseException, attempt: int) -> None:
         tried = f" after {attempt} attempts" if attempt > 1 else ""
