@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -259,6 +260,37 @@ def test_the_exit_of_a_program_sends_what_waits_and_penstock_run_has_an_option(
         timeout=WAIT_S * 2,
     )
     assert [each["eventType"] for each in endpoint.all()] == ["START", "COMPLETE"]
+
+
+def test_a_program_that_is_told_to_end_reports_that_before_it_exits(endpoint: LineageServer, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import penstock\n"
+        "from penstock.observe import report_lineage\n"
+        "with penstock.connect('memory:m') as stream: stream.send('orders', b'1').result(5)\n"
+        "app = penstock.App('memory:m', group='billing')\n"
+        "@app.handle('orders')\n"
+        "def bill(order: bytes) -> None: ...\n"
+        "report_lineage()\n"
+        "app.run()\n"
+    )
+    with subprocess.Popen([sys.executable, str(program)]) as running:
+        try:
+            assert endpoint.next()["eventType"] == "START"
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(WAIT_S) == 0
+        finally:
+            running.kill()
+    assert [each["eventType"] for each in endpoint.all()] == ["ABORT"]
+
+
+def test_nothing_of_openlineage_is_loaded_until_it_is_asked_for() -> None:
+    program = (
+        "import sys, penstock, penstock.app, penstock.observe.lineage\n"
+        "print([name for name in sys.modules if name.startswith('openlineage')])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=WAIT_S)
+    assert ran.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
