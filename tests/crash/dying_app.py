@@ -134,9 +134,10 @@ def _declare(app: App, way: str, members: Members) -> None:
         members.source,
         group=members.group(way),
         commit_interval_s=0.3,
-        retry=Retry(20, first_delay_s=0.01, max_delay_s=0.1),
     )
     member: dict[str, Any] = {"session_timeout_s": members.session_s}
+    if way != GLANCE:  # at-most-once, which never retries
+        member["retry"] = Retry(20, first_delay_s=0.01, max_delay_s=0.1)
 
     def note(value: bytes) -> None:
         os.write(notes, value + b"\n")
@@ -165,7 +166,7 @@ def _declare(app: App, way: str, members: Members) -> None:
         case "row":
             handle(guarantee="exactly-once", checkpoints=f"sqlite:{members.database}", **member)(add_row)
         case "share":
-            handle(shared=True, workers=4, visibility_s=10.0)(note)
+            handle(shared=True, workers=4, visibility_s=10.0, retry=member["retry"])(note)
         case "refuse":
             handle(**member)(refuse)
         case _:

@@ -22,6 +22,7 @@ from penstock.app import App
 from penstock.checkpoints.postgres.store import PostgresCheckpoints
 from penstock.checkpoints.sqlite.store import SqliteCheckpoints
 from penstock.consuming import Context, Retry
+from penstock.consuming.options import DEFAULT_RETRY
 from penstock.dead_letters.sqlite import SqliteDeadLetters
 from penstock.model import DeadLetterFilter, Guarantee, NewRecord, Ordering, Record
 from penstock.streams.memory import MemoryStream
@@ -194,12 +195,14 @@ def _consume(run: Run, death: Death | None) -> None:
         if here:
             die()
 
+    guarantee = Guarantee(run.guarantee)
+    soon = Retry(5, first_delay_s=0.001, max_delay_s=0.005)
     app.handle(
         "orders",
-        guarantee=Guarantee(run.guarantee),
+        guarantee=guarantee,
         order=Ordering(run.order),
         workers=run.workers,
-        retry=Retry(5, first_delay_s=0.001, max_delay_s=0.005),
+        retry=DEFAULT_RETRY if guarantee is Guarantee.AT_MOST_ONCE else soon,
         dead_letters=letters,
         end="latest",
         session_timeout_s=0.15,

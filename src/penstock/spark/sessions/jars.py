@@ -52,7 +52,9 @@ def fetch_all(resolver: Resolver, spark_version: str, scala_version: str, folder
     beside = {artifact: older_than_or(properties.get(name, known)) for artifact, (name, known) in BESIDE.items()}
     tell(f"asking {resolver.label} for {' and '.join(f'{each.name} {beside[each][0]}' for each in beside)}")
     found |= resolver.fetch(beside, folder)
-    _check_all(found, list(beside), spark_version)
+    _check_all(found, [KAFKA_CLIENTS, COMMONS_POOL], spark_version)
+    if POSTGRESQL not in found:
+        tell("the repositories have no driver of PostgreSQL, with which real-time mode writes to tables")
 
     wished = {connector: spark_version, tokens: spark_version, **{each: beside[each][0] for each in beside}}
     for artifact, version in found.items():
