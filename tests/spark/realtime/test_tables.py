@@ -21,6 +21,7 @@ import penstock as ps
 from penstock.errors import CheckpointMismatchError, ConfigError
 from penstock.spark import Pipeline, RealTime, SqlTable
 from penstock.spark.realtime.tables import java_url
+from penstock.spark.sessions.jars import connector_jars
 from tests.consuming.eventually import wait_until
 from tests.postgres import shared_postgres
 from tests.sampling import times
@@ -42,6 +43,8 @@ PAYMENTS = ps.Topic("payments", Payment, key=lambda payment: payment.card)
 
 @pytest.fixture
 def database() -> str:
+    if not any(jar.name.startswith("postgresql-") for jar in connector_jars()):
+        pytest.skip("PostgreSQL's Java driver is missing: run `penstock spark jars --force` (or `make parts`)")
     return shared_postgres().fresh_database()
 
 
