@@ -57,6 +57,9 @@ class Links:
         for number in self._cluster.numbers:
             self._cluster.heal(number)
 
+    strand = heal
+    """The links come back with the connections that they had: they cannot be left half-open."""
+
     def __setattr__(self, name: str, value: object) -> None:
         if name == "delay_s":
             raise unittest.SkipTest("does not apply: answers of a cluster cannot be delayed")
