@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock import Connection
+from tests.clients.waiting import eventually
 
 
 def numbered(spark: SparkSession, first: int, end: int, partitions: int = 2) -> DataFrame:
@@ -19,6 +21,13 @@ def numbered(spark: SparkSession, first: int, end: int, partitions: int = 2) -> 
 def numbers_in(connection: Connection, topic: str) -> Counter[int]:
     """How often each number is there, for those who read what is committed."""
     return Counter(int(record.value or b"-1") for record in connection.read(topic, timeout_s=20))
+
+
+def assert_numbers(connection: Connection, topic: str, expected: Counter[int]) -> None:
+    """Apache Kafka ends a transaction for its readers some milliseconds after it has answered the commit."""
+    with contextlib.suppress(AssertionError):
+        eventually("the numbers are there", lambda: numbers_in(connection, topic) == expected)
+    assert numbers_in(connection, topic) == expected
 
 
 def once_each(first: int, end: int) -> Counter[int]:

@@ -41,7 +41,7 @@ from penstock.testing import TcpProxy
 from tests.clients import wire
 from tests.clients.waiting import eventually
 from tests.servers import ApacheKafka, Penstock
-from tests.spark.sink.frames import numbered, numbers_in, once_each
+from tests.spark.sink.frames import assert_numbers, numbered, numbers_in, once_each
 
 QUICK: Final = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
 SERVERS: Final = ("our broker", "Kafka, transaction version 2", "Kafka, transaction version 1")
@@ -173,13 +173,13 @@ def test_a_large_batch_is_written_by_tasks_and_leaves_nothing_behind(
     monkeypatch.setattr(StagedRows, "__call__", counting)
     delivery = runs.open()
     assert delivery.deliver(numbered(spark, 0, 1_000, 4), 0) == Delivered(1_000)
-    assert numbers_in(connection, runs.topic) == once_each(0, 1_000)
+    assert_numbers(connection, runs.topic, once_each(0, 1_000))
     assert through_the_driver == [0]
     assert last_of(delivery).batch == 0
     assert last_of(delivery).open == ()
     assert delivery.deliver(numbered(spark, 0, 1_000, 4), 0) == Delivered(1_000, repeated=True)
     delivery.deliver(numbered(spark, 1_000, 2_000, 4), 1)
-    assert numbers_in(connection, runs.topic) == once_each(0, 2_000)
+    assert_numbers(connection, runs.topic, once_each(0, 2_000))
     assert not runs.staged_files()
     assert not coordinators.open_ids(runs.ids)
 
@@ -190,7 +190,7 @@ def test_rows_that_came_inline_are_published_with_the_mark(
     delivery = runs.open()
     frame = numbered(spark, 0, 3, 1).union(numbered(spark, 3, 1_000, 1))
     assert delivery.deliver(frame, 0) == Delivered(1_000)
-    assert numbers_in(connection, runs.topic) == once_each(0, 1_000)
+    assert_numbers(connection, runs.topic, once_each(0, 1_000))
 
 
 STEPS: Final = [
@@ -227,7 +227,7 @@ def test_a_batch_counts_once_wherever_the_driver_dies(
     assert not coordinators.open_ids(runs.ids), "whoever opens the target ends what is open"
     second.deliver(numbered(spark, 400, 800, 3), 1)
     second.deliver(numbered(spark, 800, 1_200, 4), 2)
-    assert numbers_in(connection, runs.topic) == once_each(0, 1_200)
+    assert_numbers(connection, runs.topic, once_each(0, 1_200))
     assert not coordinators.open_ids(runs.ids)
     assert not runs.staged_files()
 
@@ -262,9 +262,9 @@ def test_rows_of_transactions_that_expire_after_the_mark_are_published_again(
     assert len(seen) == 100 * ended, "the broker has aborted what was not ended"
     second = runs.open()
     assert second.deliver(numbered(spark, 0, 400, 3), 0) == Delivered(400, repeated=True)
-    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+    assert_numbers(connection, runs.topic, once_each(0, 400))
     second.deliver(numbered(spark, 400, 800, 4), 1)
-    assert numbers_in(connection, runs.topic) == once_each(0, 800)
+    assert_numbers(connection, runs.topic, once_each(0, 800))
     assert not runs.staged_files()
 
 
@@ -292,7 +292,7 @@ def test_a_staged_file_that_is_lost_before_its_transaction_expires_stops_the_que
     backup.rename(lost)
     mended = runs.open()
     assert mended.deliver(numbered(spark, 0, 400, 4), 0) == Delivered(400, repeated=True)
-    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+    assert_numbers(connection, runs.topic, once_each(0, 400))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_driver_that_dies_while_it_publishes_again_repeats_nothing(
     third = runs.open()
     third.deliver(numbered(spark, 0, 400, 4), 0)
     third.deliver(numbered(spark, 400, 800, 4), 1)
-    assert numbers_in(connection, runs.topic) == once_each(0, 800)
+    assert_numbers(connection, runs.topic, once_each(0, 800))
     assert not coordinators.open_ids(runs.ids)
 
 
@@ -343,7 +343,7 @@ def test_a_transaction_that_expires_before_its_end_is_published_again_by_the_sam
 
     monkeypatch.setattr(ParallelPublisher, "finish", late)
     assert first.deliver(numbered(spark, 0, 400, 4), 0) == Delivered(400)
-    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+    assert_numbers(connection, runs.topic, once_each(0, 400))
 
 
 def test_a_committed_transaction_whose_id_was_taken_since_is_not_repeated(
@@ -362,7 +362,7 @@ def test_a_committed_transaction_whose_id_was_taken_since_is_not_repeated(
         assert not coordinators.commit(each.id, each.producer_id, each.epoch), "the coordinator has forgotten"
     second = runs.open()
     assert second.deliver(numbered(spark, 0, 400, 4), 0) == Delivered(400, repeated=True)
-    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+    assert_numbers(connection, runs.topic, once_each(0, 400))
 
 
 def writer_of(delivery: TransactionDelivery, batch_id: int) -> TaskWriter:
@@ -390,7 +390,7 @@ def test_attempts_that_do_not_count_are_aborted(
     delivery.deliver(numbered(spark, 0, 400, 4), 0)
     assert len(lost) == 4
     assert not coordinators.open_ids(runs.ids)
-    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+    assert_numbers(connection, runs.topic, once_each(0, 400))
 
 
 @pytest.mark.parametrize("moment", ["before the mark", "after the mark"])
@@ -427,7 +427,7 @@ def test_a_zombie_that_takes_the_id_of_an_attempt_that_counts_changes_nothing(
     monkeypatch.setattr(owner, step, with_zombie)
     assert delivery.deliver(numbered(spark, 0, 400, 4), 0) == Delivered(400)
     assert zombies[0].epoch > results[1].epoch
-    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+    assert_numbers(connection, runs.topic, once_each(0, 400))
     assert not coordinators.open_ids(runs.ids)
 
 
@@ -489,7 +489,7 @@ def test_an_old_driver_is_fenced_wherever_it_is(
             )
             with pytest.raises(FencedError):
                 older.deliver(numbered(spark, 400 * batch, 400 * batch + 400, 4), batch)
-        assert numbers_in(connection, runs.topic) == once_each(0, 400 * batch + 400)
+        assert_numbers(connection, runs.topic, once_each(0, 400 * batch + 400))
 
 
 def test_a_mark_whose_commit_was_not_answered_is_looked_up(
@@ -505,7 +505,7 @@ def test_a_mark_whose_commit_was_not_answered_is_looked_up(
 
     monkeypatch.setattr(TransactionalProducer, "commit", unanswered)
     assert delivery.deliver(numbered(spark, 0, 400, 4), 0) == Delivered(400)
-    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+    assert_numbers(connection, runs.topic, once_each(0, 400))
 
 
 def test_a_record_that_can_never_be_stored_is_named_and_its_batch_is_not_seen(
@@ -521,7 +521,7 @@ def test_a_record_that_can_never_be_stored_is_named_and_its_batch_is_not_seen(
     assert not coordinators.open_ids(runs.ids)
     assert not numbers_in(connection, runs.topic)
     delivery.deliver(numbered(spark, 0, 100), 0)
-    assert numbers_in(connection, runs.topic) == once_each(0, 100)
+    assert_numbers(connection, runs.topic, once_each(0, 100))
 
 
 def test_transactions_that_expire_again_and_again_stop_the_query_and_lose_nothing(
@@ -542,7 +542,7 @@ def test_transactions_that_expire_again_and_again_stop_the_query_and_lose_nothin
             delivery.deliver(numbered(spark, 0, 100), 0)
     assert not numbers_in(connection, runs.topic)
     assert delivery.deliver(numbered(spark, 0, 100), 0) == Delivered(100, repeated=True)
-    assert numbers_in(connection, runs.topic) == once_each(0, 100)
+    assert_numbers(connection, runs.topic, once_each(0, 100))
 
 
 def test_small_batches_go_through_the_driver(
@@ -554,7 +554,7 @@ def test_small_batches_go_through_the_driver(
     monkeypatch.setattr(ParallelPublisher, "publish", refused)
     runs.open(parallel_above_bytes=10_000_000).deliver(numbered(spark, 0, 400, 4), 0)
     runs.open(parallel_above_bytes=None).deliver(numbered(spark, 400, 800, 4), 1)
-    assert numbers_in(connection, runs.topic) == once_each(0, 800)
+    assert_numbers(connection, runs.topic, once_each(0, 800))
 
 
 def test_a_batch_that_cannot_be_completed_stops_the_run_before_it_computes_anything(
@@ -581,7 +581,7 @@ def test_a_batch_that_cannot_be_completed_stops_the_run_before_it_computes_anyth
             runs.open()
     assert runs.staged_files(), "the run that can complete the batch may need them"
     runs.open(parallel_above_bytes=None).deliver(numbered(spark, 0, 400, 4), 0)
-    assert numbers_in(connection, runs.topic) == once_each(0, 400)
+    assert_numbers(connection, runs.topic, once_each(0, 400))
 
 
 def test_a_large_batch_is_published_while_the_first_broker_hangs(
@@ -595,7 +595,7 @@ def test_a_large_batch_is_published_while_the_first_broker_hangs(
         assert delivery.deliver(numbered(spark, 0, 1_000, 4), 0) == Delivered(1_000)
         assert parallel_of(delivery)._coordinators.bootstrap().endswith(hung.address), "it was asked last"
         assert asked > 0
-    assert numbers_in(connection, runs.topic) == once_each(0, 1_000)
+    assert_numbers(connection, runs.topic, once_each(0, 1_000))
 
 
 def test_a_broker_that_is_killed_between_the_steps_costs_nothing(
@@ -618,7 +618,7 @@ def test_a_broker_that_is_killed_between_the_steps_costs_nothing(
                     patch.setattr(owner, step, killing)
                     first = 400 * batch
                     assert delivery.deliver(numbered(spark, first, first + 400, 4), batch) == Delivered(400)
-            assert numbers_in(connection, runs.topic) == once_each(0, 1_200)
+            assert_numbers(connection, runs.topic, once_each(0, 1_200))
         finally:
             runs.close()
 
