@@ -228,8 +228,8 @@ class SqliteSource:
         outdated = set() if is_only or is_new else self._outdated()
         state = self._renew(outdated)
         state |= update_tables(self._saved, self._description(), self._options.snapshot, is_new=is_new)
-        self._is_again = False
         yield SourceBatch([], {CAPTURE: msgspec.json.encode(wanted), **self._position_state(), **state})
+        self._is_again = False  # once that is stored: until then, another attempt begins anew
         if outdated:
             yield from self._drain(self._install(is_new=False))
 

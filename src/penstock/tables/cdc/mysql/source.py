@@ -197,8 +197,8 @@ class MysqlSource:
             for name in [] if is_new else [each for each in waiting if TABLE + each in changed]:
                 self._since[name] = begun.place
                 state[_SINCE + name] = msgspec.json.encode(begun.place)
-        self._is_again = False
         yield SourceBatch([], {**state, **changed, POSITION: msgspec.json.encode(self._position)})
+        self._is_again = False  # once that is stored: until then, another attempt begins anew
 
     def _check_same(self, known: SavedMysql | None) -> None:
         if known is None or self._is_again:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock.databases.postgres import psycopg
 from penstock.errors import ChangesLostError, ConfigError, SourceUnavailableError
-from penstock.tables.cdc.postgres.connections import lsn_text, parsed_lsn, translated
+from penstock.tables.cdc.postgres.connections import SlotInUseError, lsn_text, parsed_lsn, translated
 from penstock.tables.cdc.source import chosen_tables
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ OLDEST: Final = 110_000
 _POLL_S: Final = 0.05
 _LONG_S: Final = 5.0
 """After this long, whoever waits for transactions is told which."""
+_RELEASE_S: Final = 10.0
+"""For this long, a slot may have a reader that was told to end."""
 _LOWER: Final = (1 << 32) - 1
 _HALF: Final = 1 << 31
 
@@ -239,6 +241,11 @@ class Publication:
     def _change(self, connection: Connection, command: str, where: str) -> None:
         try:
             connection.execute(command.encode())
+        except (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation) as error:
+            # The server finishes what a capture asked for that was killed since.
+            raise SourceUnavailableError(
+                f"{where}: publication {self.name!r} was changed at the same time: {' '.join(str(error).split())}"
+            ) from error
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(
                 f"{where}: this user may not publish these tables ({' '.join(str(error).split())}): let their owner "
@@ -334,7 +341,7 @@ def find_slot(connection: Connection, name: str, where: str) -> SlotInfo | None:
         return None
     plugin, database, active_pid, restart_lsn, confirmed_lsn, wal_status = row
     (own,) = connection.execute("SELECT current_database()").fetchone() or ("",)
-    if plugin != "pgoutput" or database != own:
+    if plugin not in ("pgoutput", "") or database != own:  # none at first, while a slot is created
         raise ConfigError(
             f"{where} has a replication slot {name!r} with the plugin {plugin} in database {database!r}, which is not "
             "this capture's: choose another --slot"
@@ -369,15 +376,26 @@ def check_slot(slot: SlotInfo | None, name: str, position: int, where: str) -> S
 
 
 def drop_slot(connection: Connection, name: str, where: str) -> None:
-    """Drop the slot if it exists; its reader, if there is one, loses it."""
-    slot = find_slot(connection, name, where)
-    if slot is not None:
+    """Drop the slot if it exists; its reader, if there is one, loses it.
+
+    The server itself drops a slot that is not complete when the connection that creates it ends, such as that of a
+    capture that was killed.
+    """
+    deadline_s = time.monotonic() + _RELEASE_S
+    while (slot := find_slot(connection, name, where)) is not None:
         with translated(where):
             release_slot(connection, slot)
-            connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+            try:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+            except psycopg.errors.UndefinedObject:
+                continue
+            except psycopg.errors.ObjectInUse as error:
+                if time.monotonic() > deadline_s:
+                    raise SlotInUseError(f"{where}: {' '.join(str(error).split())}") from error
+                time.sleep(_POLL_S)
 
 
-def release_slot(connection: Connection, slot: SlotInfo, timeout_s: float = 10.0) -> None:
+def release_slot(connection: Connection, slot: SlotInfo, timeout_s: float = _RELEASE_S) -> None:
     """End the connection that reads from the slot: it is of an earlier capture with this name, which is fenced."""
     if slot.active_pid is None:
         return

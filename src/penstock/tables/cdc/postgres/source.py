@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.databases.postgres import psycopg
-from penstock.errors import ChangesLostError, ConfigError, PenstockError
+from penstock.errors import ChangesLostError, ConfigError, PenstockError, SourceUnavailableError
 from penstock.tables.cdc.postgres.catalog import (
     ColumnInfo,
     Publication,
@@ -297,7 +297,8 @@ class PostgresSource:
     ) -> Generator[SourceBatch, None, str | None]:
         assert self._queries is not None
         slot = find_slot(self._queries, self._slot, self._where)
-        is_ours = known is not None or self._is_again
+        owned = None if known is None or known.is_only else known.slot
+        is_ours = owned == self._slot or self._is_again
         if slot is not None and not is_ours and not self._is_slot_given:
             raise ConfigError(
                 f"{self._where} has a replication slot {self._slot!r}, but this stream has no capture of the name "
@@ -305,9 +306,12 @@ class PostgresSource:
                 "stream's state was deleted. To start over with a new snapshot: --snapshot again; to continue from "
                 f"where the slot stands, without what was read before it: --slot {self._slot}"
             )
-        yield SourceBatch([], {CAPTURE: self._capture(_CREATING)})
         snapshot_name = ""
         if slot is not None and not is_ours:
+            # Nothing is saved before all is ready: a slot that is in the state was created by the capture, and is
+            # dropped when it starts over.
+            if slot.confirmed_lsn == 0:
+                raise SourceUnavailableError(f"the replication slot {self._slot!r} of {self._where} is being created")
             if not self._publication.exists(self._queries):
                 raise ConfigError(
                     f"the replication slot {self._slot!r} is older than its publication: create the publication "
@@ -315,9 +319,12 @@ class PostgresSource:
                 )
             self._publication.provide(self._queries, self._tables, self._where)
             check_slot(slot, self._slot, slot.confirmed_lsn, self._where)
+            if owned is not None:
+                drop_slot(self._queries, owned, self._where)
             start = slot.confirmed_lsn
         else:
-            for abandoned in {self._slot, self._slot if known is None or known.is_only else known.slot}:
+            yield SourceBatch([], {CAPTURE: self._capture(_CREATING)})
+            for abandoned in {self._slot, owned or self._slot}:
                 drop_slot(self._queries, abandoned, self._where)
             self._publication.provide(self._queries, self._tables, self._where)
             replication = ReplicationConnection(self._settings, self._where)
@@ -528,6 +535,9 @@ class PostgresSource:
             replication = ReplicationConnection(self._settings, self._where)
             try:
                 replication.start(self._slot, self._position.lsn, self._publication.name)
+                # Now nobody else can read from it, or put another in its place, as during a long snapshot.
+                slot = find_slot(self._queries, self._slot, self._where)
+                check_slot(slot, self._slot, self._position.lsn, self._where)
                 return replication
             except SlotInUseError:
                 replication.close()
