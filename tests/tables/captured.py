@@ -17,9 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import psycopg
+import pytest
 
+from penstock.errors import TransactionLostError
 from penstock.model import Record
 from penstock.streams import connect
+from penstock.tables.cdc.delivery import TransactionalDelivery
+from penstock.tables.cdc.source import CAPTURE
 from tests.postgres import PostgresServer
 
 TIMEOUT_S: Final = 60.0
@@ -100,6 +104,23 @@ class CaptureProcess:
         _, said = self.popen.communicate(timeout=TIMEOUT_S)
         assert self.popen.returncode == 0, said
         return self.popen.returncode
+
+
+def fail_first_set_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let a capture fail once when it stores what it is. What is returned has an item once it did."""
+    deliver = TransactionalDelivery.deliver
+    failures: list[str] = []
+
+    def failing(
+        delivery: TransactionalDelivery, records: Any, state: dict[str, bytes | None], *others: Any, **options: Any
+    ) -> None:
+        if CAPTURE in state and not failures:
+            failures.append("failed")
+            raise TransactionLostError("the stream is away")
+        deliver(delivery, records, state, *others, **options)
+
+    monkeypatch.setattr(TransactionalDelivery, "deliver", failing)
+    return failures
 
 
 def confirmed_lsn(connection: psycopg.Connection[Any], slot: str) -> int:

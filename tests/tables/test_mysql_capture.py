@@ -24,7 +24,7 @@ from penstock.tables import Capture, Table
 from penstock.tables.cdc.status import capture_status
 from tests.mariadb import MariadbServer, fresh_database, shared_mariadb
 from tests.servers import Penstock
-from tests.tables.captured import materialised, records_of, wait_until
+from tests.tables.captured import fail_first_set_up, materialised, records_of, wait_until
 from tests.tables.captured_mysql import Database, running
 
 _numbers = itertools.count(1)
@@ -575,6 +575,19 @@ def test_large_values_are_captured_whole(url: str, stream: str, database: Databa
         capture.wait_for(database)
     rows = materialised(stream, topic_of(url, "files")).rows
     assert [len(rows[key]["body"]) for key in sorted(rows)] == [6_000_000] * 2
+
+
+def test_a_new_snapshot_that_was_asked_for_is_taken_although_the_stream_was_away(
+    url: str, stream: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)", "COMMIT")
+    with running(url, stream, "t", name="anew") as capture:
+        capture.wait_for(database)
+    failures = fail_first_set_up(monkeypatch)
+    with running(url, stream, "t", name="anew", snapshot="again") as capture:
+        capture.wait_for(database)
+    assert failures == ["failed"]
+    assert len(materialised(stream, topic_of(url, "t")).snapshot_keys) == 4
 
 
 def test_a_binlog_without_checksums_is_read(stream: str) -> None:

@@ -19,7 +19,14 @@ from penstock.tables import Capture, Table
 from tests.sampling import times
 from tests.seeds import seed_of
 from tests.servers import Penstock
-from tests.tables.captured import CaptureProcess, materialised, random_text, wait_a_while, wait_until
+from tests.tables.captured import (
+    CaptureProcess,
+    fail_first_set_up,
+    materialised,
+    random_text,
+    wait_a_while,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +224,20 @@ def test_changes_that_are_gone_are_data_loss(database: sqlite3.Connection, strea
     with running(database, stream, "users", name="lost", snapshot="again"):
         pass
     assert set(materialised(stream, topic_of(database, "users")).rows) == {'{"id":2}', '{"id":3}'}
+
+
+def test_a_new_snapshot_that_was_asked_for_is_taken_although_the_stream_was_away(
+    database: sqlite3.Connection, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+    database.execute("INSERT INTO t VALUES (1), (2)")
+    with running(database, stream, "t", name="anew"):
+        pass
+    failures = fail_first_set_up(monkeypatch)
+    with running(database, stream, "t", name="anew", snapshot="again"):
+        pass
+    assert failures == ["failed"]
+    assert len(materialised(stream, topic_of(database, "t")).snapshot_keys) == 4
 
 
 def test_what_cannot_be_captured_is_refused(database: sqlite3.Connection, stream: str, tmp_path: Path) -> None:
