@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.sqs import SqsQueue
 from penstock.streams.adapting.aws import LONGEST_PAUSE_S
-from penstock.testing import TcpProxy, conformance
+from penstock.testing import TcpProxy
 from tests import system_table
 from tests.clients.names import fresh
 from tests.consuming.eventually import wait_until
@@ -31,6 +31,7 @@ from tests.seeds import seed_of
 from tests.servers import free_ports
 from tests.systems.aws_faults import RefusedRecords, refuse
 from tests.systems.elasticmq_server import ElasticMqOutage, ElasticMqServer
+from tests.systems.expiring import other_cases, waiting_cases
 
 pytestmark = [pytest.mark.system("SQS"), pytest.mark.xdist_group("sqs")]
 
@@ -67,24 +68,23 @@ def url(name: str, endpoint: str | None = None) -> str:
     return f"sqs://{REGION}/{name}?endpoint_url={endpoint or os.environ[ENDPOINT]}"
 
 
-def open_standard(folder: Path) -> Queue:
-    return opened(folder.name)
+def open_standard(visibility_s: int, folder: Path) -> Queue:
+    return opened(folder.name, visibility_timeout_s=visibility_s)
 
 
-def open_fifo(folder: Path) -> Queue:
-    return opened(f"{folder.name}.fifo")
+def open_fifo(visibility_s: int, folder: Path) -> Queue:
+    return opened(f"{folder.name}.fifo", visibility_timeout_s=visibility_s)
 
 
-TestStandardQueue = conformance.queue(
-    open_standard,
-    visibility_s=VISIBILITY_S,
-    ordered=False,
-    outage=lambda: _running[-1],
-    longest_backoff_s=LONGEST_PAUSE_S,
-)
-TestFifoQueue = conformance.queue(
-    open_fifo, visibility_s=VISIBILITY_S, ordered=False, outage=lambda: _running[-1], longest_backoff_s=LONGEST_PAUSE_S
-)
+SUITE: Final[Mapping[str, Any]] = {
+    "ordered": False,
+    "outage": lambda: _running[-1],
+    "longest_backoff_s": LONGEST_PAUSE_S,
+}
+TestStandardQueue = other_cases(open_standard, **SUITE)
+TestStandardQueueExpiring = waiting_cases(open_standard, **SUITE)
+TestFifoQueue = other_cases(open_fifo, **SUITE)
+TestFifoQueueExpiring = waiting_cases(open_fifo, **SUITE)
 
 
 def client_of(queue: SqsQueue) -> Any:

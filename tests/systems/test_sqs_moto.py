@@ -8,9 +8,9 @@ import pytest
 
 from penstock.abc import Queue
 from penstock.queues import open_queue
-from penstock.testing import conformance
 from tests import moto_server, system_table
 from tests.moto_server import REGION
+from tests.systems.expiring import other_cases, waiting_cases
 
 pytestmark = [
     pytest.mark.sampled(4, among="SQS (moto)"),
@@ -18,15 +18,14 @@ pytestmark = [
     pytest.mark.xdist_group("sqs moto"),
 ]
 
-VISIBILITY_S = 2
 
-
-def open_moto(folder: Path) -> Queue:
+def open_moto(visibility_s: int, folder: Path) -> Queue:
     endpoint = moto_server.shared_endpoint()
     url = f"sqs://{REGION}/{folder.name}?endpoint_url={endpoint}&create=true&request_timeout_s=4"
-    queue = open_queue(url, visibility_timeout_s=VISIBILITY_S)
+    queue = open_queue(url, visibility_timeout_s=visibility_s)
     system_table.met("SQS (moto)", "moto", queue.features)
     return queue
 
 
-TestMoto = conformance.queue(open_moto, visibility_s=VISIBILITY_S, ordered=False)
+TestMoto = other_cases(open_moto, ordered=False)
+TestMotoExpiring = waiting_cases(open_moto, ordered=False)
