@@ -29,9 +29,10 @@ EVENTS = 300
 Query = Callable[[str], list[Any]]
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with Penstock(tmp_path_factory.mktemp("broker")) as server:
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A stream for each test: the group of a projection keeps its checkpoints in one database."""
+    with Penstock(tmp_path / "broker") as server:
         url = f"kafka://{server.bootstrap}"
         with EventStore(url, "accounts", Account, partitions=2) as store:
             for number in range(5):
