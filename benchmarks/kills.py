@@ -205,7 +205,7 @@ def _notes(
         f"Kills: seed {seed} ({VARIABLE}={seed} decides the same again), {took_s:.0f} s, {everything.runs:,} runs, "
         f"{everything.kills:,} of them killed with SIGKILL. A consumer has 60 records to handle, of which some fail "
         "once and some always; processes follow one another until one comes to its end, then everything is counted and "
-        "begins anew. A record is given up, and told with the dead letters, when five processes have died with it in "
+        "begins again. A record is given up, and told with the dead letters, when five processes have died with it in "
         "hand, or, at most once, when its handler has raised; it is not lost. A record for which `send` had not "
         "returned when its producer died may be there or not, but not twice."
     ]

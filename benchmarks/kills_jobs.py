@@ -1,4 +1,4 @@
-"""One job of killing: a consumer, or a producer with a spool, begun anew until its list of kills is used up.
+"""One job of killing: a consumer, or a producer with a spool, begun again until its list of kills is used up.
 
 Everything is decided beforehand: a job that was carried out once can be carried out again. What is killed, and how, is
 that of the tests: `tests.crash.dying_consumer` and `tests.producing.killed_producer`.

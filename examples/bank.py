@@ -1,4 +1,4 @@
-"""A bank account by event sourcing: appends that conflict, snapshots, and a table of balances that is built anew.
+"""A bank account by event sourcing: appends that conflict, snapshots, and a table of balances that is built again.
 
     python examples/bank.py [URL]
 

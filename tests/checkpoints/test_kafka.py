@@ -212,7 +212,7 @@ def test_the_owner_before_is_fenced_in_the_middle_of_its_transaction(either: pen
 
 
 def test_who_is_fenced_only_because_somebody_looked_goes_on(connection: penstock.Connection) -> None:
-    """A claim that comes too late starts a producer before it sees that; the owner notices, and begins anew."""
+    """A claim that comes too late starts a producer before it sees that; the owner notices, and begins again."""
     target, key = new_topic(connection), CheckpointKey(fresh("group"), fresh(), 0)
     store, other = KafkaCheckpoints(connection, partitions=2), KafkaCheckpoints(connection, partitions=2)
     lease = claimed(store, key)

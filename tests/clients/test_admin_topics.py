@@ -117,7 +117,7 @@ def test_a_creation_that_is_only_validated_creates_nothing(server: Server) -> No
     assert name not in admin(server).list_topics(timeout=TIMEOUT_S).topics
 
 
-def test_a_deleted_topic_is_gone_and_can_be_made_anew(server: Server) -> None:
+def test_a_deleted_topic_is_gone_and_can_be_made_again(server: Server) -> None:
     topic = confluent.create_topic(server)
     confluent.produce(server, topic, [b"old"])
     admin(server).delete_topics([topic])[topic].result(TIMEOUT_S)

@@ -87,7 +87,7 @@ def test_what_was_known_stays_and_all_else_is_refused_soon(
     assert len(console.letters(spec, DeadLetterFilter()).rows) == 3
     with pytest.raises(PenstockError):
         console.topic("never-seen")  # which looks once more
-    assert console.outage() == outage, "it does not begin anew with every look"
+    assert console.outage() == outage, "it does not begin again with every look"
 
 
 def test_a_broker_that_hangs_is_given_up_after_the_time_that_an_answer_may_take(

@@ -1,6 +1,6 @@
 """A consumer in a process of its own, which is killed at a named step, or whenever its parent likes.
 
-What it reads is made anew by each process, record for record the same: so the stream costs nothing, and all that must
+What it reads is made again by each process, record for record the same: so the stream costs nothing, and all that must
 survive is what the consumer itself keeps: checkpoints, dead letters, effects.
 """
 

@@ -32,7 +32,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
     records: int = 1000
     url: str | None = None
-    """Of a log that holds the numbers. None: each process makes them anew, record for record the same."""
+    """Of a log that holds the numbers. None: each process makes them again, record for record the same."""
 
     def start(self) -> BaseProcess:
         process = FORKING.Process(target=_run, args=(self,))

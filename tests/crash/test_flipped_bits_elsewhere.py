@@ -255,7 +255,7 @@ def test_a_topic_without_its_description_keeps_its_records_and_the_offsets_of_it
         check_everything(server, template)
 
 
-def test_offsets_of_a_topic_of_which_nothing_is_left_are_kept_until_it_is_created_anew(
+def test_offsets_of_a_topic_of_which_nothing_is_left_are_kept_until_it_is_created_again(
     tmp_path: Path, template: Template
 ) -> None:
     server = copied(tmp_path, template)

@@ -41,7 +41,7 @@ def live_and_die(run: Run, kills: deque[Kill]) -> list[Kill]:
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize("order", ["partition", "key"])
 def test_killed_at_each_step_in_turn_it_goes_on_as_promised(guarantee: str, order: str, tmp_path: Path) -> None:
-    """Processes die one after the other, each at another step, until one comes to the end; then all begins anew."""
+    """Processes die one after the other, each at another step, until one comes to the end; then all begins again."""
     deaths = sample(steps_of(guarantee), STEPS_IN_A_SAMPLE)
     random.Random(seed_of()).shuffle(deaths)
     left: deque[Kill] = deque(deaths)

@@ -34,7 +34,7 @@ def in_postgres() -> PostgresDeadLetters:
 TestPostgres = dead_letters(in_postgres)
 
 
-def test_a_lost_connection_is_made_anew() -> None:
+def test_a_lost_connection_is_made_again() -> None:
     letters = in_postgres()
     with psycopg.connect(os.environ[URL_VARIABLE], autocommit=True) as connection:
         connection.execute(

@@ -74,7 +74,7 @@ def test_a_damaged_line_is_told_and_harms_no_other(path: Path, line: bytes, capl
     letters.close()
 
 
-def test_a_file_that_is_moved_away_is_begun_anew(path: Path) -> None:
+def test_a_file_that_is_moved_away_is_begun_again(path: Path) -> None:
     letters, other = FileDeadLetters(path), FileDeadLetters(path)
     letters.put([letter(0)])
     path.rename(path.with_suffix(".old"))

@@ -107,7 +107,7 @@ def test_the_topic_is_made_with_the_first_letter(streams: MemoryStream, letters:
     assert list(streams.open_topic("orders.dlq").partitions()) == [0]
 
 
-def test_a_topic_that_was_deleted_is_made_anew(streams: MemoryStream, letters: StreamDeadLetters) -> None:
+def test_a_topic_that_was_deleted_is_made_again(streams: MemoryStream, letters: StreamDeadLetters) -> None:
     letters.put([given_up(record())])
     assert letters.count(EVERYTHING) == 1
     streams.delete_topic("orders.dlq")
@@ -179,7 +179,7 @@ def test_a_large_letter_is_there_when_its_last_part_is(streams: MemoryStream) ->
     copy(len(parts) - 1)
     assert others.count(EVERYTHING) == 0, "its writer was killed before it had written it all"
     copy(2)
-    assert others.count(EVERYTHING) == 0, "the next one began anew, and was killed, too"
+    assert others.count(EVERYTHING) == 0, "the next one began again, and was killed, too"
     copy(len(parts), start=1)
     assert list(others.browse(EVERYTHING)) == [large], "parts that were stored twice do not harm"
 

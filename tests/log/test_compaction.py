@@ -75,7 +75,7 @@ def test_small_cleaned_segments_become_one(tmp_path: Path) -> None:
     assert all(segment.size <= 400 for segment in log.segments)
 
 
-def test_a_segment_of_which_everything_stays_is_not_written_anew(log: PartitionLog) -> None:
+def test_a_segment_of_which_everything_stays_is_not_written_again(log: PartitionLog) -> None:
     send(log, (b"a", b"1"), (b"b", b"1"))
     log.roll()
     inode = segment_files(log.folder)[0].stat().st_ino

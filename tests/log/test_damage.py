@@ -129,7 +129,7 @@ def test_a_flipped_bit_in_a_file_beside_the_segments_changes_nothing(
 
 
 @pytest.mark.parametrize("what", [f"*{INDEX_SUFFIX}", CHECKPOINT, ABORTED])
-def test_files_beside_the_segments_are_made_anew_when_they_are_lost(
+def test_files_beside_the_segments_are_made_again_when_they_are_lost(
     healthy: tuple[Path, list[StoredRecord]], what: str
 ) -> None:
     folder, expected = healthy

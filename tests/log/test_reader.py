@@ -275,7 +275,7 @@ def test_following_a_topic_that_is_deleted_ends_in_an_error(store: TopicStore) -
         next(following)
 
 
-def test_following_a_topic_that_was_deleted_and_made_anew_ends_in_an_error(store: TopicStore) -> None:
+def test_following_a_topic_that_was_deleted_and_made_again_ends_in_an_error(store: TopicStore) -> None:
     put_values(store.create("orders", 1, {}).partitions[0], 9)
     following = LogReader(store.folder, "orders").partition(0).follow(0, poll_s=0)
     assert len(list(islice(following, 9))) == 9

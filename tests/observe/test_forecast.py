@@ -24,7 +24,7 @@ def test_one_look_says_nothing_about_a_rate() -> None:
     assert forecast.rate_per_s([(0, 500)]) is None
 
 
-def test_a_topic_that_was_made_anew_counts_from_then_on() -> None:
+def test_a_topic_that_was_made_again_counts_from_then_on() -> None:
     assert forecast.rate_per_s([(0, 9_000), (1_000, 9_100), (2_000, 0), (4_000, 20)]) == 10
     assert forecast.rate_per_s([(0, 9_000), (1_000, 0)]) is None
 

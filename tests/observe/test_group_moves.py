@@ -117,7 +117,7 @@ def test_an_app_handles_exactly_the_records_from_where_it_was_moved_to(
     assert handled(stream, topic, group, store) == []
 
 
-def test_an_app_whose_group_was_deleted_begins_anew(
+def test_an_app_whose_group_was_deleted_begins_again(
     stream: penstock.Connection, groups: GroupAdmin, topic: str, store: CheckpointStore
 ) -> None:
     group = fresh("group")

@@ -148,7 +148,7 @@ def test_a_reset_says_nothing_about_how_fast_a_group_reads(clock: VirtualClock) 
     assert told(stream).time_to_drain_s is None
 
 
-def test_a_topic_that_was_made_anew_makes_no_sense_of_the_past(clock: VirtualClock) -> None:
+def test_a_topic_that_was_made_again_makes_no_sense_of_the_past(clock: VirtualClock) -> None:
     stream = FakeStream(clock, {"retention.ms": "3600000"})
     stream.members["billing"] = 1
     stream.committed["billing"], stream.end = 900, 1_000

@@ -39,7 +39,7 @@ def test_what_came_after_a_silence_came_after_it() -> None:
     assert 59_000 <= found.at_ms <= 60_000
 
 
-def test_a_topic_that_was_made_anew_has_no_past() -> None:
+def test_a_topic_that_was_made_again_has_no_past() -> None:
     timeline = Timeline()
     timeline.look(1_000, 500)
     timeline.look(2_000, 600)

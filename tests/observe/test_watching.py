@@ -101,7 +101,7 @@ def test_who_cannot_connect_says_so_and_tries_again(server: Penstock, tmp_path: 
         watch.close()
 
 
-def test_a_connection_that_is_of_no_use_any_more_is_made_anew(server: Penstock, tmp_path: Path) -> None:
+def test_a_connection_that_is_of_no_use_any_more_is_made_again(server: Penstock, tmp_path: Path) -> None:
     made: list[penstock.Connection] = []
 
     def connect() -> penstock.Connection:
@@ -116,7 +116,7 @@ def test_a_connection_that_is_of_no_use_any_more_is_made_anew(server: Penstock, 
         away = watch.look_now(30)
         assert away.problem is not None
         assert away.topics == before.topics, "what was last known stands there"
-        eventually("it is connected anew", lambda: watch.look_now(30).problem is None)
+        eventually("it is connected again", lambda: watch.look_now(30).problem is None)
         assert len(made) == 2
     finally:
         watch.close()

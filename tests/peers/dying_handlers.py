@@ -1,6 +1,6 @@
 """Consumers in processes of their own that are killed, for tests that run another one after them.
 
-The stream is made anew by each process, record for record the same; checkpoints are in SQLite, and what handlers did is
+The stream is made again by each process, record for record the same; checkpoints are in SQLite, and what handlers did is
 in a file, written before they return.
 """
 

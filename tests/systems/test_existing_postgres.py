@@ -333,7 +333,7 @@ def test_a_table_whose_ids_start_again_is_an_error(url: str, outbox: TopicStream
 
 
 @pytest.mark.parametrize("is_created_again", [False, True])
-def test_a_table_that_begins_anew_is_not_trusted_for_what_was_there(
+def test_a_table_that_begins_again_is_not_trusted_for_what_was_there(
     url: str, outbox: TopicStream, stack: ExitStack, is_created_again: bool
 ) -> None:
     slow, quick = opened(url, stack), opened(url, stack)

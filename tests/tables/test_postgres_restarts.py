@@ -85,7 +85,7 @@ def test_a_capture_killed_while_its_slot_is_created_sets_up_again(
         with running(url, stream, "users", name="creating") as capture:
             wait_until(
                 lambda: capture.is_over() or creator(database, "penstock_creating") not in (None, killed),
-                "the slot is created anew",
+                "the slot is created again",
             )
             writer.commit()
             database.execute("UPDATE users SET name = 'Ada L.' WHERE id = 1")
@@ -103,7 +103,7 @@ def test_a_capture_killed_while_its_publication_is_created_sets_up_again(
         wait_until(lambda: waiting_publishers(database) == 1, "the publication is being created")
         process.kill()
         with running(url, stream, "users", name="publishing") as capture:
-            wait_until(lambda: capture.is_over() or waiting_publishers(database) == 2, "it is created anew")
+            wait_until(lambda: capture.is_over() or waiting_publishers(database) == 2, "it is created again")
             writer.commit()
             capture.wait_for(database)
     assert names(stream, url) == {1: "Ada"}

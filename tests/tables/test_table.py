@@ -355,7 +355,7 @@ def test_missing_pointers_of_a_compacted_topic_are_not_taken_for_history(tmp_pat
                         users.as_of({0: 2})
 
 
-def test_a_topic_of_the_log_that_is_made_again_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_of_the_log_that_is_made_again_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "CHECK_S", 0.05)
     with ps.connect(f"log:{tmp_path / 'data'}") as log:
         settings = {"cleanup.policy": "compact,delete"}
@@ -379,7 +379,7 @@ def test_a_topic_of_the_log_that_is_made_again_is_read_anew(tmp_path: Path, monk
             assert set(users) == {"w"}, "a record expired before it was read"
 
 
-def test_a_table_that_was_away_for_too_long_is_read_anew(tmp_path: Path) -> None:
+def test_a_table_that_was_away_for_too_long_is_read_again(tmp_path: Path) -> None:
     with ps.connect(f"log:{tmp_path / 'data'}") as log:
         log.create_topic("users", 1, {"cleanup.policy": "compact", "delete.retention.ms": "1"})
         for receipt in send(log, a=ANN, b=BOB):

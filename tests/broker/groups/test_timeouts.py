@@ -172,7 +172,7 @@ async def test_a_restarted_session_counts_from_the_restart() -> None:
 
 
 @in_a_loop
-async def test_a_member_that_waited_longer_than_its_session_has_it_anew_when_all_have_joined() -> None:
+async def test_a_member_that_waited_longer_than_its_session_has_it_again_when_all_have_joined() -> None:
     world = World()
     leader, follower = await world.stable_pair()
     waiting = world.join(member_id=leader.member_id)
@@ -203,7 +203,7 @@ async def silent_follower_in_a_sync(world: World) -> tuple[JoinAnswer, JoinAnswe
 
 
 @in_a_loop
-async def test_a_member_that_waited_longer_than_its_session_has_it_anew_when_it_is_assigned() -> None:
+async def test_a_member_that_waited_longer_than_its_session_has_it_again_when_it_is_assigned() -> None:
     world = World()
     leader, follower, waiting = await silent_follower_in_a_sync(world)
     await world.sync(leader, {follower.member_id: b"yours"})
@@ -216,7 +216,7 @@ async def test_a_member_that_waited_longer_than_its_session_has_it_anew_when_it_
 
 
 @in_a_loop
-async def test_a_member_whose_connection_breaks_after_a_long_wait_has_its_session_anew() -> None:
+async def test_a_member_whose_connection_breaks_after_a_long_wait_has_its_session_again() -> None:
     world = World()
     leader, _, waiting = await silent_follower_in_a_sync(world)
     waiting.cancel()

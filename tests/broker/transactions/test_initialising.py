@@ -151,7 +151,7 @@ def test_an_outdated_producer_cannot_abort_the_transaction_of_its_successor() ->
     live(story)
 
 
-def test_a_producer_whose_id_was_forgotten_may_start_anew() -> None:
+def test_a_producer_whose_id_was_forgotten_may_start_again() -> None:
     async def story(life: Life) -> None:
         assert (await init(life, ProducerIdentity(500, 3))) == Initialised(ErrorCode.none, 0, 0)
 

@@ -16,7 +16,7 @@ PATIENCE_MS = 4_000
 
 def follow(page: Page, link: Locator) -> None:
     """Click as a person does: again, where nothing happened. A table that is drawn for the first time measures its
-    rows, and a row that is drawn anew between the press and the release takes the click with it."""
+    rows, and a row that is drawn again between the press and the release takes the click with it."""
     before = page.url
     for _ in range(CLICKS - 1):
         link.click()

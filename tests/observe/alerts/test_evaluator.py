@@ -44,7 +44,7 @@ def test_an_alert_fires_when_its_rule_has_held_for_long_enough() -> None:
     assert "billing is 10 records, 2 min 30 s behind" in state.text
 
 
-def test_a_pending_alert_that_stops_holding_is_forgotten_and_its_time_begins_anew() -> None:
+def test_a_pending_alert_that_stops_holding_is_forgotten_and_its_time_begins_again() -> None:
     slow, fast = group(end=10, lag_s=150), group(end=10, lag_s=1)
     assert phases(Evaluator([BEHIND]), at(0, slow), at(20, slow), at(25, fast), at(30, slow), at(55, slow)) == [
         Phase.PENDING,

@@ -81,7 +81,7 @@ def pipe(spark: SparkSession, log_url: str, connection: ps.Connection) -> Iterat
 
 
 def again(pipe: Pipeline, name: str = "usage", attempts: int = 0) -> Pipeline:
-    """The program started anew."""
+    """The program started again."""
     return Pipeline(name, pipe.url, spark=pipe.spark, restart=Restart(attempts=attempts))
 
 

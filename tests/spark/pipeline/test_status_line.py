@@ -1,4 +1,4 @@
-"""What a run shows of itself: lines that are drawn anew on a terminal, log lines elsewhere."""
+"""What a run shows of itself: lines that are drawn again on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def test_a_topic_that_was_deleted_is_an_error(connection: Connection, log_url: s
     reader.stop()
 
 
-def test_a_topic_that_was_created_anew_is_an_error_however_much_is_in_it(
+def test_a_topic_that_was_created_again_is_an_error_however_much_is_in_it(
     connection: Connection, log_url: str, topic: str
 ) -> None:
     connection.create_topic(topic, 1)

@@ -146,7 +146,7 @@ def test_a_table_goes_on_when_what_it_would_read_next_is_gone(
     assert table_of(reader, inputs) == expected
 
 
-def test_a_topic_made_anew_has_a_table_of_its_own(connection: Connection, log_url: str, topic: str) -> None:
+def test_a_topic_made_again_has_a_table_of_its_own(connection: Connection, log_url: str, topic: str) -> None:
     connection.create_topic(topic, 1)
     for number in range(10):
         connection.send(topic, "old", b"%d" % number)
@@ -172,7 +172,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     assert len(kept) == 0
 
 
-def test_a_table_too_large_to_be_kept_is_read_anew(
+def test_a_table_too_large_to_be_kept_is_read_again(
     connection: Connection, log_url: str, topic: str, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_cache, "_cached", TableCache(most_bytes=10))

@@ -212,7 +212,7 @@ def test_files_that_end_before_the_range_does_are_an_error(connection: Connectio
         read(files, topic, 5, 11)
 
 
-def test_a_topic_made_anew_in_the_same_folder_is_read_and_not_what_was_there_before(
+def test_a_topic_made_again_in_the_same_folder_is_read_and_not_what_was_there_before(
     connection: Connection, log_url: str, topic: str
 ) -> None:
     connection.create_topic(topic, 1)

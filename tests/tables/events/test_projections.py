@@ -1,4 +1,4 @@
-"""Projections: tables of a database that follow the events, exactly-once, and are built anew beside the old ones."""
+"""Projections: tables of a database that follow the events, exactly-once, and are built again beside the old ones."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@
   });
 
   // A page that has lost the server tries to get it back, and is refused without a word if its session is gone
-  // meanwhile: then it is loaded anew, which leads to the login.
+  // meanwhile: then it is loaded again, which leads to the login.
   setInterval(async () => {
     if (!window.socket || window.socket.connected) return;
     try {
