@@ -47,7 +47,24 @@ from penstock.model import Pointer as Pointer
 from penstock.model import Position as Position
 from penstock.model import Receipt as Receipt
 from penstock.model import Record as Record
+from penstock.model.administration import ConfigValue as ConfigValue
+from penstock.model.administration import GroupDescription as GroupDescription
+from penstock.model.administration import GroupMembers as GroupMembers
+from penstock.model.administration import GroupSummary as GroupSummary
+from penstock.model.administration import Member as Member
+from penstock.model.administration import Offsets as Offsets
+from penstock.model.administration import PartitionId as PartitionId
+from penstock.model.administration import Progress as Progress
 from penstock.model.administration import RecordCounts as RecordCounts
+from penstock.model.administration import RecordTime as RecordTime
+from penstock.model.administration import Span as Span
+from penstock.model.administration import TopicSummary as TopicSummary
+from penstock.model.checkpoint import Claim as Claim
+from penstock.model.checkpoint import Failing as Failing
+from penstock.model.checkpoint import Handled as Handled
+from penstock.model.checkpoint import Runs as Runs
+from penstock.model.checkpoint import Status as Status
+from penstock.model.record import TimestampType as TimestampType
 
 
 @runtime_checkable

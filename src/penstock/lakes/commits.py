@@ -16,7 +16,7 @@ OFFSETS_KEY: Final = "penstock.offsets"
 GROUP_KEY: Final = "penstock.group"
 """In a commit's metadata: the group, or the pipeline and query, that wrote it."""
 
-Spans = Mapping[tuple[str, int], tuple[Pointer, Pointer]]
+PointerSpans = Mapping[tuple[str, int], tuple[Pointer, Pointer]]
 """By topic and partition: the first offset of a commit, and the one after its last."""
 
 _MOST: Final = 2**63
@@ -51,11 +51,11 @@ class LakeCommit:
     timestamp_ms: int
     group: str
     """The group or pipeline that wrote it; "" for commits of others, and of compaction."""
-    offsets: Spans
+    offsets: PointerSpans
     """The records that it contains."""
 
 
-def metadata_of(group: str, offsets: Spans) -> dict[str, str]:
+def metadata_of(group: str, offsets: PointerSpans) -> dict[str, str]:
     """The metadata of a commit that contains these offsets."""
     topics: dict[str, dict[str, list[int]]] = {}
     for (topic, partition), span in sorted(offsets.items()):

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SchemaMismatchError
-from penstock.lakes.commits import Move, Spans
+from penstock.lakes.commits import Move, PointerSpans
 from penstock.lakes.dead_rows import DeadRow
 from penstock.lakes.fitting import converted, fit
 from penstock.lakes.table import LakeTable
@@ -118,7 +118,7 @@ def moves_of(held: Iterable[Held]) -> list[Move]:
     return [Move(each.application, each.committed, each.read) for each in held]
 
 
-def spans_of(held: Mapping[int, Held], topic: str) -> Spans:
+def spans_of(held: Mapping[int, Held], topic: str) -> PointerSpans:
     """The offsets of the next commit."""
     return {(topic, number): (each.begun, each.read) for number, each in held.items() if each.read > each.begun}
 

@@ -32,7 +32,7 @@ from penstock.tables import Capture, CaptureProgress
 from penstock.tables.apply import Applier
 from penstock.tables.apply import compare as compare_tables
 from penstock.tables.cdc.delivery import forget_capture
-from penstock.tables.cdc.records import Form
+from penstock.tables.cdc.records import CaptureFormat
 from penstock.tables.cdc.requests import request_snapshot, wait_until_done
 from penstock.tables.cdc.source import SnapshotMode
 from penstock.tables.cdc.status import CaptureStatus, capture_status
@@ -97,7 +97,9 @@ def run(
     name: Annotated[
         str | None, typer.Option(help="Tells captures into one stream apart. Default: the database's name.")
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="Debezium's envelope, or the row itself.")] = Form.DEBEZIUM,
+    form: Annotated[
+        CaptureFormat, typer.Option("--format", help="Debezium's envelope, or the row itself.")
+    ] = CaptureFormat.DEBEZIUM,
     prefix: Annotated[
         str | None, typer.Option(help="Topics are PREFIX.SCHEMA.TABLE. Default: the database's name.")
     ] = None,

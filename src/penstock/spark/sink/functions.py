@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
 
 from penstock.errors import ConfigError
-from penstock.spark.sink.target import Delivered, OutputMode, QueryIdentity
+from penstock.spark.sink.target import Delivered, Delivery, OutputMode, QueryIdentity
 
 BatchFunction = Callable[[DataFrame, int], object]
 """Called with the rows of a batch and its number."""
@@ -40,7 +40,7 @@ class FunctionTarget:
     def check(self, schema: StructType, mode: OutputMode) -> None:
         """Any rows can be passed to a function."""
 
-    def open(self, identity: QueryIdentity) -> FunctionDelivery:
+    def open(self, identity: QueryIdentity) -> Delivery:
         return FunctionDelivery(self.function)
 
 
@@ -76,7 +76,7 @@ class Console:
     def check(self, schema: StructType, mode: OutputMode) -> None:
         """Anything can be printed."""
 
-    def open(self, identity: QueryIdentity) -> FunctionDelivery:
+    def open(self, identity: QueryIdentity) -> Delivery:
         def show(frame: DataFrame, batch_id: int) -> int:
             frame.persist(StorageLevel.MEMORY_AND_DISK)
             try:

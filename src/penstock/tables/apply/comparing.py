@@ -41,7 +41,7 @@ class Drift(StrEnum):
 @dataclass(slots=True)
 class DriftedRow:
     kind: Drift
-    key: Row
+    key: dict[str, Any]
     columns: list[str] = field(default_factory=list)
     """Those that differ."""
     is_repaired: bool = False

@@ -32,7 +32,7 @@ from penstock.streams.connecting import connect
 from penstock.streams.schemes import scheme_of
 from penstock.streams.url import without_password
 from penstock.tables.cdc.delivery import Delivery, open_delivery
-from penstock.tables.cdc.records import Form
+from penstock.tables.cdc.records import CaptureFormat
 from penstock.tables.cdc.reports import FAILED, STOPPED, WAITING, Reporter
 from penstock.tables.cdc.requests import RequestReader
 from penstock.tables.cdc.source import CaptureProgress, Refreshing, SnapshotMode, Source, SourceBatch, SourceOptions
@@ -65,7 +65,7 @@ class Capture:
         *,
         tables: Sequence[str],
         name: str | None = None,
-        format: Form | str = Form.DEBEZIUM,
+        format: CaptureFormat | str = CaptureFormat.DEBEZIUM,
         prefix: str | None = None,
         snapshot: SnapshotMode | str = SnapshotMode.INITIAL,
         partitions: int = 1,
@@ -106,7 +106,7 @@ class Capture:
         options = SourceOptions(
             name=name,
             tables=tuple(tables),
-            form=_choice(Form, format, "format"),
+            form=_choice(CaptureFormat, format, "format"),
             prefix=prefix,
             snapshot=_choice(SnapshotMode, snapshot, "snapshot"),
             snapshot_rows=snapshot_rows,

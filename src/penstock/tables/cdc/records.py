@@ -34,7 +34,7 @@ _encode = msgspec.json.encode
 _UNPLAIN: Final = re.compile(rb'[\x00-\x1f"\\\x7f]').search
 
 
-class Form(StrEnum):
+class CaptureFormat(StrEnum):
     """What the value of a record is."""
 
     DEBEZIUM = "debezium"
@@ -64,7 +64,7 @@ class TableRecords:
         topic: str,
         columns: Sequence[str],
         key: Sequence[str],
-        form: Form,
+        form: CaptureFormat,
         origin: dict[str, Any],
         position_name: str,
         now_ms: Callable[[], int],
@@ -84,7 +84,7 @@ class TableRecords:
         self._position_name = position_name.encode()
         self._now_ms = now_ms
         reserved = {"__op", "__ts_ms", f"__{position_name}"} & set(columns)
-        if form is Form.FLAT and reserved:
+        if form is CaptureFormat.FLAT and reserved:
             raise ConfigError(f"topic {topic!r}: the flat form needs the name {min(reserved)!r}: use --format debezium")
 
     def key_bytes(self, row: Fragments) -> bytes:
@@ -110,7 +110,7 @@ class TableRecords:
     def deleted(self, key: bytes, before: bytes, at: Moment) -> list[Row]:
         """The delete as an event, where the form has one, and the tombstone."""
         tombstone = (self.topic, None, key, BY_KEY)
-        if self._form is Form.FLAT:
+        if self._form is CaptureFormat.FLAT:
             return [tombstone]
         return [(self.topic, self._value(before, b"null", b"d", at), key, BY_KEY), tombstone]
 
@@ -120,7 +120,7 @@ class TableRecords:
     def snapshot_writer(self, at: Moment) -> Callable[[Fragments], Row]:
         """`created` for many rows of one snapshot, with everything computed that they share."""
         topic, key_template, key_of, row_template = self.topic, self._key_template, self._key_of, self._row_template
-        if self._form is Form.FLAT:
+        if self._form is CaptureFormat.FLAT:
             value_template = row_template[:-1] + self._flat_tail(b"r", at).replace(b"%", b"%%")
         else:
             tail = self._envelope_tail(b"r", at).replace(b"%", b"%%")
@@ -133,7 +133,7 @@ class TableRecords:
         return write
 
     def _value(self, before: bytes, after: bytes, op: bytes, at: Moment) -> bytes:
-        if self._form is Form.FLAT:
+        if self._form is CaptureFormat.FLAT:
             if after == b"null":
                 return b"{" + self._flat_tail(op, at)[1:]
             return after[:-1] + self._flat_tail(op, at)

@@ -12,7 +12,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.tables.cdc.records import Form, Row
+from penstock.tables.cdc.records import CaptureFormat, Row
 
 Saved = Mapping[str, bytes]
 """The saved state of a capture, by key."""
@@ -99,7 +99,7 @@ class SourceOptions:
 
     name: str
     tables: tuple[str, ...]
-    form: Form
+    form: CaptureFormat
     prefix: str | None
     snapshot: SnapshotMode
     snapshot_rows: int

@@ -17,7 +17,7 @@ from penstock.spark.sink.sql.columns import Kind, SqlColumn, columns_of, stored_
 from penstock.spark.sink.sql.database import SqlDatabase, SqlTransaction, require_keys
 from penstock.spark.sink.sql.delivery import SqlDelivery, check_fits
 from penstock.spark.sink.sql.table import database_at, database_url
-from penstock.spark.sink.target import OutputMode, QueryIdentity
+from penstock.spark.sink.target import Delivery, OutputMode, QueryIdentity
 from penstock.spark.state.shapes import Shape
 from penstock.spark.values.columns import arrow_type_of, require_columns
 
@@ -108,7 +108,7 @@ class SqlState:
         finally:
             database.close()
 
-    def open(self, identity: QueryIdentity) -> SqlStateDelivery:
+    def open(self, identity: QueryIdentity) -> Delivery:
         database = database_at(self.url)
         try:
             return SqlStateDelivery(

@@ -15,7 +15,7 @@ from penstock.spark.sink.sql.columns import columns_of
 from penstock.spark.sink.sql.database import SqlDatabase
 from penstock.spark.sink.sql.delivery import SqlDelivery, check_fits
 from penstock.spark.sink.sql.sqlite import SqliteDatabase
-from penstock.spark.sink.target import OutputMode, QueryIdentity, guarantee_of
+from penstock.spark.sink.target import Delivery, OutputMode, QueryIdentity, guarantee_of
 from penstock.spark.values.columns import require_columns
 
 _FORMS = "postgresql://USER@HOST/DATABASE or sqlite:./FILE"
@@ -80,7 +80,7 @@ class SqlTable:
         finally:
             database.close()
 
-    def open(self, identity: QueryIdentity) -> SqlDelivery:
+    def open(self, identity: QueryIdentity) -> Delivery:
         database = database_at(self.url)
         try:
             return SqlDelivery(

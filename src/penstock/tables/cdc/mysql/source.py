@@ -38,7 +38,7 @@ from penstock.tables.cdc.mysql.changes import BinlogPosition, BinlogReader, Plac
 from penstock.tables.cdc.mysql.connections import BinlogConnection, connect, parsed_url, translated
 from penstock.tables.cdc.mysql.snapshot import begin_snapshot, binlog_status, current_position, range_reader
 from penstock.tables.cdc.mysql.tables import CapturedTables, now_ms
-from penstock.tables.cdc.records import Form, Moment, check_topics, topic_name
+from penstock.tables.cdc.records import CaptureFormat, Moment, check_topics, topic_name
 from penstock.tables.cdc.snapshots import pending_tables, show_tables, snapshot_batches
 from penstock.tables.cdc.source import (
     CAPTURE,
@@ -272,7 +272,7 @@ class MysqlSource:
 
     def _snapshot_moment(self) -> Moment:
         file, place = self._position.place
-        position = (file << 32) + place if self._options.form is Form.FLAT else place
+        position = (file << 32) + place if self._options.form is CaptureFormat.FLAT else place
         return Moment(now_ms(), position, b'"file":"%b"' % self._position.file.encode(), is_snapshot=True)
 
     def _captured_tables(self) -> CapturedTables:
@@ -302,7 +302,7 @@ class MysqlSource:
                 where=self._where,
                 batch_rows=self._options.batch_rows,
                 heartbeat_s=self._options.heartbeat_s,
-                is_flat=self._options.form is Form.FLAT,
+                is_flat=self._options.form is CaptureFormat.FLAT,
                 look=self._look,
             )
             yield from reader.batches(stopping)

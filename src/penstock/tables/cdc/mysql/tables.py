@@ -15,7 +15,7 @@ from penstock.errors import ConfigError
 from penstock.tables.cdc.mysql.binlog import Query, TableMap
 from penstock.tables.cdc.mysql.catalog import MysqlTable, ServerInfo
 from penstock.tables.cdc.mysql.values import FromBinlog, from_binlog
-from penstock.tables.cdc.records import Form, TableRecords, topic_name
+from penstock.tables.cdc.records import CaptureFormat, TableRecords, topic_name
 from penstock.tables.cdc.source import TABLE, SavedTable
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class CapturedTables:
         saved: dict[str, SavedTable],
         since: Mapping[str, Place],
         prefix: str,
-        form: Form,
+        form: CaptureFormat,
         find: Callable[[str], MysqlTable | None],
     ) -> None:
         """`since` has the places from which tables that were added later count; `find` reads the catalog again."""
