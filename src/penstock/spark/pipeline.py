@@ -420,7 +420,7 @@ class Pipeline:
             }
         )
         bad_rows = self._inputs.row_letters(frame)
-        guards = self._guards and bad_rows is not None and in_real_time is None and into_table is None
+        guards = self._guards and bad_rows is not None and into_table is None
         self._planned[label] = PlannedQuery(
             name=label,
             frame=frame,
@@ -432,7 +432,7 @@ class Pipeline:
             refused=self._inputs.refused_rows(frame),
             bad_rows=bad_rows,
             guards=guards,
-            guarded=guard_functions(frame, what) if guards else None,
+            guarded=guard_functions(frame, what) if guards and in_real_time is None else None,
             max_bad_rows=self._max_bad_rows,
             start=in_real_time,
             start_table=into_table,

@@ -120,11 +120,12 @@ class PlanGuards:
             return (made, origin) if origin is not None else self._with_origin(made, wanted)
         columns = all_of(child.output())
         below, expressions = self._without_failing(below, all_of(plan.expressions()), origin)
-        carried = [] if origin is None else [origin]
         if kind == "Filter":
-            made = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Filter(expressions[0], below)
-            return self._project([*columns, *carried], made), origin
-        return self._project([*expressions, *carried], below), origin
+            below = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Filter(expressions[0], below)
+        else:
+            columns = expressions
+        made = self._project(columns if origin is None else [*columns, origin], below)
+        return (made, origin) if origin is not None else self._with_origin(made, wanted)
 
     def _changes(self, plan: Any) -> bool:
         """Whether rows can fail in this projection or filter so that they can be left out."""

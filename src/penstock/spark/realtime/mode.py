@@ -120,6 +120,8 @@ StartTable = Callable[[str, str, bool], StreamingQuery]
 """The same for a query into a table; True: process what is there, and end."""
 
 _SHORTEST: Final = "spark.sql.streaming.realTimeMode.minBatchDuration"
+_CONTINUES_BATCHES: Final = "spark.sql.streaming.realTimeMode.dangerouslyAllowCheckpointV1.enabled"
+"""Lets a query go on that has run in batches. That is a danger to state only, which may then be lost."""
 _OF_READERS: Final = ("subscribe", "includeHeaders", "kafka.isolation.level")
 _OF_BATCHES: Final = "v1"
 """The first line of commits in a checkpoint whose state was written by batches."""
@@ -148,7 +150,7 @@ def plan_table(frame: DataFrame, target: SqlTable, trigger: RealTime, what: str)
             return writer.trigger(availableNow=True).start()
         needed = planned(frame)
         fitting = shuffle_partitions_for(spark, needed, f"query {name!r}")
-        return _begin(spark, writer, batch, needed, fitting)
+        return _begin(frame, writer, batch, needed, fitting)
 
     return start
 
@@ -232,14 +234,20 @@ def _start(frame: DataFrame, target: TopicTarget, batch: str, name: str, checkpo
         .option("checkpointLocation", checkpoint)
         .options(**sink_options(_bootstrap(target.url, client), client))
     )
-    return _begin(spark, writer, batch, needed, fitting)
+    return _begin(frame, writer, batch, needed, fitting)
 
 
 def _begin(
-    spark: SparkSession, writer: DataStreamWriter, batch: str, needed: RealTimePlan, fitting: int | None
+    frame: DataFrame, writer: DataStreamWriter, batch: str, needed: RealTimePlan, fitting: int | None
 ) -> StreamingQuery:
     writer.trigger(realTime=batch)  # type: ignore[call-overload]  # missing in the stub
-    with _starting, _set_while_starting(spark, SHUFFLE_PARTITIONS, fitting):
+    allowed = None if stateful_operators(frame) else "true"
+    spark = frame.sparkSession
+    with (
+        _starting,
+        _set_while_starting(spark, SHUFFLE_PARTITIONS, fitting),
+        _set_while_starting(spark, _CONTINUES_BATCHES, allowed),
+    ):
         query = writer.start()
     hold(query, needed, fitting)
     return query
@@ -299,7 +307,7 @@ def _bootstrap(url: str, client: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _set_while_starting(spark: SparkSession, name: str, value: int | None) -> Iterator[None]:
+def _set_while_starting(spark: SparkSession, name: str, value: int | str | None) -> Iterator[None]:
     """Change a setting of the session while a query is started, which keeps it; None changes nothing."""
     if value is None:
         yield

@@ -116,6 +116,8 @@ class RunningQuery:
         )
         self._searched: DataFrame | None = None
         """The frame without the rows for which an expression fails, once one has failed."""
+        self._catches_up = False
+        """Whether a query of real-time mode runs in batches up to now, as one of its rows has failed."""
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._supervise, name=f"penstock-{self.spark_name}", daemon=True)
         # Not `Thread.join`: after Ctrl-C, it takes a running thread for one that has ended.
@@ -202,9 +204,13 @@ class RunningQuery:
         while not self._stopping.is_set():
             delivered_before = self._last_delivered
             error = self._run_once()
-            if self._stopping.is_set() or error is None:
+            if self._stopping.is_set() or (error is None and not self._catches_up):
                 break
-            if self._searched is None and self._bad_rows.collects and is_of_a_row(error):
+            if error is None:
+                self._catches_up = False
+                _log.info("query %s is in real-time mode again", self.spark_name)
+                continue
+            if self._can_search() and is_of_a_row(error):
                 self._search(error)
                 continue
             if self._last_delivered > delivered_before:
@@ -240,16 +246,31 @@ class RunningQuery:
                 writer.close()
         return None
 
+    @property
+    def _is_in_batches(self) -> bool:
+        planned = self._planned
+        return planned.start_table is None and (planned.start is None or self._once or self._catches_up)
+
+    def _can_search(self) -> bool:
+        """Whether the next run can find the rows for which an expression fails: it must run in batches for that."""
+        if not self._bad_rows.collects or self._planned.start_table is not None:
+            return False
+        # State that batches have written cannot be used in real-time mode afterwards.
+        return self._searched is None if self._is_in_batches else not keeps_state(self._planned.frame)
+
     def _search(self, error: BaseException) -> None:
         """Have the rows found that an expression fails for. The next run repeats the batch without them."""
         frame = self._planned.guarded or self._planned.frame
-        found = search(frame, f"query {self.spark_name}") if self._planned.guards else None
-        self._searched = found or frame
+        if self._searched is None:
+            found = search(frame, f"query {self.spark_name}") if self._planned.guards else None
+            self._searched = found or frame
         _log.warning(
-            "query %s failed because of a row: %s; it starts again, and rows that fail go to the dead letters",
+            "query %s failed because of a row: %s; it starts again%s, and rows that fail go to the dead letters",
             self.spark_name,
             self._failure(error).text,
+            "" if self._is_in_batches else " in batches, until it has caught up",
         )
+        self._catches_up = not self._is_in_batches
 
     def _stop_and_report(self, query: StreamingQuery) -> None:
         """Stop a query that is no longer supervised, and record its last progress, which may not be reported yet."""
@@ -263,7 +284,7 @@ class RunningQuery:
         location = self._folder.below(SPARK_CHECKPOINT).path
         if planned.start_table is not None:
             return None, planned.start_table(self.spark_name, location, self._once)
-        if planned.start is not None and not self._once:
+        if planned.start is not None and not self._is_in_batches:
             return None, planned.start(self.spark_name, location)
         writer = BatchWriter(
             self._identity,
@@ -282,7 +303,7 @@ class RunningQuery:
             .option("checkpointLocation", location)
             .foreachBatch(writer)
         )
-        return writer, triggers.apply(stream_writer, planned.trigger, self._once).start()
+        return writer, triggers.apply(stream_writer, planned.trigger, self._once or self._catches_up).start()
 
     def _dropped_up_to_ms(self, batch_id: int) -> int:
         """The watermark by which stateful operators drop rows in a batch: Spark's watermark of the previous batch."""
