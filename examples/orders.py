@@ -13,8 +13,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import penstock as ps
-from penstock.dead_letters import open_dead_letters, redrive
-from penstock.model.clock import SystemClock
 
 
 @dataclass
@@ -57,15 +55,13 @@ def main(url: str) -> None:
         stream.flush(timeout_s=30)
 
         run_to_the_end(url)
-        letters = open_dead_letters("tea-orders.dlq", stream)
+        letters = ps.open_dead_letters("tea-orders.dlq", stream)
         waiting = letters.browse(ps.DeadLetterFilter(), limit=1000)
         print("billed", sum(map(len, bills.values())), "orders;", len(waiting), "dead letters, such as:")
         print("  ", waiting[-1].error, "after", waiting[-1].attempts, "attempts")
 
         prices["cake"] = 5
-        report = redrive(
-            letters, stream, ps.DeadLetterFilter(error_kind="KeyError"), clock=SystemClock(), rate_per_s=1000
-        )
+        report = ps.redrive(letters, stream, ps.DeadLetterFilter(error_kind="KeyError"), rate_per_s=1000)
         letters.close()
         print("redrove", report.redriven, "letters")
         run_to_the_end(url)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, get_origin
 
@@ -26,6 +28,8 @@ import penstock.typing
 from penstock.spark import patterns
 from penstock.tables import apply
 from penstock.testing import conformance
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 PUBLIC = [
     "Aggregate",
@@ -113,7 +117,7 @@ INTERNAL = {
     *("Pipeline.folder", "Pipeline.queries", "Pipeline.spools", "Pipeline.tracker"),
     *("OpenTable.__init__", "OpenTable.commit", "OutboxTransaction.__init__", "KeyContext.__init__"),
     *("QueryIdentity.__init__", "QueryIdentity.refused"),
-    *("StateList.__init__", "StateMap.__init__", "StateValue.__init__"),
+    *("Simulation.__init__", "StateList.__init__", "StateMap.__init__", "StateValue.__init__"),
 }
 """Members that other rooms use, and programs do not."""
 
@@ -143,7 +147,8 @@ def public_names(module: ModuleType) -> list[str]:
     if module is penstock.abc:  # it has no list: everything of ours in it is public
         ours = {name: str(getattr(value, "__module__", "")) for name, value in vars(module).items()}
         return [name for name, home in ours.items() if home.startswith("penstock.") and not name.startswith("_")]
-    return [name for name in module.__all__ if module is not conformance or name[0].islower()]
+    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    return [name for name in names if module is not conformance or name[0].islower()]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +167,7 @@ def test_every_type_that_a_public_signature_mentions_is_public(module: ModuleTyp
         homes |= set(penstock.testing.__all__)
     if module is penstock.typing or module.__name__.startswith(penstock.spark.__name__):
         homes |= {*penstock.spark.__all__, *penstock.spark.typing.__all__, *penstock.lakes.__all__}
+        homes.add("Row")  # PySpark's, in frames
     annotations = list(annotations_of(module, names))  # this imports what is imported when it is used
     ours = {
         name
@@ -178,6 +184,34 @@ def test_every_type_that_a_public_signature_mentions_is_public(module: ModuleTyp
         if name in ours and name not in homes and len(name) > 1
     }
     assert hidden == set(), "add them to penstock.typing, or to penstock.spark.typing"
+
+
+def test_programs_in_the_documentation_import_public_names_only() -> None:
+    """A module is public if the reference lists it, and its names are those of its `__all__`."""
+    reference = (REPOSITORY / "docs/reference/api.md").read_text(encoding="utf-8")
+    table = "\n".join(line for line in reference.splitlines() if line.startswith("| `penstock."))
+    modules = {"penstock", *re.findall(r"`(penstock\.[\w.]+)`", table)}
+    texts = {
+        path: path.read_text(encoding="utf-8") for path in [*REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "README.md"]
+    }
+    blocks = {
+        path: "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+        for path, text in texts.items()
+    }
+    for folder in ("examples", "src/penstock/cli/starter"):
+        blocks |= {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / folder).rglob("*.py")}
+    wrong = []
+    seen = 0
+    for path, code in blocks.items():
+        for home, names in re.findall(r"^ *from (penstock[\w.]*) import (\([^)]*\)|.+)$", code, re.MULTILINE):
+            for name in re.findall(r"\w+(?: as \w+)?", re.sub("#.*", "", names)):
+                seen += 1
+                module = importlib.import_module(home) if home in modules else None
+                public = module is not None and (name.split()[0] in public_names(module) or f"{home}.{name}" in modules)
+                if not public and module is not penstock.errors:
+                    wrong.append(f"{path.relative_to(REPOSITORY)}: from {home} import {name}")
+    assert wrong == []
+    assert seen > 100
 
 
 def test_times_in_public_signatures_are_seconds_by_name() -> None:

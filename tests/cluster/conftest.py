@@ -17,7 +17,7 @@ SETTINGS: Final = {
     "broker.heartbeat.interval.ms": "500",
     "group.min.session.timeout.ms": "1000",
 }
-"""Dead members are noticed sooner than by default. Brokers are not: a busy machine would have them all elected again."""
+"""Dead members are noticed sooner than by default. Brokers are not: on a busy machine all would be elected again."""
 WHOLE_S: Final = 300.0
 
 

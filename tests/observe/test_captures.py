@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 from penstock.model.clock import SystemClock
 from penstock.observe.captures import CaptureObserver
 from penstock.observe.facts import CaptureFacts
-from penstock.observe.looking import Looker
+from penstock.observe.stream_observer import StreamObserver
 from penstock.tables import Capture, CaptureProgress
 from penstock.tables.cdc import reports
 from penstock.tables.cdc.delivery import forget_capture
@@ -67,23 +67,23 @@ def test_a_capture_is_seen_while_it_runs_and_when_it_was_stopped_or_killed(
     process = CaptureProcess(f"sqlite:{database}", f"kafka://{broker.bootstrap}", "-t", "users", "--name", "seen", "-q")
     process.start()
     try:
-        looker = Looker(connection, pipelines=tmp_path)
-        wait_until(lambda: _phase(looker) == "streaming", "it is seen")
-        facts = looker.look().captures["seen"]
+        observer = StreamObserver(connection, pipelines=tmp_path)
+        wait_until(lambda: _phase(observer) == "streaming", "it is seen")
+        facts = observer.look().captures["seen"]
         assert (facts.source, facts.tables, facts.time_to_loss_s) == (f"sqlite:{database}", 1, None)
         process.terminate()
-        wait_until(lambda: _phase(looker) == "stopped", "its end is seen")
+        wait_until(lambda: _phase(observer) == "stopped", "its end is seen")
         process.start()
-        wait_until(lambda: _phase(looker) == "streaming", "it is seen again")
+        wait_until(lambda: _phase(observer) == "streaming", "it is seen again")
     finally:
         process.kill()
-        looker.close()
+        observer.close()
     assert look(connection, later_s=30.0)["seen"].phase == "streaming"
     assert look(connection, later_s=60.0)["seen"].phase == "dead"
 
 
-def _phase(looker: Looker) -> str | None:
-    found = looker.look().captures.get("seen")
+def _phase(observer: StreamObserver) -> str | None:
+    found = observer.look().captures.get("seen")
     return None if found is None else found.phase
 
 

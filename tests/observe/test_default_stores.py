@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.model import Change, Checkpoint, CheckpointKey
 from penstock.model.pointer_forms import pointer_value
 from penstock.observe.library_groups import check_given, default_store, no_groups_text
-from penstock.observe.looking import Looker
+from penstock.observe.stream_observer import StreamObserver
 from penstock.streams.connecting import pointer_text_at
 from tests.postgres import shared_postgres
 
@@ -32,8 +32,8 @@ def save_checkpoint(url: str) -> None:
 
 
 def groups_of(stream: penstock.Connection, checkpoints: str | None = None) -> list[str]:
-    with contextlib.closing(Looker(stream, checkpoints=checkpoints)) as looker:
-        snapshot = looker.look()
+    with contextlib.closing(StreamObserver(stream, checkpoints=checkpoints)) as observer:
+        snapshot = observer.look()
     assert snapshot.problem is None, snapshot.problem
     return list(snapshot.groups)
 
@@ -62,13 +62,13 @@ def test_a_looker_sees_a_store_that_appears_while_it_looks(tmp_path: Path) -> No
     (tmp_path / "records").mkdir()
     with penstock.connect(f"file:{tmp_path / 'records'}") as stream:
         stream.create_topic("orders")
-        with contextlib.closing(Looker(stream)) as looker:
-            assert looker.look().groups == {}
+        with contextlib.closing(StreamObserver(stream)) as observer:
+            assert observer.look().groups == {}
             store = default_store(stream)
             assert store is not None
             assert is_absent(store)
             save_checkpoint(store)
-            assert list(looker.look().groups) == ["bill"]
+            assert list(observer.look().groups) == ["bill"]
 
 
 def test_a_database_gets_no_tables_by_looking() -> None:

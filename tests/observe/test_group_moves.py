@@ -29,7 +29,7 @@ from penstock.observe.group_moves import (
     plan_reset,
     reset,
 )
-from penstock.observe.looking import Looker
+from penstock.observe.stream_observer import StreamObserver
 from penstock.testing.clock import VirtualClock
 from penstock.testing.conformance.child import Child, Parent
 from tests.clients.names import fresh
@@ -107,11 +107,11 @@ def test_an_app_handles_exactly_the_records_from_where_it_was_moved_to(
     _, done = moved(stream, store, group, to)
     assert done.partitions == (0 if to == "latest" else 3)
     assert done.where == "checkpoints in store, the Kafka group's offsets"
-    looker = Looker(stream, checkpoints=store)
+    observer = StreamObserver(stream, checkpoints=store)
     try:
-        assert looker.look().groups[group].lag == len(expected)
+        assert observer.look().groups[group].lag == len(expected)
     finally:
-        looker.close()
+        observer.close()
     assert stream.group_admin().describe(group).lag == len(expected), "Kafka shows the same"
     assert handled(stream, topic, group, store) == list(expected)
     assert handled(stream, topic, group, store) == []

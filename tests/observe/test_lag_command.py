@@ -108,7 +108,7 @@ def test_a_broker_that_is_not_there_is_one_sentence() -> None:
 
 def test_the_history_of_a_console_beside_the_log_spares_the_wait(tmp_path: Path) -> None:
     from penstock.observe.history.history import History
-    from penstock.observe.looking import Looker
+    from penstock.observe.stream_observer import StreamObserver
 
     url = f"log:{tmp_path}"
     with penstock.connect(url) as stream:
@@ -117,9 +117,9 @@ def test_the_history_of_a_console_beside_the_log_spares_the_wait(tmp_path: Path)
         asked = [ConsumerGroupTopicPartitions("billing", [TopicPartition("orders", 0, 0)])]
         kafka_of(stream).administration.admin.alter_consumer_group_offsets(asked)["billing"].result(20)
         history = History(tmp_path / "console" / "history.db")
-        looker = Looker(stream)
-        snapshot = looker.look()
-        looker.close()
+        observer = StreamObserver(stream)
+        snapshot = observer.look()
+        observer.close()
         import dataclasses
 
         read = {"billing": dataclasses.replace(snapshot.groups["billing"], rate_per_s=0.25)}

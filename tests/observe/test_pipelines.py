@@ -140,7 +140,7 @@ def test_nothing_of_spark_is_needed_to_look() -> None:
     program = """
 import sys
 sys.modules["pyspark"] = sys.modules["pyarrow"] = None
-import penstock.observe.looking, penstock.observe.watching, penstock.observe.pipelines
+import penstock.observe.stream_observer, penstock.observe.watching, penstock.observe.pipelines
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """Consumers in processes of their own that are killed, for tests that run another one after them.
 
-The stream is made again by each process, record for record the same; checkpoints are in SQLite, and what handlers did is
-in a file, written before they return.
+Each process makes the same stream, record for record; checkpoints are in SQLite, and what handlers did is in a file,
+written before they return.
 """
 
 from __future__ import annotations

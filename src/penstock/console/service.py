@@ -78,7 +78,7 @@ class Service:
 
     `state` is the folder for what must survive a restart: history, audit log, alerts; by default beside an embedded
     log's records, or else in the working folder. `dead_letters`, `checkpoints` and `pipelines` say where those are,
-    where that is not the default (see `observe.looking.Looker`). `rules` is the file of alert rules, `registry` the
+    where that is not the default (see `observe.StreamObserver`). `rules` is the file of alert rules, `registry` the
     URL of a schema registry. `types` are topics whose types the SQL page uses.
     """
 

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.model.clock import SystemClock, wait_on
 from penstock.observe.facts import Snapshot
 from penstock.observe.history.history import History
-from penstock.observe.looking import TIMEOUT_S, Looker
+from penstock.observe.stream_observer import TIMEOUT_S, StreamObserver
 from penstock.streams import Connection
 from penstock.streams.connecting import connect_for
 
@@ -68,7 +68,7 @@ class Watch:
         self._every_s = every_s
         self.interval_s = every_s
         self._clock: Clock = clock or SystemClock()
-        self._looker = Looker(
+        self._observer = StreamObserver(
             None,
             checkpoints=checkpoints,
             dead_letters=dead_letters,
@@ -156,7 +156,7 @@ class Watch:
                     self._changed.notify_all()
                 self._rest()
         finally:
-            self._looker.close()
+            self._observer.close()
             self._disconnect()
 
     def _rest(self) -> None:
@@ -175,15 +175,15 @@ class Watch:
             if self._connection is None:
                 connection = self._connect()
                 self._connection = connection
-                self._looker.use(connection)
-            snapshot = self._looker.look()
+                self._observer.use(connection)
+            snapshot = self._observer.look()
         except PenstockError as error:
             self._disconnect()
-            snapshot = self._looker.failed(str(error))
+            snapshot = self._observer.failed(str(error))
         except Exception as error:
             logger.exception("a look failed")
             self._disconnect()
-            snapshot = self._looker.failed(f"{type(error).__name__}: {error}")
+            snapshot = self._observer.failed(f"{type(error).__name__}: {error}")
         self._failures = self._failures + 1 if snapshot.problem is not None else 0
         return snapshot
 

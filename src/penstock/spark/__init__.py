@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.spark.sink.sql.shared_state import SqlState as SqlState
     from penstock.spark.sink.sql.table import SqlTable as SqlTable
     from penstock.spark.sink.topic import TopicTarget as TopicTarget
+    from penstock.spark.state.stateful_functions import simulate as simulate
     from penstock.spark.state.stateful_functions import stateful as stateful
 
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
     "register": "reading",
     "run_together": "run.pipeline_run",
     "session": "sessions.opening",
+    "simulate": "state.stateful_functions",
     "stateful": "state.stateful_functions",
 }
 __all__ = list(_HOMES)

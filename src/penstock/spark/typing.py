@@ -15,7 +15,7 @@ from penstock.spark.sink.target import Delivered, Delivery, OutputMode, QueryIde
 from penstock.spark.source.admission import Alignment
 from penstock.spark.source.read_options import RowDecoder
 from penstock.spark.state.context import KeyContext, StateList, StateMap, StateValue, Timers
-from penstock.spark.state.stateful_functions import StatefulFunction, TimerFunction
+from penstock.spark.state.stateful_functions import Simulation, StatefulFunction, TimerFunction
 
 __all__ = [
     "Alignment",
@@ -32,6 +32,7 @@ __all__ = [
     "OutputMode",
     "QueryIdentity",
     "RowDecoder",
+    "Simulation",
     "StateList",
     "StateMap",
     "StateValue",

@@ -27,7 +27,7 @@ from penstock.observe.alerts.notifying import make_notifier
 from penstock.observe.alerts.readings import unusable
 from penstock.observe.alerts.rules import Phase
 from penstock.observe.facts import Snapshot
-from penstock.observe.looking import Looker
+from penstock.observe.stream_observer import StreamObserver
 from penstock.observe.watching import Watch
 from penstock.streams.url import without_password
 
@@ -59,15 +59,15 @@ def _looks(
         with (
             open_connection(url) as stream,
             contextlib.closing(
-                Looker(stream, checkpoints=checkpoints, dead_letters=dead_letters, pipelines=pipelines)
-            ) as looker,
+                StreamObserver(stream, checkpoints=checkpoints, dead_letters=dead_letters, pipelines=pipelines)
+            ) as observer,
         ):
-            yield looker.look()
+            yield observer.look()
             time.sleep(apart_s)
-            yield looker.look()
+            yield observer.look()
     except BrokerUnavailableError as error:
-        with contextlib.closing(Looker(None, dead_letters=dead_letters, pipelines=pipelines)) as looker:
-            yield looker.failed(str(error))
+        with contextlib.closing(StreamObserver(None, dead_letters=dead_letters, pipelines=pipelines)) as observer:
+            yield observer.failed(str(error))
 
 
 class Reporter:

@@ -23,7 +23,7 @@ from penstock.observe import group_moves
 from penstock.observe.facts import GroupFacts, ReaderFacts
 from penstock.observe.group_moves import Move, Target
 from penstock.observe.library_groups import check_given, default_store, no_groups_text, opened_stores
-from penstock.observe.looking import Looker
+from penstock.observe.stream_observer import StreamObserver
 from penstock.streams import Connection
 
 app = typer.Typer(
@@ -237,8 +237,8 @@ def _no_such_group(stream: Connection, checkpoints: str | None) -> str:
 
 def _look(stream: Connection, checkpoints: str | None) -> Mapping[str, GroupFacts]:
     check_given(stream, checkpoints)
-    with contextlib.closing(Looker(stream, checkpoints=checkpoints, timeout_s=ANSWER_TIMEOUT_S)) as looker:
-        snapshot = looker.look()
+    with contextlib.closing(StreamObserver(stream, checkpoints=checkpoints, timeout_s=ANSWER_TIMEOUT_S)) as observer:
+        snapshot = observer.look()
     if snapshot.problem is not None:
         raise BrokerUnavailableError(snapshot.problem)
     return snapshot.groups

@@ -23,7 +23,7 @@ from penstock.observe.facts import Snapshot
 from penstock.observe.history.history import History
 from penstock.observe.lag_rows import CaptureRow, LagRow, capture_rows, history_beside, lag_rows, recalled
 from penstock.observe.library_groups import check_given, no_groups_text
-from penstock.observe.looking import Looker
+from penstock.observe.stream_observer import StreamObserver
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -90,8 +90,10 @@ def lag(
     with open_connection(url) as stream:
         check_given(stream, checkpoints)
         nothing = no_groups_text(stream, checkpoints)
-        with contextlib.closing(Looker(stream, checkpoints=checkpoints, timeout_s=ANSWER_TIMEOUT_S)) as looker:
-            looks = _watched(looker, for_s) if watch else iter([_measured(looker, stream.url, for_s, as_json)])
+        with contextlib.closing(
+            StreamObserver(stream, checkpoints=checkpoints, timeout_s=ANSWER_TIMEOUT_S)
+        ) as observer:
+            looks = _watched(observer, for_s) if watch else iter([_measured(observer, stream.url, for_s, as_json)])
             for snapshots in looks:
                 rows = _chosen(snapshots, groups, topics)
                 captures = [] if groups or topics else capture_rows(snapshots[-1])
@@ -103,9 +105,9 @@ def lag(
         raise typer.Exit(1)
 
 
-def _measured(looker: Looker, url: str, for_s: float | None, as_json: bool) -> list[Snapshot]:
+def _measured(observer: StreamObserver, url: str, for_s: float | None, as_json: bool) -> list[Snapshot]:
     """Several snapshots; only one when rates are not wanted or a history has them."""
-    first = _look(looker.look())
+    first = _look(observer.look())
     if for_s is None and (recalled := _recalled(url, first)) is not None:
         return [recalled]
     measure_s = _MEASURE_S if for_s is None else for_s
@@ -115,16 +117,16 @@ def _measured(looker: Looker, url: str, for_s: float | None, as_json: bool) -> l
     until_s = time.monotonic() + measure_s
     while first.groups and (left_s := until_s - time.monotonic()) > 0:
         time.sleep(min(_EVERY_S, left_s))
-        found = [*found, _look(looker.look())][-_MOST:]
+        found = [*found, _look(observer.look())][-_MOST:]
     return found
 
 
-def _watched(looker: Looker, for_s: float | None) -> Iterator[list[Snapshot]]:
+def _watched(observer: StreamObserver, for_s: float | None) -> Iterator[list[Snapshot]]:
     """The latest snapshots, at each new one; at least two, so that there are rates."""
     until_s = None if for_s is None else time.monotonic() + for_s
     found: list[Snapshot] = []
     while True:
-        found = [*found, _look(looker.look())][-_MOST:]
+        found = [*found, _look(observer.look())][-_MOST:]
         yield found
         left_s = _EVERY_S if until_s is None else min(_EVERY_S, until_s - time.monotonic())
         if left_s <= 0 and len(found) > 1:

@@ -7,6 +7,7 @@ webhook, email) and state that survives restarts; the console and `penstock aler
 from penstock.observe.alerts.alerting import Alerting
 from penstock.observe.alerts.config_file import AlertConfig, Mute
 from penstock.observe.alerts.evaluator import Evaluator
+from penstock.observe.alerts.notifying import signature
 from penstock.observe.alerts.rules import (
     DEFAULT_RULES,
     AlertState,
@@ -36,4 +37,5 @@ __all__ = [
     "Severity",
     "NotificationOutcome",
     "WebhookSettings",
+    "signature",
 ]

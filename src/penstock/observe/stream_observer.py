@@ -37,7 +37,7 @@ _REACHED_S: Final = 2.0
 """How long the broker may take to accept a connection."""
 
 
-class Looker:
+class StreamObserver:
     """Takes snapshots of a system. Used by one thread at a time.
 
     `checkpoints` is the store of the library's groups, as given to a consumer; without it, the stores that consumers
