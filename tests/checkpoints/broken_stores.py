@@ -119,9 +119,9 @@ class TellsBeforeItIsRefused(Store):
 
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
         before = self.load(key)
-        if before is not None and change.happenings:
-            self.save_unfenced(key, Change(before, happenings=change.happenings))
-            change = replace(change, happenings=())
+        if before is not None and change.history:
+            self.save_unfenced(key, Change(before, history=change.history))
+            change = replace(change, history=())
         super().save(lease, key, change)
 
 
@@ -192,8 +192,8 @@ class FindsOnlyTheFirstOfARun(Store):
 
 class ForgetsHistoryTooSoon(Store):
     def save(self, lease: Lease, key: CheckpointKey, change: Change) -> None:
-        before_ms = change.forget_happenings_before_ms
-        change = replace(change, forget_happenings_before_ms=None if before_ms is None else before_ms + 1)
+        before_ms = change.forget_history_before_ms
+        change = replace(change, forget_history_before_ms=None if before_ms is None else before_ms + 1)
         super().save(lease, key, change)
 
 

@@ -34,7 +34,7 @@ def assert_holds(store: CheckpointStore, key: CheckpointKey, seed: int, number: 
     for change in changes:
         merged |= change.state
     assert store.state(key) == {name: value for name, value in merged.items() if value is not None}
-    assert list(store.history(key, limit=10**6)) == [line for change in changes for line in change.happenings]
+    assert list(store.history(key, limit=10**6)) == [line for change in changes for line in change.history]
     asked = {f"id-{each}" for each in range(number + 3)}
     assert store.handled(key.group, key.topic, asked) == {f"id-{each}" for each in range(1, number + 1)}
 

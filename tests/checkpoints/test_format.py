@@ -61,7 +61,7 @@ def checkpoints(draw: st.DrawFn) -> Checkpoint:
     )
 
 
-happenings = st.builds(
+history = st.builds(
     HistoryEntry,
     st.integers(-(1 << 70), 1 << 200),
     st.integers(-(1 << 70), 1 << 200),
@@ -80,7 +80,7 @@ def test_a_checkpoint_comes_out_as_it_went_in(checkpoint: Checkpoint) -> None:
     assert decode_checkpoint(encode_checkpoint(checkpoint), KEY) == checkpoint
 
 
-@given(st.lists(happenings, max_size=5))
+@given(st.lists(history, max_size=5))
 def test_lines_of_history_come_out_as_they_went_in(lines: list[HistoryEntry]) -> None:
     assert decode_history(encode_history(lines), KEY) == lines
 

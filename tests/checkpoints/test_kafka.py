@@ -296,7 +296,7 @@ def test_a_commit_whose_answer_was_lost_is_found_to_count(
         transaction.save(lease, key, at(5))
     monkeypatch.setattr(TransactionalProducer, "commit", lose_the_answer)
     line = HistoryEntry(0, 5, Status.SUCCEEDED, 1, "", 1, 2, "a", "h")
-    store.save(lease, key, replace(at(6), happenings=(line,)))
+    store.save(lease, key, replace(at(6), history=(line,)))
     monkeypatch.setattr(TransactionalProducer, "commit", lose_the_answer)
     with store.begin(lease) as transaction:
         transaction.append([NewRecord(target, b"without a checkpoint")])

@@ -369,7 +369,7 @@ def test_what_may_be_forgotten_is_forgotten(store: SqliteCheckpoints) -> None:
     lease = lease_on(store)
     for number in range(10):
         store.save(lease, KEY, change(number))
-    cut = replace(change(10), forget_handled_before_ms=NOW_MS + 8, forget_happenings_before_ms=NOW_MS + 8)
+    cut = replace(change(10), forget_handled_before_ms=NOW_MS + 8, forget_history_before_ms=NOW_MS + 8)
     store.save(lease, KEY, cut)
     assert [line.first for line in store.history(KEY)] == [8, 9, 10]
     ids = [f"id-{number}" for number in range(11)]

@@ -118,7 +118,7 @@ def test_attempts_and_errors_are_saved_and_restored() -> None:
     failing = restored.failing(1)
     assert failing is not None
     assert failing.error == "ValueError: still no"
-    lines = tracked.change().happenings
+    lines = tracked.change().history
     assert [(line.status, line.attempt, line.error) for line in lines] == [
         (Status.FAILED, 1, "ValueError: no"),
         (Status.FAILED, 2, "ValueError: still no"),
@@ -133,9 +133,9 @@ def test_plain_successes_of_many_batches_are_one_line_of_the_history() -> None:
     for begin in range(0, 50, 10):
         tracked.read(batch_of(list(range(begin, begin + 10)), begin, begin + 10))
         tracked.succeeded(begin, begin + 10, 10, 7)
-    assert tracked.change().happenings == ()
+    assert tracked.change().history == ()
     clock.advance(2)
-    (line,) = tracked.change().happenings
+    (line,) = tracked.change().history
     assert (line.first, line.end, line.status, line.attempt) == (0, 50, Status.SUCCEEDED, 1)
 
 
@@ -155,7 +155,7 @@ def test_what_is_undone_leaves_no_trace() -> None:
         fails()
     assert tracked.checkpoint() == before
     change = tracked.change(last=True)
-    assert (change.happenings, dict(change.state), change.handled) == ((), {}, ())
+    assert (change.history, dict(change.state), change.handled) == ((), {}, ())
 
 
 def test_an_attempt_that_is_counted_before_it_is_made_is_counted_once() -> None:

@@ -154,7 +154,7 @@ def test_what_a_pipeline_writes_down_is_what_is_read(tmp_path: Path) -> None:
     from penstock.spark.run.state_folder import StateFolder
 
     assert (written.HISTORY_FILE, progress.PROGRESS_FILE, checkpoint_folder.LOCK) == (
-        pipelines.HAPPENINGS_FILE,
+        pipelines.HISTORY_FILE,
         pipelines.PROGRESS_FILE,
         pipelines.LOCK_FILE,
     )

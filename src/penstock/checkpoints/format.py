@@ -210,7 +210,7 @@ def decode_checkpoint(data: bytes, key: CheckpointKey) -> Checkpoint:
         raise corrupt(f"the checkpoint of {key}", str(error)) from error
 
 
-def encode_history(happenings: Sequence[HistoryEntry]) -> bytes:
+def encode_history(history: Sequence[HistoryEntry]) -> bytes:
     """Encode history entries, all in one piece."""
     return _sealed(
         [
@@ -225,7 +225,7 @@ def encode_history(happenings: Sequence[HistoryEntry]) -> bytes:
                 each.owner,
                 each.handler,
             )
-            for each in happenings
+            for each in history
         ]
     )
 

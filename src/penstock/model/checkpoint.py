@@ -158,7 +158,7 @@ class Change:
     """Everything that is saved in one atomic write."""
 
     checkpoint: Checkpoint
-    happenings: tuple[HistoryEntry, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
     """Entries to add to the history."""
     state: Mapping[bytes, bytes | None] = field(default_factory=dict)
     """Changed keyed state; None deletes a key."""
@@ -166,5 +166,5 @@ class Change:
     """Idempotency keys to store."""
     forget_handled_before_ms: int | None = None
     """Idempotency keys of the group and topic that were stored before this time may be deleted."""
-    forget_happenings_before_ms: int | None = None
+    forget_history_before_ms: int | None = None
     """History entries of the partition that ended before this time may be deleted."""

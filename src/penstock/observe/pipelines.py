@@ -26,7 +26,7 @@ PIPELINES: Final = "pipelines"
 OWNER_FILE: Final = "pipeline.json"
 LOCK_FILE: Final = "lock"
 PROGRESS_FILE: Final = "progress.json"
-HAPPENINGS_FILE: Final = "happenings.jsonl"
+HISTORY_FILE: Final = "happenings.jsonl"
 LARGEST_FILE_BYTES: Final = 8 * 1024 * 1024
 ACTIVE_STATES: Final = frozenset({"starting", "running", "waiting"})
 """States in which a query should make progress."""
@@ -69,7 +69,7 @@ def find_pipelines(folder: Path) -> dict[str, PipelineFacts]:
 
 def pipeline_events(folder: Path, limit: int = 200) -> list[PipelineEvent]:
     """The events of one pipeline, newest first; `folder` is its `PipelineFacts.folder`."""
-    text = _text(Path(folder) / HAPPENINGS_FILE)
+    text = _text(Path(folder) / HISTORY_FILE)
     found: list[PipelineEvent] = []
     for line in reversed((text or "").splitlines()):
         if len(found) >= limit:

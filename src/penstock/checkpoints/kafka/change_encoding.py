@@ -46,10 +46,10 @@ class KafkaHistory:
         self._topic = topic
         connection.administration.provide(topic, partitions, {"retention.ms": str(round(retention_s * 1000))})
 
-    def encode(self, lease: Lease, key: CheckpointKey, happenings: Sequence[HistoryEntry]) -> bytes:
+    def encode(self, lease: Lease, key: CheckpointKey, history: Sequence[HistoryEntry]) -> bytes:
         """One record for all entries of a save: their partition, the epoch, and the entries."""
         head = msgspec.msgpack.encode((id_bytes(key.group), id_bytes(key.topic), key.partition, lease.epoch))
-        return _LENGTH.pack(len(head)) + head + encode_history(happenings)
+        return _LENGTH.pack(len(head)) + head + encode_history(history)
 
     def read(
         self,
@@ -127,7 +127,7 @@ class ChangeEncoder:
         self._topics_seen_s = float("-inf")
 
     def prepare(self, lease: Lease, key: CheckpointKey, change: Change, token: bytes) -> Write:
-        since_ms = max(self._history_since_ms(key), change.forget_happenings_before_ms or 0)
+        since_ms = max(self._history_since_ms(key), change.forget_history_before_ms or 0)
         self._since_ms[key] = since_ms
         values: dict[Entry, bytes | None] = {
             checkpoint_entry(key): _HEAD.pack(token, since_ms) + encode_checkpoint(change.checkpoint)
@@ -138,7 +138,7 @@ class ChangeEncoder:
             values.update(dict.fromkeys(self._handled_before(key, change.forget_handled_before_ms)))
         if change.handled:
             values[handled_entry(key, token)] = encode_handled(change.handled)
-        lines = self._history.encode(lease, key, change.happenings) if change.happenings else None
+        lines = self._history.encode(lease, key, change.history) if change.history else None
         start = change.checkpoint.start
         shows = 0 <= start <= _LARGEST_OFFSET and self._is_topic(key.topic)
         return Write(values, [TopicPartition(key.topic, key.partition, start)] if shows else (), lines)

@@ -168,8 +168,8 @@ def digest_of_change(change: Change, checkpoint: bytes, epoch: int) -> bytes:
         list(change.state.items()),
         [(id_bytes(each.id), each.at_ms) for each in change.handled],
         change.forget_handled_before_ms,
-        change.forget_happenings_before_ms,
+        change.forget_history_before_ms,
         epoch,
     )
-    body = checkpoint + encode_history(change.happenings) + seal(rest)
+    body = checkpoint + encode_history(change.history) + seal(rest)
     return hashlib.blake2b(body, digest_size=16).digest()

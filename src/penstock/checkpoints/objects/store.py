@@ -86,11 +86,11 @@ def next_version(version: Version, change: Change, checkpoint: bytes, parts: Par
     if size_of_state(new_state) > limit_bytes:
         state, new_state = grow_state(state, new_state, parts.read, parts.write, key), {}
 
-    lines_since_ms = _later(version.lines_since_ms, change.forget_happenings_before_ms)
+    lines_since_ms = _later(version.lines_since_ms, change.forget_history_before_ms)
     lines = tuple(each for each in version.lines if each.newest_ms >= lines_since_ms)
     new_lines = version.new_lines
-    if change.happenings:
-        new_lines = (*new_lines, encode_history(change.happenings))
+    if change.history:
+        new_lines = (*new_lines, encode_history(change.history))
     if sum(map(len, new_lines)) > limit_bytes:
         fresh = [line for data in new_lines for line in decode_history(data, key)]
         lines, new_lines = grow_lines(lines, fresh, lines_since_ms, parts.read, parts.write, key), ()

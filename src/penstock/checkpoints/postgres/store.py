@@ -61,7 +61,7 @@ SAVE_ALL: Final = (
         ORDER BY line.number
     ), untold AS (
         DELETE FROM penstock_happening USING saved
-        WHERE checkpoint = saved.id AND ended_ms < %(forget_happenings_before_ms)s::bigint
+        WHERE checkpoint = saved.id AND ended_ms < %(forget_history_before_ms)s::bigint
     ), kept AS (
         INSERT INTO penstock_state (checkpoint, key, value)
         SELECT saved.id, entry.key, entry.value
@@ -96,12 +96,12 @@ def statement_for(lease: Lease, key: CheckpointKey, change: Change) -> tuple[str
         "data": encode_checkpoint(change.checkpoint),
     }
     if (
-        not (change.happenings or change.state or change.handled)
+        not (change.history or change.state or change.handled)
         and change.forget_handled_before_ms is None
-        and change.forget_happenings_before_ms is None
+        and change.forget_history_before_ms is None
     ):
         return SAVE, values
-    lines = change.happenings
+    lines = change.history
     kept = {name: value for name, value in change.state.items() if value is not None}
     # Each key once, and all savers in the same order, or two of them could deadlock.
     handled = sorted({id_bytes(each.id): each.at_ms for each in change.handled}.items())
@@ -116,7 +116,7 @@ def statement_for(lease: Lease, key: CheckpointKey, change: Change) -> tuple[str
         "ended_ms": [line.ended_ms for line in lines],
         "owners": [line.owner for line in lines],
         "handlers": [line.handler for line in lines],
-        "forget_happenings_before_ms": change.forget_happenings_before_ms,
+        "forget_history_before_ms": change.forget_history_before_ms,
         "state_keys": list(kept),
         "state_values": list(kept.values()),
         "state_gone": [name for name, value in change.state.items() if value is None],

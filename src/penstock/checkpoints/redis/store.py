@@ -300,10 +300,10 @@ class RedisCheckpoints:
             encode_checkpoint(change.checkpoint),
             _packed(text for name, value in change.state.items() if value is not None for text in (name, value)),
             _packed(name for name, value in change.state.items() if value is None),
-            _packed(b"%d " % line.ended_ms + encode_history((line,)) for line in change.happenings),
+            _packed(b"%d " % line.ended_ms + encode_history((line,)) for line in change.history),
             _packed(text for each in change.handled for text in (b"%d" % each.at_ms, id_bytes(each.id))),
             _time(change.forget_handled_before_ms),
-            _time(change.forget_happenings_before_ms),
+            _time(change.forget_history_before_ms),
         ]
         # Saving the same change again, after an unknown outcome, adds no second history entries.
         digest = hashlib.blake2b(_packed(parts) + b"%d" % lease.epoch, digest_size=16).digest()

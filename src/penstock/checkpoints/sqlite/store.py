@@ -66,11 +66,11 @@ SAVE: Final = """
     SELECT ?, ?, ?, ? FROM penstock_lease WHERE "group" = ? AND name = ? AND owner = ? AND epoch = ?
     ON CONFLICT ("group", topic, partition) DO UPDATE SET data = excluded.data"""
 FIND: Final = 'SELECT id FROM penstock_checkpoint WHERE "group" = ? AND topic = ? AND partition = ?'
-ADD_HAPPENING: Final = """
+ADD_HISTORY: Final = """
     INSERT INTO penstock_happening
     SELECT ?1, coalesce((SELECT max(line) FROM penstock_happening WHERE checkpoint = ?1), 0) + 1,
            ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10"""
-FORGET_HAPPENINGS: Final = "DELETE FROM penstock_happening WHERE checkpoint = ? AND ended_ms < ?"
+FORGET_HISTORY: Final = "DELETE FROM penstock_happening WHERE checkpoint = ? AND ended_ms < ?"
 SET_STATE: Final = "INSERT OR REPLACE INTO penstock_state VALUES (?, ?, ?)"
 UNSET_STATE: Final = "DELETE FROM penstock_state WHERE checkpoint = ? AND key = ?"
 REMEMBER: Final = "INSERT OR REPLACE INTO penstock_handled VALUES (?, ?, ?, ?)"
@@ -80,11 +80,11 @@ FORGET_HANDLED: Final = 'DELETE FROM penstock_handled WHERE "group" = ? AND topi
 def is_one_statement(change: Change) -> bool:
     """Whether only the checkpoint must be saved, which one statement does without a transaction."""
     return not (
-        change.happenings
+        change.history
         or change.state
         or change.handled
         or change.forget_handled_before_ms is not None
-        or change.forget_happenings_before_ms is not None
+        or change.forget_history_before_ms is not None
     )
 
 
@@ -121,15 +121,15 @@ def _save_rest(cursor: sqlite3.Cursor, key: CheckpointKey, change: Change) -> No
         cursor.executemany(REMEMBER, rows)
     if change.forget_handled_before_ms is not None:
         cursor.execute(FORGET_HANDLED, (key.group, key.topic, change.forget_handled_before_ms))
-    if change.happenings or change.state or change.forget_happenings_before_ms is not None:
+    if change.history or change.state or change.forget_history_before_ms is not None:
         ((number,),) = cursor.execute(FIND, (key.group, key.topic, key.partition)).fetchall()
         _save_below(cursor, number, change)
 
 
 def _save_below(cursor: sqlite3.Cursor, number: int, change: Change) -> None:
-    for each in change.happenings:
+    for each in change.history:
         cursor.execute(
-            ADD_HAPPENING,
+            ADD_HISTORY,
             (
                 number,
                 sortable(each.first),
@@ -143,8 +143,8 @@ def _save_below(cursor: sqlite3.Cursor, number: int, change: Change) -> None:
                 each.handler,
             ),
         )
-    if change.forget_happenings_before_ms is not None:
-        cursor.execute(FORGET_HAPPENINGS, (number, change.forget_happenings_before_ms))
+    if change.forget_history_before_ms is not None:
+        cursor.execute(FORGET_HISTORY, (number, change.forget_history_before_ms))
     if change.state:
         kept = [(number, name, value) for name, value in change.state.items() if value is not None]
         gone = [(number, name) for name, value in change.state.items() if value is None]

@@ -206,11 +206,11 @@ class Tracker:
                 self._add_history(first, end, Status.SUCCEEDED, 1, "", self._plain_begun_ms)
             self._plain = RunSet()
             self._plain_begun_ms = 0
-        forget_handled = forget_happenings = None
+        forget_handled = forget_history = None
         if now_s >= self._clean_due_s:
             self._clean_due_s = now_s + _CLEAN_EVERY_S
             now_ms = self._clock.wall_ms()
-            forget_happenings = now_ms - KEEP_HISTORY_MS
+            forget_history = now_ms - KEEP_HISTORY_MS
             if self._dedup_window_s is not None:
                 forget_handled = now_ms - round(self._dedup_window_s * 1000)
         return Change(
@@ -219,7 +219,7 @@ class Tracker:
             dict(self._state),
             tuple(self._handled),
             forget_handled,
-            forget_happenings,
+            forget_history,
         )
 
     def saved(self) -> None:

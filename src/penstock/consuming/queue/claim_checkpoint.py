@@ -261,6 +261,6 @@ class ClaimCheckpoint:
             if self._has_history and now_s >= self._clean_due_s:
                 self._clean_due_s = now_s + _CLEAN_EVERY_S
                 forget_ms = now_ms - _KEEP_HISTORY_MS
-        change = Change(checkpoint, tuple(self._history), forget_happenings_before_ms=forget_ms)
+        change = Change(checkpoint, tuple(self._history), forget_history_before_ms=forget_ms)
         self._store.save(lease, self.key, change)
         self._history = []

@@ -65,9 +65,9 @@ class MemoryCases(StoreSuite):
             history_entry(5, status=Status.EXHAUSTED, attempt=2, error="y", owner="o2", handler="h2"),
             history_entry(6, 7, status=Status.IGNORED),
         ]
-        store.save(lease, key, Change(at(1), happenings=tuple(lines[:2])))
+        store.save(lease, key, Change(at(1), history=tuple(lines[:2])))
         store.save(lease, key, Change(at(2)))
-        store.save(lease, key, Change(at(3), happenings=tuple(lines[2:])))
+        store.save(lease, key, Change(at(3), history=tuple(lines[2:])))
         assert list(store.history(key)) == lines, f"the history is {store.history(key)} instead of {lines}"
         newest = list(store.history(key, limit=3))
         assert newest == lines[1:], f"the newest 3 lines are {newest} instead of {lines[1:]}"
@@ -81,7 +81,7 @@ class MemoryCases(StoreSuite):
         huge = history_entry(HUGE, HUGE + 10)
         across = history_entry(100, HUGE - 1)
         lines = (run, failed, done, huge, across)
-        store.save(lease, key, Change(at(1), happenings=lines))
+        store.save(lease, key, Change(at(1), history=lines))
         expected = {
             9: [],
             10: [run],
@@ -107,9 +107,9 @@ class MemoryCases(StoreSuite):
         store, key, lease = self.owned()
         for number in range(10):
             lines = (history_entry(number, begun_ms=NOW_MS, ended_ms=NOW_MS + number),)
-            store.save(lease, key, Change(at(number), happenings=lines))
+            store.save(lease, key, Change(at(number), history=lines))
         last = history_entry(99, ended_ms=NOW_MS + 99)
-        store.save(lease, key, Change(at(11), happenings=(last,), forget_happenings_before_ms=NOW_MS + 7))
+        store.save(lease, key, Change(at(11), history=(last,), forget_history_before_ms=NOW_MS + 7))
         kept = [line.first for line in store.history(key) if line.ended_ms >= NOW_MS + 7]
         assert kept == [7, 8, 9, 99], f"of the lines 7, 8, 9 and 99, which were not to be forgotten, {kept} are there"
 

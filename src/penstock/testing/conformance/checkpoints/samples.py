@@ -89,7 +89,7 @@ def numbered_change(number: int, size: int = 0) -> Change:
     runs = tuple((number + 2 * step + 1, number + 2 * step + 2) for step in range(size))
     return Change(
         at(number, next=number + 2 * size + 100, finished=runs),
-        happenings=(history_entry(number),),
+        history=(history_entry(number),),
         state={b"number": b"%d" % number, b"large": b"%d " % number * size},
         handled=(Handled(f"id-{number}", NOW_MS + number),),
     )

@@ -117,7 +117,7 @@ class SavingCases(StoreSuite):
         for text in ("x" * 100_000, "nul \0 in it", "half a pair \udc80", "naïve 数 🦆\r\n"):
             failing = (Failing(1, 1, text, NOW_MS, NOW_MS),)
             lines = (history_entry(1, error=text),) if Feature.HISTORY in self.features else ()
-            store.save(lease, key, Change(at(1, failing=failing), happenings=lines))
+            store.save(lease, key, Change(at(1, failing=failing), history=lines))
             loaded = store.load(key)
             assert loaded is not None, "a checkpoint with an odd text was not saved"
             assert loaded.failing[0].error[:4] == text[:4], (

@@ -105,7 +105,7 @@ class WalkCases(StoreSuite):
         assert _is_held(lease, now), f"{lease} saved, and {now} is there"
         partition = model.partitions.setdefault(key, Partition())
         partition.checkpoint = change.checkpoint
-        partition.lines += change.happenings
+        partition.lines += change.history
         for name, value in change.state.items():
             if value is None:
                 partition.state.pop(name, None)
