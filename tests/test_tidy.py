@@ -223,6 +223,8 @@ def test_the_page_on_the_architecture_names_files_that_are_there() -> None:
     assert len(folders) > 10
     missing = [name for name in files + folders if not (ROOT / "src/penstock" / name).exists()]
     assert not missing, f"docs/architecture.md names what is not there: {missing}"
+    rooms = {name.partition("/")[0].removesuffix(".py") for name in named}
+    assert set(HEIGHT) <= rooms, "a stranger does not learn what to touch in these rooms"
 
 
 @in_one_worker
