@@ -35,6 +35,7 @@ from penstock.consuming.options import (
 from penstock.consuming.pattern_consumer import PatternConsumer
 from penstock.consuming.queue.queue_consumer import QueueConsumer, queue_options
 from penstock.consuming.stages import Stage, Stages, stage_of
+from penstock.consuming.state_server import StateServer
 from penstock.consuming.workers.middlewares import check_middlewares
 from penstock.consuming.workers.snapshots import Snapshots
 from penstock.errors import BrokerUnavailableError, ConfigError, GroupError, GuaranteeError, HandlerError, PenstockError
@@ -92,6 +93,7 @@ class App:
         clock: Clock | None = None,
         metrics: str | None = None,
         health: str | None = None,
+        serve: str | None = None,
         insecure_endpoints: bool = False,
         middlewares: Sequence[Middleware] = (),
         **connection: Unpack[ConnectOptions],
@@ -100,7 +102,9 @@ class App:
         handles queues alone needs no stream.
 
         `metrics` and `health` are addresses, HOST:PORT, that serve `/metrics` for Prometheus, `/healthz` and `/readyz`
-        while the app runs. They need no login, so addresses that other machines can reach are refused unless
+        while the app runs. `serve` is one that serves the state of its handlers: `GET /state/TOPIC/KEY` is the
+        `ctx.state` of a key as of the last checkpoint, from the member of the group that owns it; all members need
+        `serve`. They need no login, so addresses that other machines can reach are refused unless
         `insecure_endpoints` is true. `middlewares` wrap each call of every handler, the first one outermost.
         """
         if not isinstance(group, str) or not group:
@@ -127,6 +131,8 @@ class App:
         self._clock = clock
         self._metrics = metrics
         self._health = health
+        self._serve = serve
+        self._state_server: StateServer | None = None
         self._insecure_endpoints = insecure_endpoints
         self._middlewares = tuple(middlewares)
         self._declared: list[Declared] = []
@@ -337,15 +343,16 @@ class App:
 
     def _make_consumers(self, stream: Stream | None, stages: Stages | None, end: Position | None) -> list[AnyConsumer]:
         consumers: list[AnyConsumer] = []
+        make_member = None if self._state_server is None else self._state_server.member_name
         try:
             for declared in self._declared:
                 is_excluded = self._excluded(declared)
                 if declared.options.end is None and end is not None:
                     declared = replace(declared, options=replace(declared.options, end=end))
                 if declared.pattern is None or stream is None:
-                    consumers.append(declared.consumer(stream, stages, self._clock))
+                    consumers.append(declared.consumer(stream, stages, self._clock, None, make_member))
                 else:
-                    consumers.append(declared.pattern_consumer(stream, stages, self._clock, is_excluded))
+                    consumers.append(declared.pattern_consumer(stream, stages, self._clock, is_excluded, make_member))
         except BaseException:
             _abandon(consumers)
             raise
@@ -459,6 +466,19 @@ class App:
             found += consumer.consumers if isinstance(consumer, PatternConsumer) else [consumer]
         return found
 
+    @property
+    def state_url(self) -> str:
+        """Where the state of its handlers is served: `http://HOST:PORT/state`. ConfigError unless it is."""
+        if self._state_server is None:
+            raise ConfigError("the app does not serve its state: pass serve='127.0.0.1:0' to App, and start it")
+        return f"{self._state_server.url}/state"
+
+    def _with_state(self) -> list[HandlerConsumer] | None:
+        """The running consumers of topics; None while there are none yet."""
+        if not self._running or len(self._consumers) < len(self._declared):
+            return None
+        return [each for each in self.consumers if isinstance(each, HandlerConsumer)]
+
     def __enter__(self) -> Self:
         return self
 
@@ -509,10 +529,22 @@ class App:
                 probes = {"/healthz": self.stuck, "/readyz": self.unready}
                 for address in addresses:
                     stack.enter_context(serve(address, probes=probes, insecure=self._insecure_endpoints))
+            if self._serve is not None:
+                if not any(each.may_keep_state for each in self._declared):
+                    raise ConfigError(
+                        f"serve={self._serve!r}: no handler of the app can have state by key: ctx.state needs a topic, "
+                        "order='partition' or 'key', and no processes"
+                    )
+                server = StateServer(self._serve, self._with_state, insecure=self._insecure_endpoints)
+                stack.callback(self._end_serving)
+                self._state_server = stack.enter_context(server)
             self._running = self._has_begun = True
             self._stopping.clear()
             self._consumers = []
             return stack.pop_all()
+
+    def _end_serving(self) -> None:
+        self._state_server = None
 
     @contextlib.contextmanager
     def _open_stream(self) -> Iterator[Stream | None]:

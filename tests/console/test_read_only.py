@@ -84,6 +84,7 @@ def test_methods_that_take_no_person_change_nothing_by_their_names() -> None:
             "letters",
         ),
         *("look_now", "message", "messages", "mutes", "notifiers", "outage", "pipeline", "pipelines", "plan_reset"),
+        *("program", "programs"),
         *("next_to", "open_query", "parse_pointer", "pointer_text", "record"),
         *("rules", "series", "snapshot", "start", "tail", "topic"),
     }

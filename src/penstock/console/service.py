@@ -48,6 +48,7 @@ from penstock.console.views import (
     MessageQuery,
     Person,
     PipelineDetail,
+    ProgramDetail,
     TopicDetail,
 )
 from penstock.errors import ConfigError, PenstockError, PipelineError
@@ -59,6 +60,7 @@ from penstock.observe.group_moves import Move, Moved
 from penstock.observe.history.history import History
 from penstock.observe.pipelines import pipeline_events
 from penstock.observe.place import HISTORY_FILE, RULES_FILE, state_folder
+from penstock.observe.programs import SupervisorFacts, find_supervisor, log_tail
 from penstock.observe.watching import Watch
 from penstock.serde import Topic
 from penstock.streams import Connection
@@ -78,8 +80,9 @@ class Service:
 
     `state` is the folder for what must survive a restart: history, audit log, alerts; by default beside an embedded
     log's records, or else in the working folder. `dead_letters`, `checkpoints` and `pipelines` say where those are,
-    where that is not the default (see `observe.StreamObserver`). `rules` is the file of alert rules, `registry` the
-    URL of a schema registry. `types` are topics whose types the SQL page uses.
+    where that is not the default (see `observe.StreamObserver`), and `programs` where a supervisor keeps its logs.
+    `rules` is the file of alert rules, `registry` the URL of a schema registry. `types` are topics whose types the SQL
+    page uses.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Service:
         dead_letters: Sequence[str] = (),
         checkpoints: str | None = None,
         pipelines: Path | None = None,
+        programs: Path | None = None,
         every_s: float = 5.0,
         rules: Path | None = None,
         registry: str | None = None,
@@ -121,6 +125,7 @@ class Service:
             pipelines=pipelines,
             timeout_s=ANSWER_S,
         )
+        self._programs = programs
         self._outages = Outages()
         self._watch.listen(self._outages.heard)
         self._watch.listen(self._alerting.heard)
@@ -287,6 +292,20 @@ class Service:
             there = ", ".join(sorted(self.snapshot().pipelines)) or "none"
             raise PipelineError(f"there is no pipeline {name!r} in the folder that is looked at; there are: {there}")
         return PipelineDetail(facts, tuple(pipeline_events(Path(facts.folder))))
+
+    def programs(self) -> SupervisorFacts | None:
+        """The supervised programs; None: no supervisor has run where the console looks."""
+        return find_supervisor(self._programs)
+
+    def program(self, name: str) -> ProgramDetail:
+        """One of them, with the end of its log."""
+        facts = self.programs()
+        programs = [] if facts is None else facts.programs
+        found = next((each for each in programs if each.name == name), None)
+        if facts is None or found is None:
+            there = ", ".join(each.name for each in programs) or "none"
+            raise ConfigError(f"there is no program {name!r} of the supervisor that is looked at; there are: {there}")
+        return ProgramDetail(facts, found, log_tail(facts, found))
 
     def alerts(self) -> list[AlertState]:
         """All alerts: what needs attention first comes first."""

@@ -14,6 +14,7 @@ from penstock.model import Checkpoint, HistoryEntry, Lease, LetterState, Pointer
 from penstock.model.administration import ConfigValue, Member
 from penstock.observe.facts import GroupFacts, PipelineFacts, TopicFacts
 from penstock.observe.pipelines import PipelineEvent
+from penstock.observe.programs import ProgramStatus, SupervisorFacts
 
 Decode = Literal["auto", "json", "text", "number", "hex", "base64", "msgpack", "avro"]
 """How to show bytes. "auto" detects the format; the others are tried, and fall back to hex."""
@@ -237,6 +238,14 @@ class Difference:
     left: str | None
     """None: it does not exist."""
     right: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramDetail:
+    supervisor: SupervisorFacts
+    status: ProgramStatus
+    log: str
+    """Its last lines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,13 @@ from penstock.consuming.pattern_consumer import PatternConsumer
 from penstock.consuming.queue.queue_consumer import QueueConsumer, StreamQueueConsumer
 from penstock.consuming.stages import Stages
 from penstock.consuming.workers.snapshots import Snapshots
+from penstock.model import Ordering
 from penstock.queues.opening import open_queue
 from penstock.streams.aliases import current_topic
 from penstock.streams.topic_patterns import DEAD_LETTER_SUFFIX, TopicPattern
+
+MakeMember = Callable[[], str]
+"""Returns a unique name for a member of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,25 @@ class Declared:
         """One for each topic that there is now; itself for a handler of one topic."""
         return [self] if self.pattern is None else [self.for_topic(name) for name in self.pattern.find(stream)]
 
+    @property
+    def may_keep_state(self) -> bool:
+        """Whether `ctx.state` works, if the checkpoint store keeps state."""
+        options = self.options
+        return (
+            self.queue is None and not options.shared and not options.processes and options.order is not Ordering.NONE
+        )
+
     def consumer(
-        self, stream: Stream | None, stages: Stages | None, clock: Clock | None, stale: Checkpoints | None = None
+        self,
+        stream: Stream | None,
+        stages: Stages | None,
+        clock: Clock | None,
+        stale: Checkpoints | None = None,
+        make_member: MakeMember | None = None,
     ) -> HandlerConsumer | QueueConsumer:
-        """The consumer of a topic or queue, which sends its results to its destination if it has one."""
-        consumer = self._consumer(stream, stages, clock, stale)
+        """The consumer of a topic or queue, which sends its results to its destination if it has one. `make_member`
+        gives it the name by which other members find its state."""
+        consumer = self._consumer(stream, stages, clock, stale, make_member)
         if (to := self.destination) is not None:
             try:
                 opened = open_destination(to) if isinstance(to, str) else to
@@ -68,11 +86,16 @@ class Declared:
         return consumer
 
     def pattern_consumer(
-        self, stream: Stream, stages: Stages | None, clock: Clock | None, is_excluded: Callable[[str], bool]
+        self,
+        stream: Stream,
+        stages: Stages | None,
+        clock: Clock | None,
+        is_excluded: Callable[[str], bool],
+        make_member: MakeMember | None = None,
     ) -> PatternConsumer[HandlerConsumer | QueueConsumer]:
         """The consumer of all topics that match and are not excluded."""
         assert self.pattern is not None
-        probe = self._consumer(stream, stages, clock, None)
+        probe = self._consumer(stream, stages, clock, None, None)
         probe.abandon()  # it has shown that the options are possible, before the first topic appears
 
         def load(name: str) -> Checkpoints:
@@ -83,14 +106,19 @@ class Declared:
             stream,
             self.pattern,
             self.handler,
-            lambda name, stale: self.for_topic(name).consumer(stream, stages, clock, stale),
+            lambda name, stale: self.for_topic(name).consumer(stream, stages, clock, stale, make_member),
             load,
             is_excluded=lambda name: is_excluded(name) or current_topic(stream, name) != name,
             ends=self.options.end is not None,
         )
 
     def _consumer(
-        self, stream: Stream | None, stages: Stages | None, clock: Clock | None, stale: Checkpoints | None
+        self,
+        stream: Stream | None,
+        stages: Stages | None,
+        clock: Clock | None,
+        stale: Checkpoints | None,
+        make_member: MakeMember | None,
     ) -> HandlerConsumer | QueueConsumer:
         common: dict[str, Any] = {
             "group": self.group,
@@ -120,5 +148,7 @@ class Declared:
             checkpoints=self.checkpoints,
             snapshots=self.snapshots,
             stale=stale,
+            member=None if make_member is None else make_member(),
+            serves_state=make_member is not None,
             **common,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.abc import (
@@ -80,8 +80,10 @@ class HandlerConsumer(LoopConsumer):
         snapshots: Snapshots | None = None,
         make_workers: Callable[[Lanes, Callable[[Report], None]], Workers] | None = None,
         stale: Checkpoints | None = None,
+        serves_state: bool = False,
     ) -> None:
-        """`stale` are checkpoints of a deleted topic of the same name, which do not count."""
+        """`stale` are checkpoints of a deleted topic of the same name, which do not count. `saved_state` needs
+        `serves_state`."""
         super().__init__(
             stream,
             handler if isinstance(handler, Handler) else handler_of(handler, topic),
@@ -95,6 +97,8 @@ class HandlerConsumer(LoopConsumer):
         self._given_workers = make_workers
         self._snapshots = snapshots
         self._stale = stale or {}
+        self._serves_state = serves_state
+        self._leases: LeaseGroupFeed | None = None
         self.topic_stream: TopicStream = stream.open_topic(current_topic(stream, self.handler.topic.name))
         check_effects(self.handler, self.options, self.topic_stream)
         self._opened: Opened = open_checkpoints(checkpoints, stream, self.handler, self.options)
@@ -149,6 +153,22 @@ class HandlerConsumer(LoopConsumer):
             is_counted=Feature.OFFSETS in stream.features,
         )
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the handler can have state by key."""
+        options = self.options
+        return options.order is not Ordering.NONE and not options.processes and Feature.STATE in self.store.features
+
+    def saved_state(self, partition: int) -> Mapping[bytes, bytes] | None:
+        """The keyed state of a partition as of its last checkpoint; None unless this member has it. Thread-safe."""
+        loop = self._loop
+        if loop is None or not loop.has_run_within(self.options.session_timeout_s):
+            return None
+        assigned = loop.partitions.get(partition)
+        if assigned is None or assigned.closed or (self._leases is not None and not self._leases.holds(partition)):
+            return None
+        return assigned.tracker.saved_state
+
     def history(self, partition: int, pointer: Pointer | None = None, limit: int = 1000) -> Sequence[HistoryEntry]:
         """The history of a record, or of a partition, oldest first."""
         return self._opened.history(CheckpointKey(self.group, self.topic_stream.topic, partition), pointer, limit)
@@ -179,6 +199,7 @@ class HandlerConsumer(LoopConsumer):
             clock,
             dedup_window_s=options.idempotency_window_s,
             stale=self._stale,
+            serves_state=self._serves_state and self.keeps_state,
         )
         handled = functools.partial(self.store.handled, self.group, self.topic_stream.topic)
         self._dedup = dedup = Deduplication(handled, self.group, options.idempotency_key, self.counts)
@@ -222,7 +243,7 @@ class HandlerConsumer(LoopConsumer):
             if isinstance(feed, StoreCheckingFeed) and isinstance(self.store, HostStore):
                 feed.checkpoints_in(f"{socket.gethostname()}:{self.store.host_path}", self._has_checkpoint)
             return feed
-        return LeaseGroupFeed(
+        self._leases = LeaseGroupFeed(
             self.topic_stream,
             self.store,
             self.group,
@@ -232,6 +253,7 @@ class HandlerConsumer(LoopConsumer):
             clock=self._clock,
             start=self.options.start,
         )
+        return self._leases
 
     def _has_checkpoint(self, partition: int) -> bool:
         return self.store.load(CheckpointKey(self.group, self.topic_stream.topic, partition)) is not None
@@ -243,7 +265,7 @@ class HandlerConsumer(LoopConsumer):
             lanes,
             send_report,
             sends_outputs=self._commit_mode is not CommitMode.STREAM,
-            with_state=self.options.order is not Ordering.NONE and Feature.STATE in self.store.features,
+            with_state=self.keeps_state,
         )
 
     def _make_runner(self, handler: Handler, collector: OutputCollector, call_builder: CallBuilder) -> Runner:

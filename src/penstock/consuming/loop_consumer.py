@@ -112,6 +112,7 @@ class LoopConsumer(Background):
         self.counts = Counts()
         """Totals so far."""
         self._stopped = threading.Event()
+        self._has_ended = False
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -132,7 +133,13 @@ class LoopConsumer(Background):
             finally:
                 OBSERVED.leave(self)
         finally:
+            self._has_ended = True
             self.abandon()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its loop has begun and not ended."""
+        return self._loop is not None and not self._has_ended
 
     def send_results_to(self, destination: Destination, *, owned: bool) -> None:
         """Send what the handler returns there, instead of to a topic. An `owned` one is closed at the end."""

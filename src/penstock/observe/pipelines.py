@@ -90,12 +90,16 @@ def pipeline_events(folder: Path, limit: int = 200) -> list[PipelineEvent]:
 
 
 def is_running(folder: Path, locks: Mapping[int, set[int]] | None = None) -> bool:
-    """Whether a process holds the folder's lock.
+    """Whether a process runs the pipeline of this folder."""
+    return is_held(folder / LOCK_FILE, locks)
 
-    Taking the lock, even for an instant, would refuse a pipeline that starts in this instant. So the kernel is asked
+
+def is_held(lock: Path, locks: Mapping[int, set[int]] | None = None) -> bool:
+    """Whether a process holds this lock, in which it has written its id.
+
+    Taking the lock, even for an instant, would refuse a program that starts in this instant. So the kernel is asked
     who holds it. Where it cannot tell, the lock is tried only if the process that took it last is still alive.
     """
-    lock = folder / LOCK_FILE
     try:
         inode = lock.stat().st_ino
         holder = lock.read_text("utf-8", errors="replace").strip()

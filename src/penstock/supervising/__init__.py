@@ -4,8 +4,9 @@ In come files and a policy; out go log files, the state of each program, and whe
 process of a program reports its progress through `reporting`; everything else here is the supervisor's side.
 """
 
+from penstock.observe.programs import ProgramStatus
 from penstock.supervising.finding import Program, programs_in
 from penstock.supervising.restarts import RestartPolicy
-from penstock.supervising.supervisor import ProgramStatus, Supervisor
+from penstock.supervising.supervisor import Supervisor
 
 __all__ = ["Program", "ProgramStatus", "RestartPolicy", "Supervisor", "programs_in"]

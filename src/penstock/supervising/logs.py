@@ -11,12 +11,12 @@ from typing import IO, Final
 
 from penstock.errors import ConfigError
 from penstock.model.closing import Closing
+from penstock.observe.programs import STATUS_FILE, SUPERVISOR_LOCK
 
 logger = logging.getLogger(__name__)
 
 FILE_BYTES: Final = 10 * 1024 * 1024
 FILES: Final = 5
-LOCK: Final = "supervisor.lock"
 
 
 class ProgramLog(Closing):
@@ -76,9 +76,10 @@ class LogFolder(Closing):
     def __init__(self, path: Path, names: Sequence[str], *, file_bytes: int = FILE_BYTES, files: int = FILES) -> None:
         self.path = path
         self._logs: dict[str, ProgramLog] = {}
+        self._has_failed = False
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 held as long as the supervisor runs
+            self._lock = open(path / SUPERVISOR_LOCK, "a+", encoding="utf-8")  # noqa: SIM115 held as long as the supervisor runs
         except OSError as error:
             raise ConfigError(
                 f"logs cannot be kept in {path}: {error.strerror or error}. Choose another folder"
@@ -98,6 +99,19 @@ class LogFolder(Closing):
 
     def __getitem__(self, name: str) -> ProgramLog:
         return self._logs[name]
+
+    def write_status(self, data: bytes) -> None:
+        """Replace the file with the state of the programs. A failure is logged, and never stops them."""
+        file = self.path / STATUS_FILE
+        fresh = file.with_name(f"{STATUS_FILE}.new")
+        try:
+            fresh.write_bytes(data)
+            os.replace(fresh, file)
+            self._has_failed = False
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning("%s cannot be written, and the console will not know: %s", file, error.strerror or error)
+            self._has_failed = True
 
     def _take_lock(self) -> None:
         try:

@@ -10,9 +10,9 @@ import selectors
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ from penstock.errors import ConfigError
 from penstock.model.clock import SystemClock
 from penstock.model.closing import Closing
 from penstock.model.text import duration_text
+from penstock.observe.programs import STATUS_EVERY_S, ProgramState, ProgramStatus, SupervisorStatus
 from penstock.supervising.child import Child
 from penstock.supervising.finding import Program
 from penstock.supervising.logs import FILE_BYTES, FILES, LogFolder
@@ -35,33 +36,10 @@ SILENT_S: Final = 60.0
 """How long after its last report a program counts as not ready."""
 DRAIN_S: Final = 60.0
 HUNG_S: Final = 15.0
+_PROGRESS_EVERY_S: Final = 1.0
 
-ProgramState = Literal["starting", "running", "restarting", "stopping", "finished", "stopped", "failed"]
 Tell = Callable[[str, str], None]
 """Takes the name of a program, and an event or a line of its output."""
-
-
-class ProgramStatus(msgspec.Struct, frozen=True):
-    """What is known about one program."""
-
-    name: str
-    file: str
-    state: ProgramState
-    """starting (not ready yet), running, restarting (it has died, and waits to be started again), stopping, finished
-    (it ended by itself, and well), stopped (by the supervisor), failed (given up)"""
-    since_ms: int
-    """When it entered this state."""
-    is_ready: bool
-    problems: list[str]
-    """What keeps it from being ready."""
-    pid: int | None
-    restarts: int
-    progress: int
-    """Records finished and rows read or written by its current process."""
-    last_error: str | None
-    """How it died last."""
-    restart_in_s: float | None
-    log: str
 
 
 class Supervisor(Closing):
@@ -110,6 +88,9 @@ class Supervisor(Closing):
         self._beat_s = self._clock.monotonic_s()
         self._lock = threading.Lock()
         self._status: list[ProgramStatus] = [each.status(self._beat_s) for each in self._programs]
+        self._written: list[ProgramStatus] = []
+        self._written_s = float("-inf")
+        self._write_status(self._beat_s)
 
     def run(self) -> bool:
         """Run the programs. Returns whether all of them ended well: none failed, and none had to be killed."""
@@ -151,9 +132,18 @@ class Supervisor(Closing):
             if not each.is_ready and each.state != "finished"
         ]
 
-    def document(self) -> Mapping[str, object]:
-        """For `/programs`: the state of everything, as JSON."""
-        return {"supervisor": os.getpid(), "programs": self.status()}
+    def document(self) -> SupervisorStatus:
+        """For `/programs`, and for the file that the console reads: the state of everything."""
+        return SupervisorStatus(os.getpid(), socket.gethostname(), self._clock.wall_ms(), self.status())
+
+    def _write_status(self, now_s: float) -> None:
+        """Write the state beside the logs after each change, progress at most once a second, and now and then."""
+        status = self.status()
+        age_s = now_s - self._written_s
+        has_changed = _without_counts(status) != _without_counts(self._written)
+        if has_changed or age_s >= STATUS_EVERY_S or (age_s >= _PROGRESS_EVERY_S and status != self._written):
+            self._written, self._written_s = status, now_s
+            self._logs.write_status(msgspec.json.encode(self.document()))
 
     def _wake_up(self) -> None:
         with contextlib.suppress(OSError):  # it is full, so the loop wakes up; or closed, so it has ended
@@ -175,6 +165,7 @@ class Supervisor(Closing):
         self._beat_s = now_s
         with self._lock:
             self._status = [each.status(now_s) for each in self._programs]
+        self._write_status(now_s)
 
     def _drain(self, now_s: float) -> None:
         """Ask one program after the other to end. Each may take its share of the time that is left."""
@@ -234,6 +225,7 @@ class Supervisor(Closing):
                 each.look(self._clock.monotonic_s())
         with self._lock:
             self._status = [each.status(self._clock.monotonic_s()) for each in self._programs]
+        self._write_status(self._clock.monotonic_s())
         self._selector.close()
         self._wake.close()
         self._woken.close()
@@ -389,6 +381,11 @@ class _Supervised:
 
     def _tell(self, event: str) -> None:
         self._supervisor.told(self.program.name, event)
+
+
+def _without_counts(status: Sequence[ProgramStatus]) -> list[ProgramStatus]:
+    """Without what changes all the time."""
+    return [msgspec.structs.replace(each, progress=0, restart_in_s=None) for each in status]
 
 
 def _reap_orphans(ours: set[int]) -> None:

@@ -62,6 +62,12 @@ def console(
     pipelines: Annotated[
         Path | None, typer.Option(help="The folder in which pipelines keep their checkpoints.", metavar="DIR")
     ] = None,
+    programs: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of the logs of penstock up, or the one it runs in. Default: ./logs.", metavar="DIR"
+        ),
+    ] = None,
     rules: Annotated[
         Path | None,
         typer.Option(
@@ -115,6 +121,7 @@ def console(
         dead_letters=tuple(dead_letters or ()),
         checkpoints=checkpoints,
         pipelines=pipelines,
+        programs=programs,
         rules=rules,
         registry=registry,
         types=[topic for each in types or () for topic in topics_of(each)],

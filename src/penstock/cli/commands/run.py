@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli.app_programs import run_app_file
-from penstock.cli.commands.up import DEFAULT_LOGS, supervise_programs
+from penstock.cli.commands.up import supervise_programs
 from penstock.cli.logs import show_log_of
 from penstock.cli.options import examples, pairs
 from penstock.cli.stream import position
@@ -22,6 +22,7 @@ from penstock.errors import PipelineError
 from penstock.model import PositionKind
 from penstock.observe.lineage import report_lineage
 from penstock.observe.metrics.serving import serve
+from penstock.observe.programs import LOGS
 from penstock.supervising.finding import Program, uses_spark
 from penstock.supervising.reporting import reporting
 
@@ -209,7 +210,7 @@ def run(
     if supervise:
         supervise_programs(
             [Program(file.stem, file, _without_supervision(ctx.meta[_GIVEN]))],
-            logs=logs if logs is not None else DEFAULT_LOGS,
+            logs=logs if logs is not None else LOGS,
             health=health,
             insecure=insecure,
         )

@@ -18,13 +18,13 @@ from penstock.errors import ConfigError
 from penstock.model.retry import Retry
 from penstock.model.stop_signals import on_stop_signals
 from penstock.observe.metrics.serving import serve
+from penstock.observe.programs import LOGS
 from penstock.supervising import Program, RestartPolicy, Supervisor, programs_in
 from penstock.supervising.supervisor import DRAIN_S
 from penstock.supervising.systemd import unit_file
 
 app = typer.Typer(rich_markup_mode=None)
 
-DEFAULT_LOGS: Final = Path("logs")
 EXAMPLES: Final = examples(
     "penstock up app.py usage.py",
     "penstock up . --health 127.0.0.1:9470",
@@ -48,7 +48,7 @@ def up(
     ] = None,
     logs: Annotated[
         Path, typer.Option(metavar="DIR", help="The folder of the logs: one file for each program, rotated.")
-    ] = DEFAULT_LOGS,
+    ] = LOGS,
     log_mb: Annotated[
         int, typer.Option(min=1, help="The size at which a log is rotated, in MB; five parts are kept.")
     ] = 10,

@@ -50,6 +50,7 @@ ENTRIES: Final = (
     Entry("consumers", "/consumers", "Consumers", "fact_check", "g c"),
     Entry("letters", "/letters", "Dead letters", "mark_email_unread", "g d"),
     Entry("pipelines", "/pipelines", "Pipelines", "account_tree", "g p"),
+    Entry("programs", "/programs", "Programs", "dns", "g r"),
     Entry("alerts", "/alerts", "Alerts", "notifications", "g a"),
     Entry("audit", "/audit", "Audit", "history", "g u"),
 )

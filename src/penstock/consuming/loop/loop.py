@@ -202,6 +202,10 @@ class Loop:
             return ""
         return f"the consumer loop has not run for {still_s:.0f} s"
 
+    def has_run_within(self, limit_s: float) -> bool:
+        """Whether the loop has heard from its group lately: after a longer pause, partitions may be gone."""
+        return self._clock.monotonic_s() - self._iterated_s < limit_s
+
     def unready(self) -> str:
         """Why nothing can be handled yet; "" once partitions are assigned, or this member is a spare."""
         if self._stopping.is_set():

@@ -57,8 +57,10 @@ class Ownership:
         *,
         dedup_window_s: float,
         stale: Mapping[int, Checkpoint],
+        serves_state: bool,
     ) -> None:
-        """`stale` are checkpoints of an earlier topic of this name, by partition: they say nothing about this one."""
+        """`stale` are checkpoints of an earlier topic of this name, by partition: they say nothing about this one.
+        With `serves_state`, trackers also have the state as it was last saved."""
         self._stream = stream
         self._stale = stale
         self._store = store
@@ -69,6 +71,7 @@ class Ownership:
         self._member = member
         self._clock = clock
         self._dedup_window_s = dedup_window_s
+        self._serves_state = serves_state
         self._claimed: set[str] = set()
         self._ends: dict[int, Pointer] | None = None
 
@@ -119,6 +122,8 @@ class Ownership:
             dedup_window_s=self._dedup_window_s,
         )
         state = dict(self._store.state(key)) if Feature.STATE in self._store.features else {}
+        if self._serves_state:
+            tracker.saved_state = dict(state)
         suspicious = checkpoint.restarts >= SUSPICIOUS_RESTARTS or any(
             failing.error == DIED for failing in checkpoint.failing
         )

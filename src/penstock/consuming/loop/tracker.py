@@ -64,6 +64,8 @@ class Tracker:
         self._history: list[HistoryEntry] = []
         self._handled: list[Handled] = []
         self._state: dict[bytes, bytes | None] = {}
+        self.saved_state: dict[bytes, bytes] | None = None
+        """Keyed state as it was last saved; None unless it is served. Any thread may read it."""
         self._history_due_s = 0.0
         self._clean_due_s = 0.0
 
@@ -224,6 +226,12 @@ class Tracker:
 
     def saved(self) -> None:
         """Confirm that the last change is stored."""
+        if self.saved_state is not None:
+            for key, encoded in self._state.items():
+                if encoded is None:
+                    self.saved_state.pop(key, None)
+                else:
+                    self.saved_state[key] = encoded
         self._history.clear()
         self._state.clear()
         self._handled.clear()
