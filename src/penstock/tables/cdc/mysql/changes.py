@@ -29,7 +29,7 @@ _WAIT_S: Final = 0.25
 _LONGEST_BATCH_S: Final = 0.1
 """While changes keep coming, a batch ends at the first commit after this long."""
 _LARGEST_BATCH_BYTES: Final = 16 * 1024 * 1024
-_LOOK_S: Final = 10.0
+LOOK_S: Final = 10.0
 _HIGHEST: Final = 1 << 32
 """The protocol has 32 bits for a position: a file is larger only if its last transactions are."""
 _MOST_TABLES: Final = 1_000
@@ -52,6 +52,8 @@ class BinlogPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """The id of the last transaction, for people."""
     made_s: int = 0
     """When the file was begun: another file with the same name is not the one that was read."""
+    at_s: int = 0
+    """When the last transaction before it was committed, or a later time before the next; 0: unknown."""
 
     @property
     def shown(self) -> str:
@@ -174,7 +176,7 @@ class BinlogReader:
                 yield from self._flush()
             else:
                 yield SourceBatch()  # nothing new: the capture can report that it runs
-            if time.monotonic() - self._looked_s >= _LOOK_S:
+            if time.monotonic() - self._looked_s >= LOOK_S:
                 self._look_now()
         if self._records and not self._is_inside:
             yield from self._flush()
@@ -233,7 +235,7 @@ class BinlogReader:
         self._new_batch()
         self._records, self._changes, self._size_bytes = rest
         self._mark = Mark(event=self._mark.event, row=self._mark.row)
-        if time.monotonic() - self._looked_s >= _LOOK_S:
+        if time.monotonic() - self._looked_s >= LOOK_S:
             self._look_now()
 
     def _look_now(self) -> None:
@@ -328,7 +330,7 @@ class BinlogReader:
         self._file, self._end, self._high = file, position, 0
         self._event, self._row = 0, 0
         self._maps.clear()
-        self._done = BinlogPosition(file, max(position, _FIRST), gtid=self._gtid)
+        self._done = BinlogPosition(file, max(position, _FIRST), gtid=self._gtid, at_s=self._done.at_s)
 
     # Transactions
 
@@ -345,7 +347,7 @@ class BinlogReader:
         self._is_partly_stored = False
         self._mark = self._here()
         if self._end < _HIGHEST:  # else the server could not be asked for what follows: the last event stands for it
-            self._done = msgspec.structs.replace(self._done, pos=self._end, gtid=self._gtid)
+            self._done = msgspec.structs.replace(self._done, pos=self._end, gtid=self._gtid, at_s=self._time_ms // 1000)
             if not self._is_before_first(self._end):
                 self._event, self._row = 0, 0
 

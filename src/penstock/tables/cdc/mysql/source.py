@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -25,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import ChangesLostError, ConfigError, SourceUnavailableError
-from penstock.tables.cdc.mysql import binlog, logs
+from penstock.tables.cdc.mysql import binlog, changes, logs
 from penstock.tables.cdc.mysql.catalog import (
     MysqlTable,
     ServerInfo,
@@ -93,6 +95,8 @@ class MysqlSource:
         self._position = BinlogPosition("", 0)
         self._server_id = 0
         self._is_again = options.snapshot is SnapshotMode.AGAIN
+        self._watch = logs.BinlogWatch()
+        self._looked_s = -math.inf
 
     @property
     def identity(self) -> str:
@@ -259,7 +263,7 @@ class MysqlSource:
         for name in pending_tables(tables, self._saved):
             self.progress.phase = "snapshot"
             table = tables[name]
-            yield from snapshot_batches(
+            for batch in snapshot_batches(
                 name,
                 self._saved,
                 captured.records_with(name, [column for column, _ in table.columns]),
@@ -268,7 +272,11 @@ class MysqlSource:
                 self._options.snapshot_rows,
                 self.progress,
                 stopping,
-            )
+            ):
+                is_followed = self._options.snapshot is not SnapshotMode.ONLY
+                if is_followed and time.monotonic() - self._looked_s >= changes.LOOK_S:
+                    self._look(self._position)
+                yield batch
 
     def _snapshot_moment(self) -> Moment:
         file, place = self._position.place
@@ -312,7 +320,8 @@ class MysqlSource:
 
     def _look(self, position: BinlogPosition) -> None:
         with translated(self._where):
-            logs.look(self._queries, self._found_server, position, self.progress)
+            self._watch.look(self._queries, position, self.progress)
+        self._looked_s = time.monotonic()
 
 
 def _new_server_id() -> int:
