@@ -206,6 +206,16 @@ def saved_tables(saved: Saved) -> dict[str, SavedTable]:
     }
 
 
+def check_key(name: str, saved: SavedTable, key: Iterable[str]) -> None:
+    """Raise ConfigError if a table has another key than the records in its topic."""
+    now = tuple(key)
+    if now != tuple(saved.key):
+        raise ConfigError(
+            f"the key of table {name} changed from ({', '.join(saved.key)}) to ({', '.join(now)}): its topic would "
+            "have two kinds of keys. Start over with --snapshot again, or restore the key"
+        )
+
+
 def update_tables(
     saved: dict[str, SavedTable], described: Described, mode: SnapshotMode, *, is_new: bool
 ) -> dict[str, bytes | None]:
