@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.databases.postgres import psycopg
-from penstock.errors import ChangesLostError, ConfigError, PenstockError, SourceUnavailableError
+from penstock.errors import ChangesLostError, ConfigError, PenstockError, SourceUnavailableError, UnsupportedTypeError
 from penstock.tables.cdc.postgres.catalog import (
     ColumnInfo,
     Publication,
@@ -566,7 +566,12 @@ class PostgresSource:
         name = table.full_name
         saved = self._saved[name]
         columns = [(column.name, column.type_oid) for column in relation.columns]
-        converters = self._converters(name, columns)
+        try:
+            converters = self._converters(name, columns)
+        except UnsupportedTypeError as error:
+            raise UnsupportedTypeError(
+                f"{error}. Rows with it are in the database's log already: then start over with --snapshot again"
+            ) from error
         names = [column for column, _ in columns]
         key = saved.key
         if relation.identity in "di":
@@ -574,7 +579,10 @@ class PostgresSource:
             if logged != set(saved.key):
                 check_key(name, saved, sorted(logged))
         elif not set(key) <= set(names):
-            raise ConfigError(f"table {name} has lost its key column {min(set(key) - set(names))!r}: restore it")
+            raise ConfigError(
+                f"table {name} has lost its key column {min(set(key) - set(names))!r}: give it a primary key, and "
+                "start over with --snapshot again, or leave the table out"
+            )
         described = [(column, self._types.name_of(oid)) for column, oid in columns]
         state = None
         if described != [tuple(each) for each in saved.columns]:
