@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
@@ -23,11 +24,19 @@ from penstock.observe.stream_observer import StreamObserver
 from penstock.tables import Capture, CaptureProgress
 from penstock.tables.cdc import reports
 from penstock.tables.cdc.delivery import forget_capture
+from penstock.tables.cdc.mysql import changes as mysql_changes
+from penstock.tables.cdc.mysql import connections as mysql_connections
+from penstock.tables.cdc.mysql.changes import BinlogPosition
+from penstock.tables.cdc.mysql.connections import parsed_url
+from penstock.tables.cdc.mysql.logs import BinlogWatch
 from penstock.tables.cdc.postgres import changes
 from penstock.tables.cdc.reports import REPORTS, CaptureReport, Reporter
 from penstock.testing.clock import VirtualClock
+from tests.mariadb import fresh_database as fresh_mariadb
+from tests.mariadb import shared_mariadb
 from tests.servers import Penstock
 from tests.tables.captured import CaptureProcess, fresh_database, wait_until
+from tests.tables.captured_mysql import Database
 
 MB = 1024 * 1024
 
@@ -141,6 +150,106 @@ def test_a_capture_of_postgresql_reports_how_long_there_is_room_for_its_log(
     assert "penstock@" in running.source
 
 
+@contextlib.contextmanager
+def kept_for(database: Database, seconds: int) -> Iterator[None]:
+    """The server keeps its binlog so long, not for ever."""
+    database.run(f"SET GLOBAL binlog_expire_logs_seconds = {seconds}")
+    try:
+        yield
+    finally:
+        database.run("SET GLOBAL binlog_expire_logs_seconds = 0")
+
+
+@pytest.fixture
+def mariadb() -> Iterator[Database]:
+    with fresh_mariadb("observed") as url, contextlib.closing(Database(url)) as database:
+        yield database
+
+
+def test_a_capture_of_mariadb_reports_how_long_its_binlog_is_kept(
+    connection: penstock.Connection, broker: Penstock, mariadb: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mysql_changes, "LOOK_S", 0.05)
+    monkeypatch.setattr(reports, "REPORT_S", 0.05)
+    mariadb.run("CREATE TABLE users (id int PRIMARY KEY)", "INSERT INTO users VALUES (1), (2), (3)")
+    url = f"{shared_mariadb().url}/observed"
+    with kept_for(mariadb, 86_400):
+        capture = Capture(url, f"kafka://{broker.bootstrap}", tables=["users"], name="kept", snapshot_rows=1)
+        thread = threading.Thread(target=capture.run)
+        thread.start()
+        try:
+            wait_until(lambda: _phase_of(connection, "kept") == "streaming", "it streams")
+            mariadb.run("INSERT INTO users VALUES (4)")
+            wait_until(lambda: capture.progress.changes == 1, "the change is captured")
+            running = look(connection)["kept"]
+            dead = look(connection, later_s=3600.0)["kept"]
+            mariadb.run("SET GLOBAL binlog_expire_logs_seconds = 43200")
+            wait_until(lambda: (_left_s(connection, "kept") or 0) < 50_000, "it follows the setting")
+        finally:
+            capture.close()
+            thread.join()
+    found = [msgspec.json.decode(each.value, type=CaptureReport) for each in connection.read(REPORTS) if each.value]
+    snapshot = next(each for each in found if (each.name, each.phase) == ("kept", "snapshot"))
+    assert snapshot.time_to_loss_s == pytest.approx(86_400, abs=60), "nothing is confirmed during the snapshot"
+    assert (running.phase, running.time_to_loss_s) == ("streaming", None), "it keeps up"
+    assert dead.phase == "dead"
+    assert dead.time_to_loss_s == pytest.approx(86_400 - 3_600, abs=60)
+    assert look(connection, later_s=90_000.0)["kept"].time_to_loss_s == 0.0, "a stopped one"
+
+
+def _phase_of(connection: penstock.Connection, name: str) -> str | None:
+    found = look(connection).get(name)
+    return None if found is None else found.phase
+
+
+def _left_s(connection: penstock.Connection, name: str) -> float | None:
+    """How long there is time if the capture dies now."""
+    return look(connection, later_s=60.0)[name].time_to_loss_s
+
+
+def test_changes_in_the_binlog_are_kept_from_their_commit_on(mariadb: Database) -> None:
+    url = parsed_url(f"{shared_mariadb().url}/observed")
+    server = mysql_connections.connect(url, "the server")
+    (file, end), now_s = mariadb.run("SHOW MASTER STATUS")[0][:2], SystemClock().wall_ms() // 1000
+    mariadb.run("CREATE TABLE users (id int PRIMARY KEY)")
+    progress = CaptureProgress()
+
+    def left_s(position: BinlogPosition, watch: BinlogWatch) -> float | None:
+        watch.look(server, position, progress)
+        return progress.time_to_loss_s
+
+    with contextlib.closing(server):
+        before = BinlogPosition(file, end, at_s=now_s - 3600)
+        assert left_s(before, BinlogWatch()) is None, "the server keeps its binlog for ever"
+        with kept_for(mariadb, 86_400):
+            assert left_s(before, BinlogWatch()) == pytest.approx(82_800, abs=60)
+            assert progress.kept_until_ms == pytest.approx((now_s + 82_800) * 1000, abs=60_000)
+            watch = BinlogWatch()
+            assert left_s(BinlogPosition(*mariadb.run("SHOW MASTER STATUS")[0][:2]), watch) == 86_400, "it is even"
+            assert left_s(before, watch) == pytest.approx(86_400, abs=60), "so what follows is younger"
+            assert left_s(BinlogPosition("b.999999", 4, at_s=now_s), BinlogWatch()) == 0.0, "its file is gone"
+            assert progress.lag_bytes is None
+        assert left_s(before, BinlogWatch()) is None
+
+
+def test_the_time_to_loss_of_a_binlog_is_that_of_the_present_course() -> None:
+    clock = VirtualClock()
+    reporter = Reporter("shop", "mariadb://db/shop", clock=clock)
+    progress = CaptureProgress(phase="streaming")
+
+    def reported(read_s: float, behind_bytes: int) -> float | None:
+        """The report after 10 s in which the capture has read changes of so many seconds."""
+        clock.advance(10)
+        progress.lag_bytes = behind_bytes
+        progress.kept_until_ms = (progress.kept_until_ms or clock.wall_ms() + 1_000_000) + round(read_s * 1000)
+        return msgspec.json.decode(reporter.report(progress, "streaming"), type=CaptureReport).time_to_loss_s
+
+    assert reported(0, 10 * MB) is None
+    assert [reported(10, 100 * MB) for _ in range(10)][-1] is None, "it reads as fast as the server writes"
+    assert [reported(5, 100 * MB) for _ in range(7)][-1] == pytest.approx((1_000 - 10 - 7 * 5) / 0.5, rel=0.02)
+    assert [reported(20, 90 * MB) for _ in range(7)][-1] is None, "it catches up"
+
+
 def test_time_to_loss_is_that_of_the_present_course() -> None:
     clock = VirtualClock()
     reporter = Reporter("shop", "postgresql://db/shop", clock=clock)
@@ -212,6 +321,15 @@ def test_lag_shows_captures_and_fails_when_one_will_lose_changes(
     code, _, err = run("--fail-if-loss-within", "2h")
     assert code == 1
     assert "Capture ending (stopped) will lose changes of postgresql://db/shop in" in err
+    assert "or raise max_slot_wal_keep_size" in err
+    of_mariadb = msgspec.structs.replace(
+        report, source="mariadb://db/shop", room_bytes=None, kept_until_ms=now_ms + 3_600_000
+    )
+    _send(connection, of_mariadb)
+    code, out, err = run("--fail-if-loss-within", "2h")
+    assert code == 1
+    assert "will lose changes of mariadb://db/shop in" in err
+    assert "or raise binlog_expire_logs_seconds" in err
     lost = msgspec.structs.replace(report, phase="failed", is_lost=True, error="the slot is gone")
     _send(connection, lost)
     code, out, err = run("--fail-if-loss-within", "1s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import random
 import sqlite3
@@ -21,7 +22,10 @@ from penstock.errors import ConfigError
 from penstock.streams import connect
 from penstock.streams.key_value_topic import KeyValueTopic
 from penstock.tables.cdc import request_snapshot, requests
+from penstock.tables.cdc.mysql import source as mysql_source
+from penstock.tables.cdc.mysql.changes import file_number
 from penstock.tables.cdc.postgres.catalog import hides
+from tests.mariadb import fresh_database as fresh_mariadb
 from tests.sampling import times
 from tests.seeds import seed_of
 from tests.servers import Penstock
@@ -34,9 +38,12 @@ from tests.tables.captured import (
     wait_a_while,
     wait_until,
 )
+from tests.tables.captured_mysql import Database
+from tests.tables.captured_mysql import running as running_mariadb
 from tests.tables.test_postgres_capture import running, topic_of
 
 ROWS = 200
+_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,9 @@ class Source(Protocol):
 
     def execute(self, sql: str) -> Any: ...
 
-    def is_captured(self, name: str) -> bool:
+    def rows(self) -> dict[int, str]: ...
+
+    def is_captured(self, stream: str, name: str) -> bool:
         """Whether everything that is committed is in the stream."""
 
 
@@ -71,7 +80,10 @@ class Postgres:
     def execute(self, sql: str) -> Any:
         return self._connection.execute(sql.encode())
 
-    def is_captured(self, name: str) -> bool:
+    def rows(self) -> dict[int, str]:
+        return dict(self._connection.execute("SELECT id, note FROM items").fetchall())
+
+    def is_captured(self, stream: str, name: str) -> bool:
         end = current_lsn(self._connection)
         wait_until(lambda: confirmed_lsn(self._connection, f"penstock_{name}") >= end, "everything is captured")
         return True
@@ -87,17 +99,47 @@ class Sqlite:
     def execute(self, sql: str) -> Any:
         return self._connection.execute(sql)
 
-    def is_captured(self, name: str) -> bool:
+    def rows(self) -> dict[int, str]:
+        return dict(self._connection.execute("SELECT id, note FROM items").fetchall())
+
+    def is_captured(self, stream: str, name: str) -> bool:
         (count,) = self.execute(f"SELECT count(*) FROM penstock_changes_{name}").fetchone()
         return int(count) == 0
 
 
-@pytest.fixture(params=["postgres", "sqlite"])
+class Mariadb:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        name = url.rpartition("/")[2]
+        self.topic = f"{name}.{name}.items"
+        self._database = Database(url)
+
+    def execute(self, sql: str) -> Any:
+        conflict, update = "ON CONFLICT (id) DO UPDATE SET note = excluded.note", "ON DUPLICATE KEY UPDATE note = "
+        return self._database.run(sql.replace(conflict, f"{update}VALUES(note)"))
+
+    def rows(self) -> dict[int, str]:
+        return dict(self._database.run("SELECT id, note FROM items"))
+
+    def is_captured(self, stream: str, name: str) -> bool:
+        end = self._database.place()
+        return _place(stream, name) >= end
+
+
+def _place(stream: str, name: str) -> tuple[int, int]:
+    with connect(stream) as connection:
+        position = json.loads(KeyValueTopic(connection, f"penstock.cdc.{name}").read()["position"])
+    return file_number(position["file"]), position["pos"]
+
+
+@pytest.fixture(params=["postgres", "sqlite", "mariadb"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
     with contextlib.ExitStack() as closing:
         made: Source
         if request.param == "postgres":
             made = Postgres(closing.enter_context(fresh_database()))
+        elif request.param == "mariadb":
+            made = Mariadb(closing.enter_context(fresh_mariadb(f"refresh_{next(_numbers)}")))
         else:
             made = Sqlite(tmp_path / f"{tmp_path.name.lower()}.db")
         made.execute("CREATE TABLE items (id int PRIMARY KEY, note text)")
@@ -158,15 +200,14 @@ def test_a_killed_capture_reads_a_table_again_to_its_end_while_it_changes(source
             capture.start()
         wait_until(lambda: _checked(capture, is_done), "the table is read again")
         writer.finish()
-        wait_until(lambda: source.is_captured(name), "everything is captured")
+        wait_until(lambda: source.is_captured(stream, name), "everything is captured")
         capture.terminate()
     finally:
         writer.finish() if writer.is_alive() else None
         if capture.popen is not None and capture.popen.poll() is None:
             capture.kill()
     table = materialised(stream, source.topic)
-    expected = dict(source.execute("SELECT id, note FROM items").fetchall())
-    assert {row["id"]: row["note"] for row in table.rows.values()} == expected
+    assert {row["id"]: row["note"] for row in table.rows.values()} == source.rows()
     read = collections.Counter(json.loads(key)["id"] for key in table.snapshot_keys)
     assert {read[id] for id in range(ROWS // 2, ROWS)} == {2}, "each row that stays is read once by each snapshot"
     print(f"{writer.written} changes, {kills} kills, seed {seed}")
@@ -197,6 +238,27 @@ def _refreshed_rows(stream: str, name: str) -> int:
 def _requested(stream: str, name: str) -> Callable[[], bool]:
     connection = connect(stream)
     return request_snapshot(connection, name, "items")
+
+
+def test_a_table_of_mariadb_that_is_altered_while_it_is_read_again_is_read_to_its_end(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_EVERY_S", 0.05)
+    monkeypatch.setattr(mysql_source, "_REFRESH_S", 0.001)  # a snapshot for each range
+    with fresh_mariadb("altered") as url, contextlib.closing(Database(url)) as database, connect(stream) as connection:
+        database.run("CREATE TABLE items (id int PRIMARY KEY, note text)")
+        database.run(f"INSERT INTO items VALUES {', '.join(f'({number}, NULL)' for number in range(ROWS))}")
+        with running_mariadb(url, stream, "items", name="altered", snapshot_rows=1) as capture:
+            capture.wait_for(database)
+            is_done = request_snapshot(connection, "altered", "items")
+            wait_until(lambda: _refreshed_rows(stream, "altered") > 2, "it is read again")
+            database.run("ALTER TABLE items ADD COLUMN extra int NOT NULL DEFAULT 7")
+            wait_until(lambda: is_done() or capture.error is not None, "it is done")
+            capture.wait_for(database)
+        table = materialised(stream, "altered.altered.items")
+        assert len(table.rows) == ROWS
+        assert len(table.snapshot_keys) == 2 * ROWS
+        assert table.rows[table.snapshot_keys[-1]] == {"id": ROWS - 1, "note": None, "extra": 7}
 
 
 def test_a_request_waits_for_a_capture_that_does_not_run_and_a_newer_one_starts_over(

@@ -14,13 +14,14 @@ from penstock.errors import PenstockError
 from penstock.model import Pointer
 from penstock.observe.facts import DEAD, RUNNING_PHASES, CaptureFacts
 from penstock.streams import Connection
+from penstock.streams.schemes import scheme_of
+from penstock.tables.cdc.capture import MYSQL
 from penstock.tables.cdc.reports import FAILED, REPORT_S, REPORTS, STOPPED, CaptureReport
 
 logger = logging.getLogger(__name__)
 
 DEAD_S: Final = 4.5 * REPORT_S
 """A capture that has reported nothing for this long is dead, or cannot reach its stream."""
-LOSS_REMEDY: Final = "start it if it does not run, or raise max_slot_wal_keep_size, or make room on the database's disk"
 _AT_ONCE: Final = 1_000
 _MOST_READS: Final = 50
 """Reads in one look; what is left is read by the next."""
@@ -76,14 +77,21 @@ class CaptureObserver:
             logger.warning("a report of capture %r cannot be read: %s", name, error)
 
 
+def loss_remedy(source: str) -> str:
+    """What keeps a database, given by its URL, from removing changes before they are captured."""
+    settings = "binlog_expire_logs_seconds (expire_logs_days)"
+    if scheme_of(source) not in MYSQL:
+        settings = "max_slot_wal_keep_size, or make room on the database's disk"
+    return f"start it if it does not run, or raise {settings}"
+
+
 def _facts(report: CaptureReport, now_ms: int) -> CaptureFacts:
     age_s = max(0.0, (now_ms - report.at_ms) / 1000)
     has_ended = report.phase in (STOPPED, FAILED)
     phase = DEAD if not has_ended and age_s > DEAD_S else report.phase
     time_to_loss_s = report.time_to_loss_s
     if phase not in RUNNING_PHASES:
-        time_to_loss_s = report.time_to_loss_if_dead_s
-        time_to_loss_s = None if time_to_loss_s is None else max(0.0, time_to_loss_s - age_s)
+        time_to_loss_s = report.time_to_loss_if_dead_s(now_ms)
     return CaptureFacts(
         report.name,
         report.source,

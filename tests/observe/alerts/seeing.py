@@ -39,15 +39,14 @@ def capture(
     name: str = "shop",
     *,
     phase: str = "streaming",
+    source: str = "postgresql://db/shop",
     reported_s: float = 0.0,
     time_to_loss_s: float | None = None,
     error: str | None = None,
     is_lost: bool = False,
 ) -> CaptureFacts:
     at_ms = BEGAN_MS + round(reported_s * 1000)
-    return CaptureFacts(
-        name, "postgresql://db/shop", phase, at_ms, time_to_loss_s=time_to_loss_s, is_lost=is_lost, error=error
-    )
+    return CaptureFacts(name, source, phase, at_ms, time_to_loss_s=time_to_loss_s, is_lost=is_lost, error=error)
 
 
 def group(

@@ -359,8 +359,11 @@ def test_a_capture_whose_database_will_soon_remove_its_changes_is_an_alert() -> 
     state = only(evaluator.evaluate(at(10, capture(time_to_loss_s=600.0))))
     assert (state.subject, state.phase, state.value) == ("shop", Phase.FIRING, 600.0)
     assert (
-        "in 10 min, postgresql://db/shop will remove changes that capture shop (streaming) has not read" in state.text
+        "in 10 min, postgresql://db/shop will remove changes that capture shop (streaming) has not read: start it "
+        "if it does not run, or raise max_slot_wal_keep_size" in state.text
     )
+    of_mysql = capture(time_to_loss_s=500.0, source="mariadb://db/shop")
+    assert "or raise binlog_expire_logs_seconds" in only(evaluator.evaluate(at(15, of_mysql))).text
 
 
 def test_a_group_and_a_capture_of_one_name_are_one_subject_with_the_shorter_time_to_loss() -> None:

@@ -18,7 +18,7 @@ from penstock.cli.tables import print_table
 from penstock.errors import BrokerUnavailableError, GroupError, UnknownTopicError
 from penstock.model.administration import ANSWER_TIMEOUT_S
 from penstock.model.text import LONGEST_ERROR, duration_text, shown_name
-from penstock.observe.captures import LOSS_REMEDY
+from penstock.observe.captures import loss_remedy
 from penstock.observe.facts import Snapshot
 from penstock.observe.history.history import History
 from penstock.observe.lag_rows import CaptureRow, LagRow, capture_rows, history_beside, lag_rows, recalled
@@ -235,7 +235,8 @@ def _losses(captures: list[CaptureRow], loss_s: float | None) -> Iterator[str]:
             yield f"Capture {row.capture} has lost changes: {row.error}"
         elif loss_s is not None and row.time_to_loss_s is not None and row.time_to_loss_s <= loss_s:
             when = f"in {duration_text(row.time_to_loss_s)}" if row.time_to_loss_s else "now"
-            yield f"Capture {row.capture} ({row.phase}) will lose changes of {row.source} {when}: {LOSS_REMEDY}."
+            loss = f"will lose changes of {row.source} {when}"
+            yield f"Capture {row.capture} ({row.phase}) {loss}: {loss_remedy(row.source)}."
 
 
 def _seconds(text: str | None, option: str) -> float | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.model.text import LONGEST_ERROR, count_text, duration_text, number_text, shown_name
 from penstock.observe.alerts.rules import Rule, RuleKind
-from penstock.observe.captures import LOSS_REMEDY
+from penstock.observe.captures import loss_remedy
 from penstock.observe.facts import (
     DEAD,
     CaptureFacts,
@@ -227,7 +227,7 @@ def _capture_losses(given: RuleInput) -> Iterator[Reading]:
                 capture.name,
                 capture.time_to_loss_s,
                 f"in {duration_text(capture.time_to_loss_s)}, {shown_name(capture.source)} will remove changes that "
-                f"capture {shown_name(capture.name)} ({capture.phase}) has not read: {LOSS_REMEDY}",
+                f"capture {shown_name(capture.name)} ({capture.phase}) has not read: {loss_remedy(capture.source)}",
             )
 
 

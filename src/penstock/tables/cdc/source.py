@@ -75,8 +75,11 @@ class CaptureProgress:
     """How much the database may write until it drops changes that are not captured; None where it is unknown."""
     written_bytes_per_s: float | None = None
     """How fast the database writes its log; None where it is unknown."""
+    kept_until_ms: int | None = None
+    """Until when the database keeps changes that are not captured, if it keeps them for a time, as MySQL does."""
     time_to_loss_s: float | None = None
-    """When that is used up at the present rate, if the capture does not move on; None where it is unknown."""
+    """When changes are lost, at the present rate of writes, if the capture does not move on; None where it is unknown.
+    """
     snapshot_rows: int = 0
     """Rows of snapshots that were stored since the start."""
     last_change_ms: int | None = None
@@ -201,6 +204,16 @@ def saved_tables(saved: Saved) -> dict[str, SavedTable]:
         for name, value in saved.items()
         if name.startswith(TABLE)
     }
+
+
+def check_key(name: str, saved: SavedTable, key: Iterable[str]) -> None:
+    """Raise ConfigError if a table has another key than the records in its topic."""
+    now = tuple(key)
+    if now != tuple(saved.key):
+        raise ConfigError(
+            f"the key of table {name} changed from ({', '.join(saved.key)}) to ({', '.join(now)}): its topic would "
+            "have two kinds of keys. Start over with --snapshot again, or restore the key"
+        )
 
 
 def update_tables(

@@ -21,8 +21,8 @@ OLDEST_MYSQL: Final = (8, 0)
 _SYSTEM: Final = "('mysql', 'sys', 'information_schema', 'performance_schema')"
 _SETTINGS: Final = (
     "version", "log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata", "binlog_row_value_options",
-    "binlog_transaction_compression", "binlog_expire_logs_seconds", "expire_logs_days", "server_uuid", "server_id",
-    "log_slave_updates", "log_replica_updates", "lower_case_table_names", "innodb_native_foreign_keys",
+    "binlog_transaction_compression", "server_uuid", "server_id", "log_slave_updates", "log_replica_updates",
+    "lower_case_table_names", "innodb_native_foreign_keys",
 )  # fmt: skip
 _WANTED: Final = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _NO_CASCADE: Final = ("RESTRICT", "NO ACTION")
@@ -45,12 +45,6 @@ class ServerInfo:
     @property
     def connector(self) -> str:
         return "mariadb" if self.is_mariadb else "mysql"
-
-    @property
-    def kept_s(self) -> int | None:
-        """How long a file of the binlog is kept; None: until someone removes it."""
-        seconds = int(self.settings.get("binlog_expire_logs_seconds") or 0)
-        return seconds or round(float(self.settings.get("expire_logs_days") or 0) * 86_400) or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ _WAIT_S: Final = 0.25
 _LONGEST_BATCH_S: Final = 0.1
 """While changes keep coming, a batch ends at the first commit after this long."""
 _LARGEST_BATCH_BYTES: Final = 16 * 1024 * 1024
-_LOOK_S: Final = 10.0
+LOOK_S: Final = 10.0
+_REFRESH_PAUSE_S: Final = 0.02
 _HIGHEST: Final = 1 << 32
 """The protocol has 32 bits for a position: a file is larger only if its last transactions are."""
 _MOST_TABLES: Final = 1_000
@@ -52,6 +53,8 @@ class BinlogPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """The id of the last transaction, for people."""
     made_s: int = 0
     """When the file was begun: another file with the same name is not the one that was read."""
+    at_s: int = 0
+    """When the last transaction before it was committed, or a later time before the next; 0: unknown."""
 
     @property
     def shown(self) -> str:
@@ -107,7 +110,7 @@ class Tables(Protocol):
 
 
 class BinlogReader:
-    """Reads the binlog from a position on. `look` is called now and then, to see how long the server keeps it."""
+    """Reads the binlog from a position on."""
 
     def __init__(
         self,
@@ -122,7 +125,10 @@ class BinlogReader:
         heartbeat_s: float,
         is_flat: bool,
         look: Callable[[BinlogPosition], None],
+        refresh: Callable[[BinlogPosition], Iterator[SourceBatch]],
     ) -> None:
+        """`look` is called now and then, to see how long the server keeps the binlog. `refresh` yields some rows of a
+        table that is read again; it is given the place up to which everything is stored."""
         self._stream = stream
         self._tables = tables
         self._position = position
@@ -133,6 +139,9 @@ class BinlogReader:
         self._heartbeat_s = heartbeat_s
         self._is_flat = is_flat
         self._look = look
+        self._refresh = refresh
+        self._refresh_due_s = 0.0
+        self._is_refreshing = False
         self._looked_s = 0.0
         self._saved_s = time.monotonic()
         self._has_checksums = False
@@ -164,7 +173,10 @@ class BinlogReader:
         """Until `stopping`: then what is read is still stored."""
         while not stopping.is_set():
             is_waiting = bool(self._records) and not self._is_inside
-            packet = self._stream.receive(0.001 if is_waiting else _WAIT_S)
+            if not (self._records or self._state or self._is_inside) and time.monotonic() >= self._refresh_due_s:
+                yield from self._refresh_some()
+            wait_s = self._refresh_due_s - time.monotonic() if self._is_refreshing else _WAIT_S
+            packet = self._stream.receive(0.001 if is_waiting else min(_WAIT_S, max(0.001, wait_s)))
             if packet is not None:
                 yield from self._take(packet)
                 if self._is_full():
@@ -174,10 +186,20 @@ class BinlogReader:
                 yield from self._flush()
             else:
                 yield SourceBatch()  # nothing new: the capture can report that it runs
-            if time.monotonic() - self._looked_s >= _LOOK_S:
+            if time.monotonic() - self._looked_s >= LOOK_S:
                 self._look_now()
         if self._records and not self._is_inside:
             yield from self._flush()
+
+    def _refresh_some(self) -> Iterator[SourceBatch]:
+        """Everything that was read is stored: so is what follows, after it. Changes get as much time as this takes."""
+        begun_s = time.monotonic()
+        self._is_refreshing = False
+        for batch in self._refresh(BinlogPosition(self._file, self._end)):
+            self._is_refreshing = True
+            yield batch
+        now_s = time.monotonic()
+        self._refresh_due_s = now_s + max(_REFRESH_PAUSE_S, now_s - begun_s)
 
     # Batches
 
@@ -233,7 +255,7 @@ class BinlogReader:
         self._new_batch()
         self._records, self._changes, self._size_bytes = rest
         self._mark = Mark(event=self._mark.event, row=self._mark.row)
-        if time.monotonic() - self._looked_s >= _LOOK_S:
+        if time.monotonic() - self._looked_s >= LOOK_S:
             self._look_now()
 
     def _look_now(self) -> None:
@@ -328,7 +350,7 @@ class BinlogReader:
         self._file, self._end, self._high = file, position, 0
         self._event, self._row = 0, 0
         self._maps.clear()
-        self._done = BinlogPosition(file, max(position, _FIRST), gtid=self._gtid)
+        self._done = BinlogPosition(file, max(position, _FIRST), gtid=self._gtid, at_s=self._done.at_s)
 
     # Transactions
 
@@ -345,7 +367,7 @@ class BinlogReader:
         self._is_partly_stored = False
         self._mark = self._here()
         if self._end < _HIGHEST:  # else the server could not be asked for what follows: the last event stands for it
-            self._done = msgspec.structs.replace(self._done, pos=self._end, gtid=self._gtid)
+            self._done = msgspec.structs.replace(self._done, pos=self._end, gtid=self._gtid, at_s=self._time_ms // 1000)
             if not self._is_before_first(self._end):
                 self._event, self._row = 0, 0
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import Any, Final
 
+import msgspec
+
 from penstock.errors import ConfigError, SourceUnavailableError
 from penstock.tables.cdc.mysql.catalog import MysqlTable, ServerInfo
 from penstock.tables.cdc.mysql.changes import BinlogPosition, Place
@@ -28,10 +30,13 @@ def begin_snapshot(
     for _ in range(_TRIES):
         position = _of_mariadb(connection, where) if server.is_mariadb else _of_mysql(connection, where)
         if after is None or position.place >= after:
-            return position
+            break
         if stopping.wait(_POLL_S):
-            return position
-    raise SourceUnavailableError(f"{where} shows no snapshot after {after}: it is behind its own binlog")
+            break
+    else:
+        raise SourceUnavailableError(f"{where} shows no snapshot after {after}: it is behind its own binlog")
+    ((now_s,),) = rows_of(connection, "SELECT UNIX_TIMESTAMP()")
+    return msgspec.structs.replace(position, at_s=int(now_s or 0))
 
 
 def _of_mariadb(connection: Any, where: str) -> BinlogPosition:

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -25,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import ChangesLostError, ConfigError, SourceUnavailableError
-from penstock.tables.cdc.mysql import binlog, logs
+from penstock.tables.cdc.mysql import binlog, changes, logs
 from penstock.tables.cdc.mysql.catalog import (
     MysqlTable,
     ServerInfo,
@@ -35,11 +37,18 @@ from penstock.tables.cdc.mysql.catalog import (
     find_tables,
 )
 from penstock.tables.cdc.mysql.changes import BinlogPosition, BinlogReader, Place
-from penstock.tables.cdc.mysql.connections import BinlogConnection, connect, parsed_url, translated
+from penstock.tables.cdc.mysql.connections import BinlogConnection, connect, parsed_url, pymysql, translated
 from penstock.tables.cdc.mysql.snapshot import begin_snapshot, binlog_status, current_position, range_reader
 from penstock.tables.cdc.mysql.tables import CapturedTables, now_ms
 from penstock.tables.cdc.records import CaptureFormat, Moment, check_topics, topic_name
-from penstock.tables.cdc.snapshots import pending_tables, show_tables, snapshot_batches
+from penstock.tables.cdc.snapshots import (
+    pending_tables,
+    refresh_batch,
+    refreshed_table,
+    show_tables,
+    snapshot_batches,
+    take_request,
+)
 from penstock.tables.cdc.source import (
     CAPTURE,
     LEFT,
@@ -51,6 +60,7 @@ from penstock.tables.cdc.source import (
     SnapshotMode,
     SourceBatch,
     SourceOptions,
+    check_key,
     saved_tables,
     update_tables,
 )
@@ -61,6 +71,8 @@ _SINCE: Final = "since/"
 """Before the name of a table that was added later: the key of the place from which its changes count."""
 _PROBE_S: Final = 10.0
 _PROBED_EVENTS: Final = 5
+_REFRESH_S: Final = 0.25
+"""How long rows are read from one snapshot while changes wait, when a table is read again."""
 
 
 class SavedMysql(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +105,8 @@ class MysqlSource:
         self._position = BinlogPosition("", 0)
         self._server_id = 0
         self._is_again = options.snapshot is SnapshotMode.AGAIN
+        self._watch = logs.BinlogWatch()
+        self._looked_s = -math.inf
 
     @property
     def identity(self) -> str:
@@ -243,11 +257,8 @@ class MysqlSource:
         }
         for name, table in described.items():
             saved = self._saved.get(name)
-            if saved is not None and not is_new and saved.snapshot != LEFT and saved.key != table[1]:
-                raise ConfigError(
-                    f"the key of table {name} changed from ({', '.join(saved.key)}) to ({', '.join(table[1])}): its "
-                    "topic would have two kinds of keys. Start over with --snapshot again, or restore the key"
-                )
+            if saved is not None and not is_new and saved.snapshot != LEFT:
+                check_key(name, saved, table[1])
         return update_tables(self._saved, described, self._options.snapshot, is_new=is_new)
 
     # The snapshot
@@ -259,21 +270,25 @@ class MysqlSource:
         for name in pending_tables(tables, self._saved):
             self.progress.phase = "snapshot"
             table = tables[name]
-            yield from snapshot_batches(
+            for batch in snapshot_batches(
                 name,
                 self._saved,
                 captured.records_with(name, [column for column, _ in table.columns]),
                 range_reader(reading, table, table.columns),
-                self._snapshot_moment,
+                lambda: self._moment(self._position),
                 self._options.snapshot_rows,
                 self.progress,
                 stopping,
-            )
+            ):
+                is_followed = self._options.snapshot is not SnapshotMode.ONLY
+                if is_followed and time.monotonic() - self._looked_s >= changes.LOOK_S:
+                    self._look(self._position)
+                yield batch
 
-    def _snapshot_moment(self) -> Moment:
-        file, place = self._position.place
-        position = (file << 32) + place if self._options.form is CaptureFormat.FLAT else place
-        return Moment(now_ms(), position, b'"file":"%b"' % self._position.file.encode(), is_snapshot=True)
+    def _moment(self, position: BinlogPosition) -> Moment:
+        file, place = position.place
+        number = (file << 32) + place if self._options.form is CaptureFormat.FLAT else place
+        return Moment(now_ms(), number, b'"file":"%b"' % position.file.encode(), is_snapshot=True)
 
     def _captured_tables(self) -> CapturedTables:
         options = self._options
@@ -293,9 +308,10 @@ class MysqlSource:
         self.progress.position = self._position.shown
         with contextlib.closing(self._binlog(self._server_id, logs.PREFIX + self._options.name)) as stream:
             stream.start(self._position.file, self._position.pos)
+            tables = self._captured_tables()
             reader = BinlogReader(
                 stream,
-                self._captured_tables(),
+                tables,
                 self._position,
                 self.progress,
                 self._found_server.charsets,
@@ -304,15 +320,53 @@ class MysqlSource:
                 heartbeat_s=self._options.heartbeat_s,
                 is_flat=self._options.form is CaptureFormat.FLAT,
                 look=self._look,
+                refresh=lambda stored: self._refresh_some(tables, stored, stopping),
             )
             yield from reader.batches(stopping)
+
+    def refresh(self, table: str, request: str) -> bool:
+        return take_request(self._saved, table, request)
+
+    def _refresh_some(
+        self, tables: CapturedTables, stored: BinlogPosition, stopping: threading.Event
+    ) -> Iterator[SourceBatch]:
+        """The next rows of a table that is read again, from a snapshot that is not before what is stored."""
+        name = refreshed_table([table.full_name for table in self._tables], self._saved)
+        if name is None:
+            return
+        queries, begun_s = self._queries, time.monotonic()
+        with translated(self._where):
+            if begin_snapshot(queries, self._found_server, self._where, stored.place, stopping).place < stored.place:
+                return
+            try:
+                table = find_table(queries, name, self._found_server)
+                if table is None:  # it was dropped, which the binlog will say
+                    return
+                check_key(name, self._saved[name], table.key)
+                records = tables.records_with(name, [column for column, _ in table.columns])
+                read = range_reader(queries, table, table.columns)
+                is_over = False
+                while not is_over:
+                    at, limit = self._moment(stored), self._options.snapshot_rows
+                    batch, refreshed = refresh_batch(name, self._saved, records, read, at, limit)
+                    yield batch
+                    self._saved[name] = refreshed
+                    self.progress.snapshot_rows += len(batch.records)
+                    is_over = refreshed.refresh is None or time.monotonic() >= begun_s + _REFRESH_S
+            except pymysql.err.OperationalError as error:
+                if error.args[0] not in (1054, 1412):
+                    raise
+                logger.info("table %s was altered after the snapshot began: %s", name, error)
+            finally:
+                queries.rollback()
 
     def _binlog(self, server_id: int, name: str) -> BinlogConnection:
         return BinlogConnection(self._settings, self._where, server_id=server_id, name=name)
 
     def _look(self, position: BinlogPosition) -> None:
         with translated(self._where):
-            logs.look(self._queries, self._found_server, position, self.progress)
+            self._watch.look(self._queries, position, self.progress)
+        self._looked_s = time.monotonic()
 
 
 def _new_server_id() -> int:

@@ -16,7 +16,7 @@ from penstock.tables.cdc.mysql.binlog import Query, TableMap
 from penstock.tables.cdc.mysql.catalog import MysqlTable, ServerInfo
 from penstock.tables.cdc.mysql.values import FromBinlog, from_binlog
 from penstock.tables.cdc.records import CaptureFormat, TableRecords, topic_name
-from penstock.tables.cdc.source import TABLE, SavedTable
+from penstock.tables.cdc.source import TABLE, SavedTable, check_key
 
 logger = logging.getLogger(__name__)
 
@@ -118,11 +118,7 @@ class CapturedTables:
     def describe(self, table: TableMap, present: bytes) -> CapturedTable:
         name = table.full_name
         info, saved = self._tables[name], self._saved[name]
-        if table.key != tuple(saved.key):
-            raise ConfigError(
-                f"the key of table {name} changed from ({', '.join(saved.key)}) to ({', '.join(table.key)}): its topic "
-                "would have two kinds of keys. Start over with --snapshot again, or restore the key"
-            )
+        check_key(name, saved, table.key)
         there = [column for index, column in enumerate(table.columns) if present[index // 8] >> index % 8 & 1]
         stored = {column for column, _ in info.columns}
         absent = stored & ({column.name for column in table.columns} - {column.name for column in there})

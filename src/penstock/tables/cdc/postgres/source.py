@@ -21,13 +21,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from penstock.databases.postgres import psycopg
-from penstock.errors import ChangesLostError, ConfigError, PenstockError, SourceUnavailableError
+from penstock.errors import ChangesLostError, ConfigError, PenstockError, SourceUnavailableError, UnsupportedTypeError
 from penstock.tables.cdc.postgres.catalog import (
     ColumnInfo,
     Publication,
@@ -82,6 +82,7 @@ from penstock.tables.cdc.source import (
     SnapshotMode,
     SourceBatch,
     SourceOptions,
+    check_key,
     is_chosen,
     saved_tables,
     update_tables,
@@ -456,8 +457,7 @@ class PostgresSource:
         check_tables(self._queries, [each for each in self._tables if each.full_name == name], self._publication)
         (table,) = self._publication.narrowed(self._queries, find_tables(self._queries, [name]))
         saved = self._saved[name]
-        if table.key != tuple(saved.key):
-            raise _key_changed(name, saved.key, table.key)
+        check_key(name, saved, table.key)
         records = self._records_of(name, [column.name for column in table.columns], saved.key, saved.version)
         at = Moment(_now_ms(), lsn, b"", is_snapshot=True)
         read = self._range_reader(self._queries, table)
@@ -566,15 +566,23 @@ class PostgresSource:
         name = table.full_name
         saved = self._saved[name]
         columns = [(column.name, column.type_oid) for column in relation.columns]
-        converters = self._converters(name, columns)
+        try:
+            converters = self._converters(name, columns)
+        except UnsupportedTypeError as error:
+            raise UnsupportedTypeError(
+                f"{error}. Rows with it are in the database's log already: then start over with --snapshot again"
+            ) from error
         names = [column for column, _ in columns]
         key = saved.key
         if relation.identity in "di":
             logged = {column.name for column in relation.columns if column.is_key}
             if logged != set(saved.key):
-                raise _key_changed(name, saved.key, sorted(logged))
+                check_key(name, saved, sorted(logged))
         elif not set(key) <= set(names):
-            raise ConfigError(f"table {name} has lost its key column {min(set(key) - set(names))!r}: restore it")
+            raise ConfigError(
+                f"table {name} has lost its key column {min(set(key) - set(names))!r}: give it a primary key, and "
+                "start over with --snapshot again, or leave the table out"
+            )
         described = [(column, self._types.name_of(oid)) for column, oid in columns]
         state = None
         if described != [tuple(each) for each in saved.columns]:
@@ -609,13 +617,6 @@ class PostgresSource:
         }
         topic = topic_name(self.prefix, schema, name)
         return TableRecords(topic, columns, key, self._options.form, origin, "lsn", _now_ms)
-
-
-def _key_changed(table: str, before: Iterable[str], now: Iterable[str]) -> ConfigError:
-    return ConfigError(
-        f"the key of table {table} changed from ({', '.join(before)}) to ({', '.join(now)}): its topic would have two "
-        "kinds of keys. Start over with --snapshot again, or restore the key"
-    )
 
 
 def _now_ms() -> int:
