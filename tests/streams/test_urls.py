@@ -81,6 +81,8 @@ def test_a_url_that_cannot_be_used_is_refused_with_a_hint(url: str, hint: str) -
             "postgresql://host/db?user=me&sslmode=require",
         ),
         ("postgresql://me:se@cret@host/db", "postgresql://me@host/db"),
+        ("stomp://me:secret@host/q?destination={queue}", "stomp://me@host/q?destination={queue}"),
+        ("amqp://me:se'cr et<>@host/q", "amqp://me@host/q"),
         ("sqlite:./letters.db", "sqlite:./letters.db"),
         ("orders.dlq", "orders.dlq"),
         ("kafka://127.0.0.1:9092", "kafka://127.0.0.1:9092"),

@@ -99,7 +99,7 @@ class ActiveMq:
         limits = f"wireFormat.maxDataLength={LARGEST_BYTES}"
         urls = {
             "stomp": f"stomp+nio://127.0.0.1:{self.port}?{limits}",
-            "amqp": f"amqp://127.0.0.1:{self.amqp_port}",
+            "amqp": f"amqp://127.0.0.1:{self.amqp_port}?wireFormat.maxFrameSize={LARGEST_BYTES}",
         }
         tls_context = ""
         if self.keystore is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shlex
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -12,8 +15,8 @@ import pika
 import pytest
 
 import penstock as ps
-from penstock.abc import Feature, Outcome
-from penstock.errors import BrokerUnavailableError, ConfigError, RecordTooLargeError, StaleDeliveryError, UrlError
+from penstock.abc import Feature, Outcome, Queue
+from penstock.errors import BrokerUnavailableError, ConfigError, StaleDeliveryError, UrlError
 from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.amqp import AmqpDelivery, AmqpQueue
@@ -24,11 +27,16 @@ from tests.consuming.eventually import wait_until
 from tests.secured_kafka import make_certificates
 from tests.systems.killed_queue_app import check_every_record_is_handled
 from tests.systems.older_server import relay_that_replaces
+from tests.systems.oversize import check_refused
 from tests.systems.rabbitmq_server import RabbitMq
 
 pytestmark = [pytest.mark.system("RabbitMQ"), pytest.mark.xdist_group("rabbitmq")]
 
 ADDRESS = "PENSTOCK_TEST_AMQP"
+ADDRESS4 = "PENSTOCK_TEST_AMQP_4"
+WARNER = "penstock.queues"
+OFTEN = 50
+"""More returns than RabbitMQ 4 allows by default."""
 WAIT_S = 30.0
 LARGEST_BYTES = 1_000_000
 TLS = """\
@@ -43,16 +51,22 @@ ssl_options.fail_if_no_peer_cert = true
 
 class Outage:
     def __init__(self, server: RabbitMq, proxy: TcpProxy) -> None:
+        self.server = server
         self.proxy = proxy
         self.kill = server.kill
         self.restart = server.restart
 
 
-_running: list[Outage] = []
+_running: dict[str, Outage] = {}
+"""By the environment variable that has the server's address."""
 
 
 def outage() -> Outage:
-    return _running[-1]
+    return _running[ADDRESS]
+
+
+def outage4() -> Outage:
+    return _running[ADDRESS4]
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +78,28 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
         settings += TLS
     with RabbitMq(folder, settings=settings) as server, TcpProxy(server.port) as proxy:
         os.environ[ADDRESS] = proxy.address
-        _running.append(Outage(server, proxy))
+        _running[ADDRESS] = Outage(server, proxy)
         queue = open_queue(url("first"))
         system_table.met("RabbitMQ", f"RabbitMQ {server.version}, AMQP 0-9-1", queue.features)
         queue.close()
         yield server
-        _running.pop()
-        del os.environ[ADDRESS]
+        del _running[ADDRESS], os.environ[ADDRESS]
 
 
-def url(name: str, parameters: str = "heartbeat_s=2") -> str:
-    return f"amqp://{os.environ[ADDRESS]}/{name}?{parameters}"
+@pytest.fixture(scope="class")
+def rabbitmq4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
+    with RabbitMq(tmp_path_factory.mktemp("rabbitmq4"), 4) as server, TcpProxy(server.port) as proxy:
+        os.environ[ADDRESS4] = proxy.address
+        _running[ADDRESS4] = Outage(server, proxy)
+        queue = open_queue(url("first", address=ADDRESS4))
+        system_table.met("RabbitMQ 4", f"RabbitMQ {server.version}, AMQP 0-9-1", queue.features)
+        queue.close()
+        yield server
+        del _running[ADDRESS4], os.environ[ADDRESS4]
+
+
+def url(name: str, parameters: str = "heartbeat_s=2", address: str = ADDRESS) -> str:
+    return f"amqp://{os.environ[address]}/{name}?{parameters}"
 
 
 def new_queue(parameters: str = "heartbeat_s=2") -> AmqpQueue:
@@ -83,17 +108,25 @@ def new_queue(parameters: str = "heartbeat_s=2") -> AmqpQueue:
     return queue
 
 
-def open_quorum(folder: Path) -> AmqpQueue:
+def open_quorum(folder: Path, address: str = ADDRESS) -> AmqpQueue:
     """The folder's name is the queue's, and the environment says where the server is: child processes find it, too."""
-    queue = open_queue(url(folder.name))
+    queue = open_queue(url(folder.name, address=address))
     assert isinstance(queue, AmqpQueue)
     return queue
 
 
-def open_classic(folder: Path) -> AmqpQueue:
-    queue = open_queue(url(f"{folder.name}-classic", "queue_type=classic&heartbeat_s=2&prefetch=20"))
+def open_classic(folder: Path, address: str = ADDRESS) -> AmqpQueue:
+    queue = open_queue(url(f"{folder.name}-classic", "queue_type=classic&heartbeat_s=2&prefetch=20", address))
     assert isinstance(queue, AmqpQueue)
     return queue
+
+
+def open_quorum4(folder: Path) -> AmqpQueue:
+    return open_quorum(folder, ADDRESS4)
+
+
+def open_classic4(folder: Path) -> AmqpQueue:
+    return open_classic(folder, ADDRESS4)
 
 
 @pytest.mark.usefixtures("rabbitmq")
@@ -102,21 +135,6 @@ class TestQuorumQueue(conformance.queue(open_quorum, outage=outage, longest_back
     """A single node of RabbitMQ 3.10 that is killed seconds after a quorum queue was declared may leave the queue
     without a leader for good ("leader not known"), whatever its clients do. The classic queue shows that the adapter
     recovers, and so does the quorum queue of RabbitMQ 4."""
-
-
-def test_no_record_is_lost_when_rabbitmq_4_with_a_quorum_queue_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RabbitMq(tmp_path / "rabbitmq", 4) as server, TcpProxy(server.port) as proxy:
-        monkeypatch.setenv(ADDRESS, proxy.address)
-        suite = conformance.queue(
-            open_quorum, outage=lambda: Outage(server, proxy), longest_backoff_s=LONGEST_BACKOFF_S
-        )
-        result = suite("test_no_record_is_lost_when_the_server_is_killed").run()
-    assert result is not None
-    assert not result.errors + result.failures
-    assert result.testsRun == 1
-    assert not result.skipped
 
 
 def test_a_server_that_is_too_old_for_streams_says_so(rabbitmq: RabbitMq) -> None:
@@ -145,6 +163,99 @@ class TestClassicQueue(conformance.queue(open_classic, outage=outage, longest_ba
     pass
 
 
+@pytest.mark.usefixtures("rabbitmq4")
+@pytest.mark.system("RabbitMQ 4")
+class TestQuorumQueueOfRabbitMq4(
+    conformance.queue(open_quorum4, outage=outage4, longest_backoff_s=LONGEST_BACKOFF_S)  # type: ignore[misc]
+):
+    def test_no_number_of_returns_takes_a_record_out_of_the_queue_or_its_dead_letters(self) -> None:
+        for name in (f"q-{uuid.uuid4().hex[:8]}", f"q-{uuid.uuid4().hex[:8]}"):
+            with contextlib.closing(open_queue(url(name, address=ADDRESS4))) as queue:
+                queue.send([NewRecord("queue", b"often")])
+                _return_often(queue)
+                [delivery] = queue.receive(1, WAIT_S)
+                queue.settle(delivery, Outcome.REJECT)
+            with (
+                self.assertNoLogs(WARNER, "WARNING"),
+                contextlib.closing(open_queue(url(f"{name}.dead", address=ADDRESS4))) as letters,
+            ):
+                _return_often(letters)
+                [dead] = letters.receive(1, WAIT_S)
+                assert dead.record.value == b"often"
+                letters.settle(dead, Outcome.DONE)
+
+    def test_a_limit_that_was_asked_for_applies(self) -> None:
+        check_the_limit(f"q-{uuid.uuid4().hex[:8]}", ADDRESS4)
+
+    def test_a_queue_that_exists_with_the_limit_of_rabbitmq_is_warned_about_and_the_remedy_works(self) -> None:
+        name = f"q.{uuid.uuid4().hex[:8]}"
+        arguments = {"x-queue-type": "quorum", "x-max-length": 1000, "x-single-active-consumer": False}
+        self._declare(name, arguments)
+        with (
+            self.assertLogs(WARNER, "WARNING") as logs,
+            contextlib.closing(open_queue(url(name, address=ADDRESS4))) as queue,
+        ):
+            queue.send([NewRecord("queue", b"lost")])
+            _return_often(queue, 21)
+            queue.send([NewRecord("queue", b"next")])
+            [delivery] = queue.receive(1, WAIT_S)
+            assert delivery.record.value == b"next"
+            queue.settle(delivery, Outcome.DONE)
+        [warning] = logs.output
+        assert re.search(rf"queue '{name}' at amqp://.* without x-delivery-limit.* more than 20 times", warning)
+        found = re.search(r"run rabbitmqctl (set_policy .*')\. With", warning)
+        assert found is not None, warning
+        outage4().server.control(*shlex.split(found[1]))
+        with (
+            self.assertNoLogs(WARNER, "WARNING"),
+            contextlib.closing(open_queue(url(name, "declare=false", ADDRESS4))) as queue,
+        ):
+            queue.send([NewRecord("queue", b"often")])
+            _return_often(queue)
+
+    def test_a_queue_that_exists_with_a_limit_of_its_own_is_used_as_it_is(self) -> None:
+        name = f"q-{uuid.uuid4().hex[:8]}"
+        self._declare(name, {"x-queue-type": "quorum", "x-delivery-limit": 7, "x-overflow": "reject-publish"})
+        with self.assertNoLogs(WARNER, "WARNING"):
+            open_queue(url(name, address=ADDRESS4)).close()
+        with self.assertLogs(WARNER, "WARNING") as logs:
+            open_queue(url(name, "delivery_limit=9", ADDRESS4)).close()
+        assert "exists with x-delivery-limit=7, so delivery_limit=9 does not apply" in logs.output[0]
+
+    def test_a_classic_queue_that_exists_is_not_warned_about(self) -> None:
+        name = f"q-{uuid.uuid4().hex[:8]}"
+        self._declare(name, {"x-queue-type": "classic"})
+        with (
+            self.assertNoLogs(WARNER, "WARNING"),
+            contextlib.closing(open_queue(url(name, address=ADDRESS4))) as queue,
+        ):
+            queue.send([NewRecord("queue", b"1")])
+            assert [each.record.value for each in queue.receive(1, WAIT_S)] == [b"1"]
+
+    def test_dead_letters_may_go_to_a_queue_that_exists(self) -> None:
+        name = f"q-{uuid.uuid4().hex[:8]}"
+        self._declare(f"{name}.dead", {"x-queue-type": "classic"})
+        with contextlib.closing(open_queue(url(name, address=ADDRESS4))) as queue:
+            queue.send([NewRecord("queue", b"bad")])
+            [delivery] = queue.receive(1, WAIT_S)
+            queue.settle(delivery, Outcome.REJECT)
+        with contextlib.closing(open_queue(url(f"{name}.dead", address=ADDRESS4))) as letters:
+            assert [each.record.value for each in letters.receive(1, WAIT_S)] == [b"bad"]
+
+    def _declare(self, name: str, arguments: dict[str, object]) -> None:
+        address = ("127.0.0.1", outage4().server.port)
+        with contextlib.closing(pika.BlockingConnection(pika.ConnectionParameters(*address))) as connection:
+            connection.channel().queue_declare(name, durable=True, arguments=arguments)
+
+
+@pytest.mark.usefixtures("rabbitmq4")
+@pytest.mark.system("RabbitMQ 4")
+class TestClassicQueueOfRabbitMq4(
+    conformance.queue(open_classic4, outage=outage4, longest_backoff_s=LONGEST_BACKOFF_S)  # type: ignore[misc]
+):
+    pass
+
+
 @pytest.mark.usefixtures("rabbitmq")
 def test_a_rejected_record_is_in_the_queue_of_dead_letters() -> None:
     queue = new_queue()
@@ -163,13 +274,17 @@ def test_a_rejected_record_is_in_the_queue_of_dead_letters() -> None:
 
 @pytest.mark.usefixtures("rabbitmq")
 def test_the_broker_gives_up_after_the_delivery_limit() -> None:
-    queue = new_queue("delivery_limit=2")
+    check_the_limit(f"q-{uuid.uuid4().hex[:8]}", ADDRESS)
+
+
+def check_the_limit(name: str, address: str) -> None:
+    queue = open_queue(url(name, "delivery_limit=2", address))
     queue.send([NewRecord("queue", b"bad")])
     for attempt in (1, 2, 3):
         [delivery] = queue.receive(1, WAIT_S)
         assert delivery.attempt == attempt
         queue.settle(delivery, Outcome.RETRY)
-    letters = open_queue(url(f"{queue.name}.dead"))
+    letters = open_queue(url(f"{name}.dead", address=address))
     [dead] = letters.receive(1, WAIT_S)
     assert dead.record.value == b"bad"
     letters.close()
@@ -268,20 +383,22 @@ def test_what_cannot_work_is_refused_with_the_reason() -> None:
 @pytest.mark.usefixtures("rabbitmq")
 def test_a_record_over_the_limit_is_refused_and_the_queue_goes_on() -> None:
     queue = new_queue()
-    with pytest.raises(
-        RecordTooLargeError, match=rf"a message for {queue.name} is larger than amqp://.* {LARGEST_BYTES}"
-    ):
-        queue.send([NewRecord("queue", b"x" * (LARGEST_BYTES + 1))])
-
-    def is_sent() -> bool:
-        try:
-            queue.send([NewRecord("queue", b"x" * LARGEST_BYTES)])
-        except BrokerUnavailableError:
-            return False
-        return True
-
-    wait_until(is_sent, WAIT_S)  # the broker closes the channel of the one that is too large
+    check_refused(queue, NewRecord("queue", b"x" * (LARGEST_BYTES + 1)), f"{LARGEST_BYTES}.*raise max_message_size of")
+    queue.send([NewRecord("queue", b"x" * LARGEST_BYTES)])
     assert _receive(queue, 1)[0].record.value == b"x" * LARGEST_BYTES
+    queue.close()
+
+
+@pytest.mark.usefixtures("rabbitmq")
+def test_a_record_whose_key_and_headers_do_not_fit_into_a_frame_is_refused_and_the_queue_goes_on() -> None:
+    queue = new_queue()
+    for record in (
+        NewRecord("queue", b"", b"k" * 131_000),
+        NewRecord("queue", b"", headers=(("h", b"v" * 131_000),) * 2),
+    ):
+        check_refused(queue, record, r"need a frame of \d+ bytes, and 131072 are allowed.*raise frame_max")
+    queue.send([NewRecord("queue", b"", b"k" * 130_500)])
+    assert _receive(queue, 1)[0].record.key == b"k" * 130_500
     queue.close()
 
 
@@ -325,6 +442,13 @@ def test_an_unreachable_server_is_told_in_time() -> None:
 @pytest.mark.usefixtures("rabbitmq")
 def test_an_app_handles_every_record_though_handlers_fail_and_its_process_is_killed(tmp_path: Path) -> None:
     check_every_record_is_handled(url(f"jobs-{uuid.uuid4().hex[:8]}"), tmp_path)
+
+
+def _return_often(queue: Queue, times: int = OFTEN) -> None:
+    for number in range(times):
+        deliveries = queue.receive(1, WAIT_S)
+        assert deliveries, f"a record was lost after it was returned {number} times"
+        queue.settle(deliveries[0], Outcome.RETRY)
 
 
 def _receive(queue: AmqpQueue, count: int) -> list[AmqpDelivery]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -22,7 +23,6 @@ from penstock.abc import Feature, Outcome
 from penstock.errors import (
     BrokerUnavailableError,
     ConfigError,
-    RecordTooLargeError,
     StaleDeliveryError,
     StreamError,
     UrlError,
@@ -41,6 +41,7 @@ from tests.systems.artemis_server import Artemis
 from tests.systems.java_keystore import make_keystore
 from tests.systems.killed_queue_app import check_every_record_is_handled
 from tests.systems.older_server import relay_that_replaces
+from tests.systems.oversize import check_refused
 from tests.systems.qpid_server import LARGEST_MESSAGE_BYTES, Qpid
 from tests.systems.rabbitmq_server import RabbitMq
 
@@ -53,8 +54,10 @@ RABBITMQ4 = "PENSTOCK_TEST_RABBITMQ4_AMQP1"
 ACTIVEMQ = "PENSTOCK_TEST_ACTIVEMQ_AMQP1"
 USER = f"{artemis_server.USER}:{quote(artemis_server.PASSWORD, safe='')}"
 WAIT_S = 30.0
-SOON_DEAD = "heartbeat = 10\n"
+LARGEST_BYTES = 1_000_000
+SOON_DEAD = f"heartbeat = 10\nmax_message_size = {LARGEST_BYTES}\n"
 """RabbitMQ: a client that is silent for about 20 s is dead. By default, it takes two minutes."""
+OVERSIZE = NewRecord("queue", b"x" * (LARGEST_BYTES + 1))
 
 
 class Outage:
@@ -122,7 +125,9 @@ def rabbitmq4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
         reached(RABBITMQ4, server, server.port, "guest:guest"),
     ):
         with closing(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port))) as connection:
-            connection.channel().queue_declare("a queue", durable=True, arguments={"x-queue-type": "quorum"})
+            channel = connection.channel()
+            for name, limit in (("a queue", {"x-delivery-limit": -1}), ("its own limit", {})):
+                channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"} | limit)
         meet("AMQP 1.0, RabbitMQ 4", f"{os.environ[RABBITMQ4]}/a%20queue")
         yield server
 
@@ -201,6 +206,10 @@ class TestRabbitMq3(suite(open_on_rabbitmq, RABBITMQ)):  # type: ignore[misc]
         with pytest.raises(ConfigError, match=r"delayed delivery, which RabbitMQ 3\..* does not offer: use retries="):
             open_queue(f"{os.environ[RABBITMQ]}/q?retries=broker")
 
+    def test_a_record_over_the_limit_is_refused_and_the_queue_goes_on(self) -> None:
+        with closing(open_amqp1(f"{os.environ[RABBITMQ]}/oversize")) as queue:
+            check_refused(queue, OVERSIZE, "raise max_message_size of RabbitMQ")
+
 
 @pytest.mark.usefixtures("rabbitmq4")
 @pytest.mark.system("AMQP 1.0, RabbitMQ 4")
@@ -209,11 +218,46 @@ class TestRabbitMq4(suite(open_on_rabbitmq4, RABBITMQ4)):  # type: ignore[misc]
         with pytest.raises(BrokerUnavailableError, match=r"there is no queue 'missing' at .*create it"):
             open_queue(f"{os.environ[RABBITMQ4]}/missing")
 
+    def test_a_record_over_the_limit_is_refused_and_the_queue_goes_on(self) -> None:
+        with closing(open_on_rabbitmq4(Path())) as queue:
+            check_refused(queue, OVERSIZE, f"takes {LARGEST_BYTES}.*raise max_message_size of RabbitMQ")
+
+    def test_no_number_of_returns_takes_a_record_out_of_a_queue_without_a_limit(self) -> None:
+        for outcome in (Outcome.RELEASE, Outcome.RETRY):
+            with self.assertNoLogs("penstock.queues", "WARNING"), closing(open_on_rabbitmq4(Path())) as queue:
+                queue.send([NewRecord("queue", b"often")])
+                for _ in range(50):
+                    [delivery] = queue.receive(1, WAIT_S)
+                    queue.settle(delivery, outcome)
+                assert [each.record.value for each in _receive(queue, 1)] == [b"often"]
+
+    def test_a_queue_with_the_limit_of_rabbitmq_is_warned_about(self) -> None:
+        with (
+            self.assertLogs("penstock.queues", "WARNING") as logs,
+            closing(open_amqp1(f"{os.environ[RABBITMQ4]}/its%20own%20limit")) as queue,
+        ):
+            queue.send([NewRecord("queue", b"lost")])
+            for _ in range(21):
+                [delivery] = queue.receive(1, WAIT_S)
+                queue.settle(delivery, Outcome.RELEASE)
+            queue.send([NewRecord("queue", b"next")])
+            assert [each.record.value for each in _receive(queue, 1)] == [b"next"]
+        assert re.search(r"queue 'its own limit' .* without x-delivery-limit: .* run rabbitmqctl set_pol", *logs.output)
+
 
 @pytest.mark.usefixtures("activemq")
 @pytest.mark.system("AMQP 1.0, ActiveMQ")
 class TestActiveMq(suite(open_on_activemq, ACTIVEMQ)):  # type: ignore[misc]
-    pass
+    def test_a_record_over_the_limit_is_refused_and_the_queue_goes_on(self) -> None:
+        with closing(open_amqp1(f"{os.environ[ACTIVEMQ]}/oversize")) as queue:
+            check_refused(queue, OVERSIZE, "raise wireFormat.maxFrameSize of ActiveMQ's connector")
+
+
+@pytest.mark.usefixtures("artemis")
+def test_a_record_whose_headers_are_over_the_limit_of_artemis_is_refused_and_the_queue_goes_on() -> None:
+    with closing(new_queue()) as queue:
+        record = NewRecord("queue", b"", headers=(("h", b"v" * LARGEST_BYTES),))
+        check_refused(queue, record, "keep large headers in the value, or raise journal-buffer-size")
 
 
 @pytest.mark.usefixtures("artemis")
@@ -453,10 +497,8 @@ def _send_some(queue: Amqp1Queue, count: int) -> None:
 @pytest.mark.usefixtures("qpid")
 def test_a_record_over_the_limit_is_refused_and_the_queue_goes_on() -> None:
     queue = open_amqp1(f"{os.environ[QPID]}/plain")
-    with pytest.raises(RecordTooLargeError, match=rf"is larger than the {LARGEST_MESSAGE_BYTES} bytes that amqp1://"):
-        queue.send([NewRecord("queue", b"x" * (LARGEST_MESSAGE_BYTES + 1))])
-    queue.send([NewRecord("queue", b"fits")])
-    assert _receive(queue, 1)[0].record.value == b"fits"
+    record = NewRecord("queue", b"x" * (LARGEST_MESSAGE_BYTES + 1))
+    check_refused(queue, record, f"the broker takes {LARGEST_MESSAGE_BYTES}.*raise qpid.max_message_size")
     queue.close()
 
 

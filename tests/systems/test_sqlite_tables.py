@@ -243,3 +243,16 @@ def test_the_commands_work_on_it(path: Path) -> None:
     assert run(command, ["topics", "create", "orders", "--url", url]).exit_code == 0
     assert run(command, ["produce", "orders", "--url", url], input="first\nsecond\n").exit_code == 0
     assert run(command, ["consume", "orders", "--format", "raw", "--url", url]).output == "first\nsecond\n"
+
+
+def test_a_record_over_the_limit_is_refused_and_the_others_are_stored(path: Path) -> None:
+    with penstock.connect(f"sqlite:{path}?max_record_bytes=1000") as stream:
+        stream.create_topic("t")
+        first, large, last = (stream.send("t", value) for value in (b"1", b"x" * 1001, b"3"))
+        with pytest.raises(
+            DeliveryError, match=r"1001 bytes .* larger than max_record_bytes=1000: raise that"
+        ) as refused:
+            large.result(10)
+        assert not refused.value.retriable
+        assert [first.result(10).offset, last.result(10).offset] == [0, 1]
+        assert stream.send("t", b"x" * 1000).result(10).offset == 2

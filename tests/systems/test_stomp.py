@@ -38,6 +38,7 @@ from tests.consuming.eventually import wait_until
 from tests.systems.activemq_server import LARGEST_BYTES, PASSWORD, STRANGER, USER, ActiveMq
 from tests.systems.java_keystore import make_keystore
 from tests.systems.killed_queue_app import check_every_record_is_handled
+from tests.systems.oversize import check_refused
 
 pytestmark = [pytest.mark.system("ActiveMQ"), pytest.mark.xdist_group("activemq")]
 
@@ -172,6 +173,16 @@ def test_messages_of_other_programs_are_read_and_ours_by_them(activemq: ActiveMq
     assert "content-length" not in text.headers, "a TextMessage"
     assert (binary.body, binary.headers["content-length"]) == (b"\xff", "1")
     client.connection.disconnect()
+    queue.close()
+
+
+@pytest.mark.usefixtures("activemq")
+def test_a_record_over_a_limit_is_refused_and_the_queue_goes_on() -> None:
+    queue = new_queue()
+    check_refused(
+        queue, NewRecord("queue", bytes(20 * LARGEST_BYTES)), "maximum data length.*raise the limits of the br"
+    )
+    check_refused(queue, NewRecord("queue", b"", b"k" * 100_000), "maximum header length.*raise the limits of the br")
     queue.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Iterator
@@ -16,17 +17,20 @@ from penstock.model import NewRecord
 from penstock.queues import open_queue
 from penstock.queues.reconnecting import LONGEST_BACKOFF_S
 from penstock.queues.stomp import StompQueue
+from penstock.queues.stomp.queue import RABBITMQ_FRAME_BYTES
 from penstock.testing import TcpProxy, conformance
 from tests import system_table
 from tests.servers import free_ports
 from tests.systems import artemis_server
 from tests.systems.artemis_server import Artemis
+from tests.systems.oversize import check_refused
 from tests.systems.rabbitmq_server import RabbitMq
 
 pytestmark = [pytest.mark.xdist_group("stomp-brokers")]
 
 ADDRESS = "PENSTOCK_TEST_STOMP_{}"
 WAIT_S = 60.0
+LARGEST_BYTES = 1_000_000
 ARTEMIS_USER = f"{artemis_server.USER}:{quote(artemis_server.PASSWORD, safe='')}"
 
 
@@ -65,7 +69,7 @@ def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artemis]:
 @pytest.fixture(scope="module")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
     [port] = free_ports(1)
-    settings = f"stomp.listeners.tcp.1 = 127.0.0.1:{port}\n"
+    settings = f"stomp.listeners.tcp.1 = 127.0.0.1:{port}\nmax_message_size = {LARGEST_BYTES}\n"
     folder = tmp_path_factory.mktemp("rabbitmq")
     with RabbitMq(folder, plugins=("rabbitmq_stomp",), settings=settings) as server, TcpProxy(port) as proxy:
         os.environ[ADDRESS.format("RABBITMQ")] = proxy.address
@@ -154,3 +158,40 @@ def test_rabbitmq_gives_a_retried_record_to_others_and_cannot_delay() -> None:
         on_rabbitmq("q", "send_delay_s=1")
     for each in (first, second):
         each.close()
+
+
+@pytest.mark.usefixtures("artemis")
+@pytest.mark.system("STOMP on Artemis")
+def test_a_record_whose_headers_are_over_the_limit_of_artemis_is_refused_and_the_queue_goes_on() -> None:
+    with contextlib.closing(on_artemis(f"q-{uuid.uuid4().hex[:8]}")) as queue:
+        check_refused(
+            queue, NewRecord("queue", b"", headers=(("h", b"v" * 300_000),)), "keep large headers in the value"
+        )
+
+
+@pytest.mark.usefixtures("rabbitmq")
+@pytest.mark.system("STOMP on RabbitMQ")
+def test_a_record_over_the_limit_of_rabbitmq_is_refused_and_the_queue_goes_on() -> None:
+    with contextlib.closing(on_rabbitmq(f"q-{uuid.uuid4().hex[:8]}")) as queue:
+        check_refused(queue, NewRecord("queue", b"x" * (LARGEST_BYTES + 1)), f"configured max size {LARGEST_BYTES}")
+
+
+@pytest.mark.system("STOMP on RabbitMQ")
+def test_a_record_over_the_frames_of_rabbitmq_4_is_refused_and_the_queue_goes_on(tmp_path: Path) -> None:
+    """It would close the connection without a word, again and again."""
+    [port] = free_ports(1)
+    settings = f"stomp.listeners.tcp.1 = 127.0.0.1:{port}\n"
+    where = f"stomp://guest:guest@127.0.0.1:{port}/q?vhost=/"
+    with RabbitMq(tmp_path / "rabbitmq", 4, plugins=("rabbitmq_stomp",), settings=settings) as server:
+        assert server.version
+        with contextlib.closing(open_queue(where)) as queue:
+            fits = b"x" * (RABBITMQ_FRAME_BYTES - 400)
+            queue.send([NewRecord("queue", fits)])
+            [delivery] = queue.receive(1, WAIT_S)
+            assert delivery.record.value == fits
+            queue.settle(delivery, Outcome.DONE)
+            check_refused(
+                queue, NewRecord("queue", fits + bytes(400)), "raise stomp.max_frame_size .* max_frame_bytes here"
+            )
+        with contextlib.closing(open_queue(f"{where}&max_frame_bytes=600")) as queue:
+            check_refused(queue, NewRecord("queue", b"x" * 1_000), "and a frame may have 600")

@@ -170,6 +170,32 @@ class QueueForgets(QueueRecovers):
         return deliveries
 
 
+class QueueStoresLater(QueueRecovers):
+    """Stores what was sent when somebody receives: the kill of a server that somebody sends to loses the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unstored: list[NewRecord] = []
+        self._kills = 0
+
+    def send(self, records: Sequence[NewRecord]) -> None:
+        WORLD.check()
+        self._lose_at_kills()
+        self._unstored += records
+
+    def receive(self, limit: int, wait_s: float) -> Sequence[MemoryDelivery]:
+        WORLD.check()
+        self._lose_at_kills()
+        stored, self._unstored = self._unstored, []
+        super().send(stored)
+        return super().receive(limit, wait_s)
+
+    def _lose_at_kills(self) -> None:
+        if self._kills != WORLD.kills:
+            self._kills = WORLD.kills
+            self._unstored = []
+
+
 class QueueNeedsAFastNetwork(QueueRecovers):
     def send(self, records: Sequence[NewRecord]) -> None:
         for _ in range(2 if WORLD.delay_s else 1):

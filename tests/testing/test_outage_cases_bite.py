@@ -39,6 +39,7 @@ QUEUE_SEND: Final = "test_sending_and_settling_end_when_the_server_does_not_answ
 QUEUE_DEFECTS: Final[list[tuple[type[broken_queues.ShortQueue], str]]] = [
     (broken_recovery.QueueForgets, "test_no_record_is_lost_when_the_server_is_killed"),
     (broken_recovery.QueueForgets, "test_no_record_is_lost_when_connections_are_cut"),
+    (broken_recovery.QueueStoresLater, "test_no_record_is_lost_when_the_server_is_killed"),
     (broken_recovery.QueueStorms, "test_no_record_is_lost_when_the_server_is_killed"),
     (broken_recovery.QueueStorms, "test_no_record_is_lost_when_connections_are_cut"),
     (broken_recovery.QueueNeedsAFastNetwork, "test_a_slow_network_changes_nothing"),

@@ -18,7 +18,7 @@ LOG_CHECKPOINTS: Final = "checkpoints.sqlite"
 """The file in the data folder of an embedded log with the checkpoints of its consumers."""
 CONFIG: Final = "config"
 """The parameter of a kafka: URL that names a file of settings."""
-_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s\"'<>{}]+")
+_URL: Final = re.compile(r"\s*[a-zA-Z][a-zA-Z0-9+.-]*://\S")
 _SECRET: Final = re.compile(r"password|passphrase|secret|token|credential|jaas|\.pem$|^query$", re.IGNORECASE)
 """Names of parameters that must not be shown."""
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\s:@/?#\[\]]+))(?::(?P<port>\d{1,5}))?")
@@ -148,7 +148,7 @@ def _settings(url: str, parameters: str) -> dict[str, str]:
 
 def without_password(url: str) -> str:
     """Any URL without its secrets, for messages: without the password, and without parameters named like secrets."""
-    if _URL.fullmatch(url) is None and not url.lstrip().lower().startswith("kafka:"):
+    if _URL.match(url) is None and not url.lstrip().lower().startswith("kafka:"):
         return url
     place, _, parameters = url.partition("?")
     scheme, slashes, rest = place.partition("://")

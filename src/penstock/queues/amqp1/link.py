@@ -14,11 +14,12 @@ from typing import Any, Final, NamedTuple
 
 from penstock.abc import Outcome
 from penstock.errors import BrokerUnavailableError, PenstockError, RecordTooLargeError, StaleDeliveryError, StreamError
+from penstock.queues.amqp1.limit_check import LimitCheck
 from penstock.queues.amqp1.login import Login
 from penstock.queues.amqp1.products import Product, product_of
 from penstock.queues.amqp1.settings import Amqp1Settings
 from penstock.queues.amqp1.wire import Wire, import_proton
-from penstock.queues.pending import STORE_FULL, Pending
+from penstock.queues.pending import STORE_FULL, Pending, finish_lost, says_too_large, too_large
 from penstock.queues.reconnecting import N, Numbered, ReconnectingLink
 from penstock.streams.adapting.servers import Waker, tls_failure
 from penstock.streams.url import Host
@@ -32,6 +33,7 @@ _CLOSE_S: Final = 2.0
 """How long to wait for a broker's farewell."""
 _LONGEST_REASON: Final = 1000
 _TOO_LARGE: Final = "amqp:link:message-size-exceeded"
+_UNREADABLE: Final = "amqp:decode-error"
 _UNAUTHORIZED: Final = "amqp:unauthorized-access"
 _NOT_FOUND: Final = "amqp:not-found"
 _FAILED: Final = "amqp:internal-error"
@@ -90,6 +92,8 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         self._awaited = 0
         """Links that the broker has not attached yet."""
         self._is_ready = False
+        self._limit_check: LimitCheck | None = None
+        """Of this connection; the first one asks."""
         self._is_confirming = False
         """The broker confirms settlements."""
         self._outbox: collections.deque[tuple[bytes, Pending]] = collections.deque()
@@ -142,16 +146,14 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         return not self._largest_bytes or len(message) <= self._largest_bytes
 
     def send(self, messages: Sequence[bytes]) -> None:
-        pending = Pending(len(messages))
+        largest = max(messages, key=len)
+        pending = Pending(len(messages), len(largest))
         with self._changed:
             self._check_open()
             if (problem := self._problem or self._no_sending) is not None:
                 raise problem
-            if not self.takes(largest := max(messages, key=len)):
-                raise RecordTooLargeError(
-                    f"a message of {len(largest)} bytes for {self._queue} is larger than the {self._largest_bytes} "
-                    f"bytes that {self._shown} allows"
-                )
+            if not self.takes(largest):
+                raise self._too_large(f"it has {len(largest)} bytes, and the broker takes {self._largest_bytes}")
             self._submit(functools.partial(self._do_send, messages, pending), pending)
         pending.wait(self._settings.send_timeout_s, f"sending to {self._queue}", STORE_FULL)
 
@@ -208,6 +210,8 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         closed_by_s = 0.0
         while True:
             for event in wire.events():
+                if self._limit_check is not None and self._limit_check.takes(event.context):
+                    continue
                 if handler := self._handlers.get(event.type):
                     handler(event.context)
             if self._inbox:
@@ -283,6 +287,11 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             return
         if not self._is_ready:
             self._is_ready = True
+            if not self._generation and self.product.may_limit_deliveries and not self._queue.startswith("/"):
+                connection = self._session.connection
+                self._limit_check = LimitCheck(
+                    connection, self._shown, self._queue, self._settings, self.product.version
+                )
             self._ready()
         self._do_grant()
 
@@ -368,7 +377,7 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         if state == delivery.ACCEPTED:
             return None
         condition = delivery.remote.condition
-        if condition is not None and condition.name == _TOO_LARGE:
+        if _is_too_large(condition):
             return self._refused(condition, is_link=True)
         name = getattr(state, "name", str(state)).lower()
         reason = "" if condition is None else f": {condition.description or condition.name}"
@@ -421,16 +430,15 @@ class Amqp1Link(ReconnectingLink[Arrival]):
     def _lost(self, problem: PenstockError) -> None:
         """The connection cannot be used any more: tell everybody who waits."""
         self._session = self._sender = self._receiver = None
-        self._is_ready, self._awaited = False, 0
+        self._is_ready, self._awaited, self._limit_check = False, 0, None
         for store in (self._unsettled, self._outbox, self._inbox, self._written):
             store.clear()
         with self._changed:
             self._work.clear()
             waiting, self._waiting = self._waiting, set()
-            is_lasting = isinstance(problem, BrokerUnavailableError)
-            self._forget(problem if is_lasting else self._unreachable("the connection is being replaced"))
-        for pending in waiting:
-            pending.finish(problem)
+            replaced = self._unreachable("the connection is being replaced")
+            self._forget(problem if isinstance(problem, BrokerUnavailableError) else replaced)
+        finish_lost(waiting, problem, replaced)
 
     def _refused(self, condition: Any, is_link: bool = False) -> PenstockError:
         """What the broker said when it closed a link, the session or the connection."""
@@ -447,9 +455,13 @@ class Amqp1Link(ReconnectingLink[Arrival]):
             return BrokerUnavailableError(
                 f"{self._shown} refused access to {self._queue!r}: {advice}. It said: {text}", retriable=False
             )
-        if condition.name == _TOO_LARGE:
-            return RecordTooLargeError(f"a message for {self._queue} is larger than {self._shown} allows: {text}")
+        is_unreadable = self.product.hides_limit and condition.name == _UNREADABLE
+        if _is_too_large(condition) or (is_unreadable and any(each.largest_bytes for each in self._waiting)):
+            return self._too_large(text)
         return BrokerUnavailableError(f"{self._shown} refused: {text}", retriable=condition.name not in _FINAL)
+
+    def _too_large(self, text: str) -> RecordTooLargeError:
+        return too_large(self._queue, self._shown, text, self.product.size_remedy)
 
     def _unreachable(self, reason: object) -> BrokerUnavailableError:
         if isinstance(reason, TimeoutError):  # also of a TLS handshake that a port without TLS does not answer
@@ -465,6 +477,11 @@ def _is_permission(condition: Any) -> bool:
     if condition is None:
         return False
     return condition.name == _UNAUTHORIZED or "does not have permission" in (condition.description or "")
+
+
+def _is_too_large(condition: Any) -> bool:
+    """Whether a message was over a limit. RabbitMQ 3 and Artemis say so only in their text."""
+    return condition is not None and (condition.name == _TOO_LARGE or says_too_large(condition.description or ""))
 
 
 def _symbols(data: Any) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from penstock.abc import Outcome
+from penstock.queues.delivery_limits import has_default_limit
 
 ARTEMIS: Final = "apache-activemq-artemis"
 ACTIVEMQ: Final = "ActiveMQ"
@@ -16,6 +17,12 @@ QPID: Final = "Apache Qpid Broker-J"
 RABBITMQ: Final = "RabbitMQ"
 
 _NAMES: Final = {ARTEMIS: "Artemis", ACTIVEMQ: "ActiveMQ", QPID: "Qpid Broker-J", RABBITMQ: "RabbitMQ"}
+_LIMITS: Final = {
+    ACTIVEMQ: "wireFormat.maxFrameSize of ActiveMQ's connector",
+    ARTEMIS: "journal-buffer-size and journal-file-size of Artemis",
+    QPID: "qpid.max_message_size of Qpid",
+    RABBITMQ: "max_message_size of RabbitMQ",
+}
 _OLDEST: Final = {ARTEMIS: (2, 0)}
 """Before, an address named a topic unless it had the prefix of queues of JMS."""
 _KEEPING_REJECTED: Final = (ARTEMIS, ACTIVEMQ)
@@ -47,6 +54,16 @@ class Product:
         return self.kind in _KEEPING_REJECTED
 
     @property
+    def size_remedy(self) -> str:
+        """What to do at the broker about a message that is over its limit."""
+        return f"raise {_LIMITS.get(self.kind, 'the limit of the broker')}"
+
+    @property
+    def hides_limit(self) -> bool:
+        """Whether it says of a message that is over its limit that it cannot read it."""
+        return self.kind == ACTIVEMQ
+
+    @property
     def confirms_settlements(self) -> bool:
         """Whether it answers a settlement. Artemis does not; RabbitMQ refuses to be asked."""
         return self.kind == QPID
@@ -55,6 +72,11 @@ class Product:
     def declares_as_asked(self) -> bool:
         """Whether a queue that it creates survives a restart only if the link asks for it."""
         return self._is_old_rabbitmq
+
+    @property
+    def may_limit_deliveries(self) -> bool:
+        """Whether a queue has a delivery limit that nobody has asked for."""
+        return self.kind == RABBITMQ and has_default_limit(self.version)
 
     def address_of(self, queue: str) -> str:
         """The address by which links name a queue. RabbitMQ's addresses also say that the name is that of a queue."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 import socket
 import ssl
 import threading
@@ -28,7 +29,7 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.model import Record
-from penstock.queues.pending import STORE_FULL, Pending
+from penstock.queues.pending import STORE_FULL, Pending, finish_lost, says_too_large, shortened, too_large
 from penstock.queues.reconnecting import ReconnectingLink
 from penstock.queues.stomp.messages import decode, frame
 from penstock.queues.stomp.settings import StompSettings
@@ -43,6 +44,16 @@ ARTEMIS_MESSAGE_BYTES: Final = 1024
 """Artemis limits its prefetch by bytes: this many for each message of the prefetch."""
 REFUSALS: Final = ("authorized", "security", "access", "permission", "denied", "password", "bad connect", "credentials")
 """What the errors of brokers about users have in common."""
+_PRECONDITION: Final = "precondition_failed"
+_ARTEMIS_MESSAGE: Final = re.compile(r"CoreMessage\[.*?\bsize=(\d+)", re.DOTALL)
+"""How Artemis repeats a message, whole, that it could not store. Large values are stored otherwise, large headers are
+not."""
+ARTEMIS_RECORD_BYTES: Final = 490 * 1024
+"""What Artemis stores of a message besides a large value, unless its `journal-buffer-size` is another."""
+FRAME_BYTES: Final = 200
+"""What a frame has besides: the command, the length, the receipt and the transaction."""
+LAST_WORD_S: Final = 2.0
+"""How long to wait for the reason of a broker that has closed the connection while it was written to."""
 CLOSE_S: Final = 2.0
 """How long closing waits for the broker's goodbye."""
 
@@ -138,6 +149,7 @@ class Link(ReconnectingLink[StompDelivery]):
         return late
 
     def send(self, messages: Sequence[Message], *, confirm_each: bool) -> None:
+        largest_bytes = max(map(size_bytes, messages))
         with self._changed:
             self._check_open()
             if self._problem is not None:
@@ -146,6 +158,7 @@ class Link(ReconnectingLink[StompDelivery]):
             assert session is not None, "there is a session while there is no problem"
             work = [("SEND", headers, body) for headers, body in messages]
             data, pending = self._in_transaction(work, confirm_each=confirm_each)
+            pending.largest_bytes = largest_bytes
         self._write(session, data, pending, f"sending to {self._queue}", STORE_FULL)
 
     def close(self) -> None:
@@ -245,10 +258,10 @@ class Link(ReconnectingLink[StompDelivery]):
             if is_used:
                 self._awaited.clear()
                 self._session = None
+            replaced = self.unavailable("the connection is being replaced")
             is_about_one_call = isinstance(problem, RecordTooLargeError | StaleDeliveryError)
-            self._forget(self.unavailable("the connection is being replaced") if is_about_one_call else problem)
-        for pending in waiting:
-            pending.finish(problem)
+            self._forget(replaced if is_about_one_call else problem)
+        finish_lost(waiting, problem, replaced)
 
     def delivered(self, session: _Session, frames: Sequence[Any]) -> None:
         decoded = [
@@ -277,12 +290,15 @@ class Link(ReconnectingLink[StompDelivery]):
     def refused(self, headers: Mapping[str, str], body: bytes, is_connecting: bool) -> PenstockError:
         """The error that an ERROR frame means."""
         text = headers.get("message") or body.decode(errors="replace").strip().partition("\n")[0] or "no reason given"
-        lower = text.lower()
-        if "maximum data length" in lower or "too large" in lower or "max frame" in lower or "body size" in lower:
-            return RecordTooLargeError(
-                f"a message for {self._queue} is larger than {self._shown} allows: {text}. Send less, or raise the "
-                "limit of the broker's STOMP connector"
-            )
+        if text == _PRECONDITION:  # RabbitMQ says in the body which
+            text = body.decode(errors="replace")
+        if says_too_large(text):
+            return self.too_large(text)
+        if (of_artemis := _ARTEMIS_MESSAGE.search(text)) is not None:
+            text = text[: of_artemis.start()].rstrip()
+            if int(of_artemis[1]) > ARTEMIS_RECORD_BYTES:
+                return self.too_large(f"{text}. Its headers have {of_artemis[1]} bytes there, two for each character")
+        text, lower = shortened(text), text.lower()
         if is_connecting:
             if "version" in lower:
                 return BrokerUnavailableError(
@@ -298,6 +314,9 @@ class Link(ReconnectingLink[StompDelivery]):
         if any(word in lower for word in ("unexpected ack", "no message", "not been consumed", "not found")):
             return StaleDeliveryError(f"{self._shown} no longer knows a delivery of {self._queue}: {text}")
         return StreamError(f"{self._shown} refused a request: {text}")
+
+    def too_large(self, text: str) -> RecordTooLargeError:
+        return too_large(self._queue, self._shown, text, "raise the limits of the broker for STOMP")
 
     def unavailable(self, reason: object) -> BrokerUnavailableError:
         text = str(reason) or type(reason).__name__
@@ -403,6 +422,8 @@ class _Session:
         try:
             self._transport.send(data)
         except Exception as error:  # OSError, or what stomp.py makes of it
+            if isinstance(error, ConnectionError):
+                self._ended.wait(LAST_WORD_S)  # the thread that reads has the broker's own word, if there is one
             self.end(self._link.unavailable(error))
         finally:
             self._writing.release()
@@ -466,3 +487,9 @@ def _named(command: str, messages: Iterable[Message]) -> list[tuple[str, Message
     """The last one is the acknowledgement."""
     *sent, acknowledged = messages
     return [*(("SEND", each) for each in sent), (command, acknowledged)]
+
+
+def size_bytes(message: Message) -> int:
+    """About the size of its frame: that of its receipt and transaction are not known."""
+    headers, body = message
+    return FRAME_BYTES + len(body) + sum(len(name) + len(value) + 2 for name, value in headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 import uuid
@@ -12,8 +13,9 @@ from typing import Any, Final
 from penstock.abc import Delivery, Feature, Features, Outcome
 from penstock.errors import ConfigError, ConnectionClosedError, UrlError
 from penstock.model import NewRecord
+from penstock.queues.pending import too_large
 from penstock.queues.queue_base import QueueBase, check_limit
-from penstock.queues.stomp.link import ARTEMIS, Link, Message, StompDelivery
+from penstock.queues.stomp.link import ARTEMIS, Link, Message, StompDelivery, size_bytes
 from penstock.queues.stomp.messages import copied, encode
 from penstock.queues.stomp.settings import StompSettings
 from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
@@ -23,6 +25,7 @@ FEATURES: Final[Features] = frozenset({Feature.KEYS, Feature.HEADERS, Feature.RE
 PORTS: Final = {"stomp": 61613, "stomp+ssl": 61614}
 CLASSIC: Final = "ActiveMQ/"
 RABBITMQ: Final = "RabbitMQ/"
+RABBITMQ_FRAME_BYTES: Final = 4 << 20
 MOST_AT_ONCE: Final = 1_000
 """How many messages one transaction has."""
 
@@ -96,10 +99,20 @@ class StompQueue(QueueBase[StompDelivery]):
     def send(self, records: Sequence[NewRecord]) -> None:
         """Send records. Each thousand are one transaction: all of them are stored, or none."""
         messages = [self._message(record) for record in records]
+        self._check_size(max(map(size_bytes, messages), default=0))
         for first in range(0, len(messages), MOST_AT_ONCE):
             # RabbitMQ answers a COMMIT before it has stored the messages, ActiveMQ and Artemis after it.
             confirm_each = not self.server.startswith((CLASSIC, ARTEMIS))
             self._sender.send(messages[first : first + MOST_AT_ONCE], confirm_each=confirm_each)
+
+    def _check_size(self, largest_bytes: int) -> None:
+        most_bytes = self._settings.max_frame_bytes
+        if most_bytes is None and int(re.findall(r"^RabbitMQ/(\d+)|$", self.server)[0] or 0) >= 4:
+            most_bytes = RABBITMQ_FRAME_BYTES
+        if most_bytes is not None and largest_bytes > most_bytes:
+            remedy = "raise stomp.max_frame_size of RabbitMQ and max_frame_bytes here"
+            text = f"it has {largest_bytes} bytes, and a frame may have {most_bytes}"
+            raise too_large(self.name, self._url.shown, text, remedy)
 
     def close(self) -> None:
         with self._opening:

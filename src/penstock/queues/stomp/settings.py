@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.queues.reconnecting import LinkSettings
-from penstock.streams.backend_url import check_not_negative, check_positive
+from penstock.streams.backend_url import check_counts, check_not_negative, check_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,10 @@ class StompSettings(LinkSettings):
     ActiveMQ Classic moves them to its dead letter queue."""
     text: bool = False
     """Send values of UTF-8 without a length: JMS clients get them as TextMessage. false: all are BytesMessage."""
+    max_frame_bytes: int | None = None
+    """The largest message with its headers that is sent: a RabbitMQ that gets a larger frame than its
+    `stomp.max_frame_size` closes the connection without a word. None: 4 MiB for RabbitMQ 4, its own default; others
+    say what is too large."""
     send_delay_s: float = 0.0
     """Let the broker hold back each message that is sent, for ActiveMQ (with `schedulerSupport="true"`) and Artemis."""
     ttl_s: float | None = None
@@ -39,4 +43,5 @@ class StompSettings(LinkSettings):
         if self.priority is not None and not 0 <= self.priority <= 9:
             raise ConfigError(f"priority={self.priority} must be an integer from 0 to 9")
         check_not_negative(self, "send_delay_s")
+        check_counts(self, "max_frame_bytes")
         check_positive(self, "ttl_s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 import unittest
 from collections import Counter
@@ -32,6 +33,12 @@ DELAY_S: Final = 1.0
 WRITE_S: Final = 90.0
 """How long sending or settling may take while the server does not answer."""
 LARGE_BYTES: Final = 100_000
+FIRST_SENT: Final = 1_000
+"""The first number of the records that are sent while a server is killed."""
+SENT_BEFORE: Final = 20
+"""How many of them there are at least before it is killed."""
+SEND_PAUSE_S: Final = 0.002
+"""Between two of them: so few that receiving them all takes seconds, so many that the kill comes during the next."""
 
 
 class QueueSuite(Suite[Queue]):
@@ -106,18 +113,27 @@ class QueueOutageCases(QueueSuite, OutageSuite):
 
     @needs(Feature.DURABLE)
     def test_no_record_is_lost_when_the_server_is_killed(self) -> None:
+        """A sender goes on meanwhile: what its sends have returned for must come, too."""
         outage = self.outage()
         queue = self.open()
         self.put(queue, range(10))
         held = self.receive(queue, 1)
-        outage.kill()
+        is_killed = threading.Event()
+        said: list[int] = []
+        sending = self.in_background(self._send_until, is_killed, queue, said)
+        try:
+            self.eventually("records are sent", lambda: len(said) >= SENT_BEFORE, COME_S)
+            outage.kill()
+        finally:
+            is_killed.set()
+        self.result_of(sending, "sending to a server that was killed", WRITE_S)
         answers_or_raises(lambda: queue.receive(10, 0.1))
         outage.restart()
         for delivery in held:
             with contextlib.suppress(*UNAVAILABLE):  # a delivery of before the restart may be stale
                 queue.settle(delivery, Outcome.RELEASE)
         with self.recovering(outage):
-            self._finish_through(queue, set(range(10)))
+            self._finish_through(queue, {*range(10), *said}, COME_S)
             self.eventually("records are sent again", lambda: self._sent(queue, 10))
         self._finish_through(queue, {10})
 
@@ -174,6 +190,15 @@ class QueueOutageCases(QueueSuite, OutageSuite):
             self.eventually("records are sent again", lambda: self._sent(queue, 10))
         self._finish_through(queue, {10})
 
+    def _send_until(self, stopped: threading.Event, queue: Queue, said: list[int]) -> None:
+        """Send records one by one, and note those for which `send` returned."""
+        for number in itertools.count(FIRST_SENT):  # ends: when stopped
+            if stopped.wait(SEND_PAUSE_S):
+                return
+            with contextlib.suppress(*UNAVAILABLE):  # such a record may have been stored, or not
+                self.put(queue, [number])
+                said.append(number)
+
     def _sent(self, queue: Queue, number: int) -> bool:
         self.put(queue, [number])
         return True
@@ -188,9 +213,10 @@ class QueueOutageCases(QueueSuite, OutageSuite):
                 queue.settle(delivery, Outcome.DONE)
             return came >= wanted
 
-        self.eventually(
-            f"records {sorted(wanted)} come", attempt, more_s + self.recovery_s + (self.visibility_s or 0.0)
-        )
+        try:
+            self.eventually("all come", attempt, more_s + self.recovery_s + (self.visibility_s or 0.0))
+        except AssertionError as error:
+            raise AssertionError(f"of {len(wanted)} records, {sorted(wanted - came)} did not come: {error}") from None
 
 
 class QueueCases(QueueOutageCases):

@@ -1,111 +1,45 @@
-"""RabbitMQ queues by AMQP 0-9-1: `amqp://user:password@host:5672/VHOST/QUEUE`, and `amqps://` for TLS.
-
-With one part in the path, it is the queue, in the virtual host "/". A queue that does not exist is declared, durable,
-with a second queue for its dead letters; one that exists is used as it is.
-
-**Records.** The body is the value, the message id is unique for each record, headers are headers (a name that occurs
-more than once holds a list). What AMQP has no place for stands in headers of ours: the key in `penstock-key`, the
-timestamp in `penstock-timestamp`, a null value in `penstock-null`. In messages of other programs, headers that are not
-text or bytes are given as JSON.
-
-**Guarantees.** `send` returns when the broker has confirmed every message: a quorum queue has then stored it on a
-majority of its nodes. `settle` returns when the broker has processed it. A delivery whose connection is lost is
-delivered again.
-
-pika's connection lives in one thread, which reconnects by itself; the methods of the queue pass it work and wait.
-"""
+"""The connection of a queue to RabbitMQ: pika's, in one thread, with a channel for sending and one for receiving."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
-import re
 import ssl
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from penstock.abc import Delivery, Feature, Features, Outcome
+from penstock.abc import Outcome
 from penstock.errors import (
     BrokerUnavailableError,
-    ConfigError,
     PenstockError,
     RecordTooLargeError,
     StaleDeliveryError,
     StreamError,
-    UrlError,
 )
-from penstock.model import NewRecord, Record
-from penstock.queues.pending import Pending
-from penstock.queues.queue_base import QueueBase, check_limit
-from penstock.queues.reconnecting import LinkSettings, ReconnectingLink
-from penstock.queues.text_headers import offset_of
+from penstock.model import Record
+from penstock.queues.amqp.declaring import Declaring
+from penstock.queues.amqp.messages import decoded
+from penstock.queues.amqp.settings import AmqpSettings
+from penstock.queues.pending import Pending, finish_lost, says_too_large, too_large
+from penstock.queues.reconnecting import ReconnectingLink
 from penstock.streams.adapting.servers import import_extra, tls_context, tls_failure
-from penstock.streams.backend_url import BackendUrl, parse_backend_url, settings_of
+from penstock.streams.backend_url import BackendUrl
 
-logger = logging.getLogger(__name__)
-
-FEATURES: Final[Features] = frozenset(
-    {Feature.KEYS, Feature.HEADERS, Feature.REDELIVERY, Feature.DURABLE, Feature.DEAD_LETTERS}
-)
-KEY: Final = "penstock-key"
-TIMESTAMP: Final = "penstock-timestamp"
-NULL: Final = "penstock-null"
-_OURS: Final = (KEY, TIMESTAMP, NULL)
-_COUNT: Final = "x-delivery-count"
-"""Set by quorum queues: how often the message came back."""
-_ADDED_BY_BROKER: Final = ("x-delivery-count", "x-acquired-count", "x-death", "x-first-death-", "x-last-death-")
-_PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
-_LONGEST_HEADER_NAME_BYTES: Final = 255
 _COUNT_S: Final = 5.0
 """How long counting the messages of the queue may take."""
-_OLDEST_FOR_QUORUM: Final = (3, 10)
-"""The version of RabbitMQ in which quorum queues got `x-dead-letter-strategy`."""
+
+_SURELY_FITS_BYTES: Final = 2_000
+"""Of headers. RabbitMQ takes frames of 4,096 bytes or more."""
+_FRAME_BYTES: Final = 300
+"""What a frame of properties has besides the headers: the message id, the sizes and the ends."""
 
 Message = tuple[bytes, dict[str, Any] | None]
 """Body and headers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AmqpSettings(LinkSettings):
-    """Settings of an `amqp:` URL."""
-
-    queue_type: Literal["quorum", "classic"] = "quorum"
-    """For a queue that is declared: replicated by consensus, or on one node."""
-    dead_letters: str = "{queue}.dead"
-    """The queue for rejected messages, declared with the queue. Empty: rejected messages are dropped. For a queue that
-    exists already, its own policy decides."""
-    delivery_limit: int | None = None
-    """For a quorum queue that is declared: after this many returns, the broker moves a message to the dead letters."""
-    declare: bool = True
-    """Declare the queue if it does not exist. false: raise an error instead."""
-    heartbeat_s: int = 10
-    """A peer that is silent for twice as long is considered dead."""
-    client_id: str = "penstock"
-    """The connection's name in RabbitMQ's tools."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.prefetch <= 65535:
-            raise ConfigError(f"prefetch={self.prefetch} must be an integer from 1 to 65535")
-        LinkSettings.__post_init__(self)
-        if self.delivery_limit is not None and (self.delivery_limit < 1 or self.queue_type != "quorum"):
-            raise ConfigError("delivery_limit must be an integer >= 1, and needs queue_type=quorum")
-
-
-def open_amqp(url: str, options: Mapping[str, Any]) -> AmqpQueue:
-    """`amqp:` and `amqps:` URLs, as `penstock.streams.schemes` finds them."""
-    where = parse_backend_url(url, _PORTS.get(url.partition(":")[0].strip().lower(), 5672))
-    vhost, slash, name = where.path.partition("/")
-    if not slash:
-        vhost, name = "/", vhost
-    if not where.hosts or not name:
-        raise UrlError(f"{where.shown!r} is not amqp://HOST:PORT/QUEUE or amqp://HOST:PORT/VHOST/QUEUE")
-    return AmqpQueue(where, vhost, name, settings_of(where, AmqpSettings, options))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,40 +52,7 @@ class AmqpDelivery:
     generation: int
 
 
-class AmqpQueue(QueueBase[AmqpDelivery]):
-    """`abc.Queue` and `abc.BatchSettling` on a queue of RabbitMQ. Any thread may use it."""
-
-    def __init__(self, url: BackendUrl, vhost: str, name: str, settings: AmqpSettings) -> None:
-        super().__init__(name, AmqpDelivery)
-        self._link = _Link(url, vhost, name, settings)
-        self._link.start()
-        self.features = FEATURES if settings.dead_letters else FEATURES - {Feature.DEAD_LETTERS}
-
-    def receive(self, limit: int, wait_s: float) -> Sequence[AmqpDelivery]:
-        check_limit(limit)
-        return self._link.take(limit, wait_s)
-
-    def settle_all(
-        self, deliveries: Sequence[Delivery], outcome: Outcome, delay_s: float = 0.0, reason: str = ""
-    ) -> Sequence[Delivery]:
-        """RabbitMQ keeps no reason, and has no delayed redelivery: a `delay_s` is a ConfigError."""
-        if delay_s:
-            raise ConfigError(f"{self.name} cannot delay a delivery: RabbitMQ has no {Feature.DELAYED_REDELIVERY}")
-        return self._link.settle(self._ours(deliveries), outcome)
-
-    def send(self, records: Sequence[NewRecord]) -> None:
-        if records:
-            self._link.send([(record.value or b"", _encoded_headers(record)) for record in records])
-
-    def waiting(self) -> int:
-        """The messages in the queue that no consumer has, and those that were sent ahead to this one."""
-        return self._link.waiting()
-
-    def close(self) -> None:
-        self._link.close()
-
-
-class _Link(ReconnectingLink[AmqpDelivery]):
+class AmqpLink(ReconnectingLink[AmqpDelivery]):
     """The connection to RabbitMQ. Methods with a leading "on" or "do" run in its thread."""
 
     def __init__(self, url: BackendUrl, vhost: str, queue: str, settings: AmqpSettings) -> None:
@@ -180,6 +81,7 @@ class _Link(ReconnectingLink[AmqpDelivery]):
         self._tags = itertools.count(1)
         self._sender = ""
         """Makes message ids unique, together with the tag of the confirm."""
+        self._declaring = Declaring(self._shown, vhost, queue, settings)
         self._syncing: list[Pending] = []
         """Settlements that the request under way will confirm."""
         self._to_sync: list[Pending] = []
@@ -206,7 +108,7 @@ class _Link(ReconnectingLink[AmqpDelivery]):
         return late
 
     def send(self, messages: Sequence[Message]) -> None:
-        pending = Pending(len(messages))
+        pending = Pending(len(messages), max(len(body) for body, _ in messages))
         with self._changed:
             self._check_open()
             if self._problem is not None:
@@ -287,7 +189,10 @@ class _Link(ReconnectingLink[AmqpDelivery]):
     def _on_publisher(self, channel: Any) -> None:
         """The channel for sending is open: declare the queue there, then ask for confirms."""
         channel.add_on_close_callback(self._on_publisher_closed)
-        channel.queue_declare(self._queue, passive=True, callback=lambda _: self._confirm(channel))
+        channel.queue_declare(self._queue, passive=True, callback=lambda _: self._on_found(channel))
+
+    def _on_found(self, channel: Any) -> None:
+        self._declaring.check(channel.connection, lambda: self._confirm(channel))
 
     def _on_publisher_closed(self, channel: Any, reason: Any) -> None:
         """A channel ends with its connection, or by a request that the broker refused."""
@@ -296,52 +201,20 @@ class _Link(ReconnectingLink[AmqpDelivery]):
             return
         code, text = getattr(reason, "reply_code", 0), getattr(reason, "reply_text", str(reason))
         if code == _NOT_FOUND and self._publisher is None and self._settings.declare:
-            connection.channel(on_open_callback=self._on_declaring)
+            self._refusal = self._declaring.declare(connection, self._on_publisher_closed, self._confirm)
+            if self._refusal is not None:
+                connection.close()
             return
         if code == _NOT_FOUND:
             self._refusal = BrokerUnavailableError(
                 f"there is no queue {self._queue!r} at {self._shown}: create it, or omit declare=false", retriable=False
             )
-        elif "larger than" in text or "too large" in text:
-            self._refusal = RecordTooLargeError(
-                f"a message for {self._queue} is larger than {self._shown} allows: {text}"
-            )
+        elif says_too_large(text):
+            self._refusal = too_large(self._queue, self._shown, text, "raise max_message_size of RabbitMQ")
         else:
             is_final = code == _PRECONDITION_FAILED
             self._refusal = BrokerUnavailableError(f"{self._shown} refused: {text}", retriable=not is_final)
         connection.close()
-
-    def _on_declaring(self, channel: Any) -> None:
-        if (problem := self._too_old(channel.connection)) is not None:
-            self._refusal = problem
-            channel.connection.close()
-            return
-        arguments: dict[str, Any] = {"x-queue-type": self._settings.queue_type}
-        letters = self._settings.dead_letters.format(queue=self._queue)
-        if letters:
-            channel.queue_declare(letters, durable=True, arguments=dict(arguments))
-            arguments |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters}
-            if self._settings.queue_type == "quorum":
-                # Dead letters are confirmed by their queue, too, before the message leaves this one.
-                arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-        if self._settings.delivery_limit is not None:
-            arguments["x-delivery-limit"] = self._settings.delivery_limit
-        channel.add_on_close_callback(self._on_publisher_closed)
-        channel.queue_declare(self._queue, durable=True, arguments=arguments, callback=lambda _: self._confirm(channel))
-
-    def _too_old(self, connection: Any) -> PenstockError | None:
-        """Why a quorum queue must not be declared: an old RabbitMQ ignores what it does not know about the queue."""
-        server = connection.server_properties or {}
-        version = str(server.get("version", ""))
-        if server.get("product") != "RabbitMQ" or self._settings.queue_type != "quorum":
-            return None
-        if tuple(map(int, re.findall(r"\d+", version)[:2])) >= _OLDEST_FOR_QUORUM:
-            return None
-        return BrokerUnavailableError(
-            f"{self._shown} has RabbitMQ {version}, which is too old: a quorum queue needs 3.10 or newer to confirm "
-            "its dead letters. Upgrade it, or set queue_type=classic",
-            retriable=False,
-        )
 
     def _confirm(self, channel: Any) -> None:
         self._tags = itertools.count(1)
@@ -373,7 +246,7 @@ class _Link(ReconnectingLink[AmqpDelivery]):
 
     def _on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         """Messages of one read of the socket are delivered together."""
-        record, attempt = _decoded(self._queue, method, properties, body)
+        record, attempt = decoded(self._queue, method, properties, body)
         if not self._inbox:
             self._submit(self._do_deliver)
         self._inbox.append(AmqpDelivery(record, attempt, method.delivery_tag, self._generation))
@@ -415,12 +288,28 @@ class _Link(ReconnectingLink[AmqpDelivery]):
         if publisher is None or not publisher.is_open:
             pending.finish(self._problem or self._unavailable("the connection was lost"))
             return
-        for body, headers in messages:
+        try:
+            every = [(body, self._properties(headers)) for body, headers in messages]
+        except RecordTooLargeError as error:  # before any is sent
+            pending.finish(error)
+            return
+        for body, properties in every:
             tag = next(self._tags)
             self._unconfirmed[tag] = pending
-            message_id = f"{self._sender}-{tag}"
-            properties = self._pika.BasicProperties(headers=headers, delivery_mode=2, message_id=message_id)
+            properties.message_id = f"{self._sender}-{tag}"
             publisher.basic_publish("", self._queue, body, properties, mandatory=True)
+
+    def _properties(self, headers: dict[str, Any] | None) -> Any:
+        """Those of a message, without its id. They go into one frame, and RabbitMQ ends a connection over a frame that
+        is larger than was agreed."""
+        properties = self._pika.BasicProperties(headers=headers, delivery_mode=2)
+        if headers and len(headers) + sum(map(_rough_bytes, headers.values())) > _SURELY_FITS_BYTES:
+            size_bytes = sum(map(len, properties.encode())) + _FRAME_BYTES
+            most_bytes = self._connection.params.frame_max
+            if size_bytes > most_bytes:
+                text = f"its headers and key need a frame of {size_bytes} bytes, and {most_bytes} are allowed"
+                raise too_large(self._queue, self._shown, text, "raise frame_max of RabbitMQ, up to 131072")
+        return properties
 
     def _do_count(self, counts: list[int], counted: Pending) -> None:
         """Declaring a queue that exists changes nothing, and the answer has the number of its messages."""
@@ -470,10 +359,9 @@ class _Link(ReconnectingLink[AmqpDelivery]):
             self._unconfirmed, self._syncing, self._to_sync = {}, [], []
             self._channel = self._publisher = None
             self._inbox.clear()
-            is_lasting = isinstance(problem, BrokerUnavailableError)
-            self._forget(problem if is_lasting else self._unavailable("the connection is being replaced"))
-        for pending in waiting:
-            pending.finish(problem)
+            replaced = self._unavailable("the connection is being replaced")
+            self._forget(problem if isinstance(problem, BrokerUnavailableError) else replaced)
+        finish_lost(waiting, problem, replaced)
 
     def _unavailable(self, reason: object) -> BrokerUnavailableError:
         exceptions = self._pika.exceptions
@@ -525,6 +413,11 @@ class _Link(ReconnectingLink[AmqpDelivery]):
         )
 
 
+def _rough_bytes(value: Any) -> int:
+    values = value if isinstance(value, list) else [value]
+    return sum(len(each) if isinstance(each, bytes) else 8 for each in values)
+
+
 def _cause(reason: object) -> object:
     """The first error of those that pika has wrapped into each other."""
     while isinstance(reason, Exception):
@@ -540,65 +433,3 @@ def _import_pika() -> Any:
     pika = import_extra("pika", "RabbitMQ", "amqp")
     logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs tracebacks of what is raised to our callers
     return pika
-
-
-def _encoded_headers(record: NewRecord) -> dict[str, Any] | None:
-    headers: dict[str, Any] = {}
-    for name, value in record.headers:
-        if len(name.encode()) > _LONGEST_HEADER_NAME_BYTES:
-            raise ConfigError(
-                f"the header name {name[:40]!r}... is longer than AMQP's {_LONGEST_HEADER_NAME_BYTES} bytes"
-            )
-        if name in headers:
-            before = headers[name]
-            headers[name] = [*before, value] if isinstance(before, list) else [before, value]
-        else:
-            headers[name] = value
-    if record.key is not None:
-        headers[KEY] = record.key
-    if record.value is None:
-        headers[NULL] = True
-    if record.timestamp_ms is not None:
-        headers[TIMESTAMP] = record.timestamp_ms
-    return headers or None
-
-
-def _decoded(queue: str, method: Any, properties: Any, body: bytes) -> tuple[Record, int]:
-    """The record, and which delivery of it this is."""
-    given: dict[str, Any] = properties.headers or {}
-    key = given.get(KEY)
-    stamp_ms = given.get(TIMESTAMP)
-    if stamp_ms is None and properties.timestamp is not None:
-        stamp_ms = properties.timestamp * 1000
-    record = Record(
-        queue,
-        0,
-        _offset(properties, body),
-        None if key is None else _header_bytes(key),
-        None if given.get(NULL) else body,
-        tuple(
-            (name, _header_bytes(value))
-            for name, values in given.items()
-            if name not in _OURS and not name.startswith(_ADDED_BY_BROKER)
-            for value in (values if isinstance(values, list) else [values])
-        ),
-        stamp_ms,
-    )
-    returned = given.get(_COUNT, 0)
-    return record, 1 + (returned or int(method.redelivered))
-
-
-def _offset(properties: Any, body: bytes) -> int:
-    """A number that is the same at each delivery. Equal messages of a program that sets no message id share one."""
-    identity = (properties.message_id or "").encode() or repr(
-        (properties.timestamp, properties.headers)
-    ).encode() + body
-    return offset_of(identity)
-
-
-def _header_bytes(value: Any) -> bytes | None:
-    if value is None or isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    return json.dumps(value, default=str).encode()
