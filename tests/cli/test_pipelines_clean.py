@@ -144,3 +144,18 @@ def test_an_interrupted_removal_is_finished_and_is_no_pipeline(run: Command, tmp
 def test_a_pipeline_that_is_not_there_is_told(run: Command, tmp_path: Path) -> None:
     done = run("pipelines", "clean", "nothing", "--checkpoints", str(tmp_path))
     assert (done.code, f"there is no pipeline 'nothing' in {tmp_path}" in done.err) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["clean"], ["list"], ["show", "usage"]])
+def test_a_store_that_is_no_folder_is_refused_rather_than_shown_as_empty(run: Command, command: list[str]) -> None:
+    done = run("pipelines", *command, "--checkpoints", "s3a://bucket/pipelines")
+    assert done.code == 2
+    assert "must be a folder of this machine" in done.err
+
+
+def test_options_for_stores_without_locks_are_refused_for_a_folder(run: Command, versions: str) -> None:
+    for option in (["--force"], ["--conf", "spark.hadoop.x=y"]):
+        done = run("pipelines", "retire", versions, "v1", *option)
+        assert done.code == 2
+        assert f"Invalid value for {option[0]}" in done.err
+    assert "v1" in run.well("pipelines", "versions").out

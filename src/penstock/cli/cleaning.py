@@ -22,7 +22,7 @@ from penstock.observe.facts import PipelineFacts
 from penstock.observe.pipelines import ACTIVE_STATES, find_pipelines
 from penstock.spark.run.checkpoint_folder import LOCK
 from penstock.spark.versions.names import FIRST, by_age
-from penstock.spark.versions.register import Register, Version, current_of
+from penstock.spark.versions.register import GONE, Register, Version, current_of
 
 _QUERY_FILE: Final = "query.json"
 _NEEDED: Final[Mapping[str, str]] = {
@@ -72,7 +72,7 @@ def look(folder: Path, register: Register, retention: Retention, now_s: float) -
     looked: list[Looked] = []
     for pipeline, there in sorted(versions.items()):
         entries = {each.version: each for each in register.versions(pipeline)}
-        alive = [each for each in there if each not in entries or entries[each].state != "retired"]
+        alive = [each for each in there if each not in entries or entries[each].state not in GONE]
         newest = sorted(alive, key=by_age)[-retention.versions :] if retention.versions else []
         for version in sorted(there, key=by_age):
             facts = found[pipeline if version == FIRST else f"{pipeline}@{version}"]
@@ -80,12 +80,12 @@ def look(folder: Path, register: Register, retention: Retention, now_s: float) -
             age_s = now_s - changed_at_s
             reason = _needed(facts, version, entries)
             state = entries[version].state if version in entries else "current"
-            if reason is None and state != "retired" and version in newest:
+            if reason is None and state not in GONE and version in newest:
                 reason = f"it is one of the newest {retention.versions}"
             if reason is None and age_s < retention.unchanged_s:
                 reason = f"it was changed {duration_text(age_s)} ago"
             why = reason or (
-                "it was retired" if state == "retired" else f"an old version, unchanged for {duration_text(age_s)}"
+                "it was retired" if state in GONE else f"an old version, unchanged for {duration_text(age_s)}"
             )
             verdict: Literal["remove", "keep"] = "remove" if reason is None else "keep"
             looked.append(Looked(pipeline, version, None, facts.folder, size_bytes, changed_at_s, verdict, why))

@@ -49,6 +49,15 @@ def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
+def spark_settings(texts: list[str] | None) -> dict[str, str]:
+    """The settings of Spark that --conf gives."""
+    settings = pairs(texts, "--conf")
+    for name in settings:
+        if not name.startswith("spark."):
+            raise typer.BadParameter(f"{name!r} is not a Spark setting: they begin with spark.", param_hint="--conf")
+    return settings
+
+
 class ListByDefault(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):

@@ -146,13 +146,18 @@ def _finish(begun: VersionRun, options: ReprocessOptions) -> None:
             register.find(pipeline.name, begun.before),
             delete_topics=options.delete_topics,
             spark=pipeline.spark,
+            on_wait=say_waiting,
         )
         say_retired(begun.before, retired)
 
 
+def say_waiting(places: str) -> None:
+    say(f"Waiting until it has ended: {places}.")
+
+
 def say_retired(version: str, retired: Any) -> None:
-    if retired.stopped is not None:
-        say(f"Stopped version {version}, which ran in process {retired.stopped}.")
+    for place in retired.stopped:
+        say(f"Stopped version {version}, which ran in {place}.")
     say(f"Retired version {version}: removed {retired.removed}.")
     for topic in retired.deleted:
         say(f"Deleted topic {topic}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli.comparisons import print_comparisons
-from penstock.cli.options import DEFAULT_URL, AsJson, ListByDefault, Url, examples
+from penstock.cli.options import DEFAULT_URL, AsJson, ListByDefault, Url, examples, spark_settings
 from penstock.cli.output import print_json, say, size_text, time_text
 from penstock.cli.quantities import seconds
 from penstock.cli.stream import open_connection
@@ -60,6 +61,8 @@ DeadLetters = Annotated[
     ),
 ]
 _HISTORY: Final = 10
+_STORE: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
+"""A URL as a path: its second slash is gone."""
 _COUNTS: Final = ("read", "written", "late", "refused", "bad", "dropped")
 
 
@@ -158,6 +161,12 @@ def _bad_rows(facts: PipelineFacts) -> Iterator[str]:
 
 
 def _folder(url: str, checkpoints: Path | None) -> Path:
+    if checkpoints is not None and _STORE.match(str(checkpoints)):
+        raise typer.BadParameter(
+            "it must be a folder of this machine. Of checkpoints in s3a:// or hdfs://, only versions can be listed "
+            "(penstock pipelines versions) and removed (penstock pipelines retire)",
+            param_hint="--checkpoints",
+        )
     return checkpoints if checkpoints is not None else pipelines_folder(url)
 
 
@@ -321,10 +330,27 @@ def retire(
         bool, typer.Option("--delete-topics", help="Also delete its topics and all their records for good.")
     ] = False,
     master: Master = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A Spark setting, to reach checkpoints in s3a:// or hdfs://; may be repeated."
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Checkpoints in s3a:// or hdfs://: also if a run on another host has not told that it ended. Only if "
+            "you know that its process is dead.",
+        ),
+    ] = False,
 ) -> None:
-    """Stop a version that is not current, and remove its checkpoints."""
+    """Stop a version that is not current, and remove its checkpoints.
+
+    From then on the version cannot be started, and its runs end, wherever they are; checkpoints are removed after that.
+    """
     from penstock.cli.programs import stop_session
-    from penstock.cli.reprocess import say_retired
+    from penstock.cli.reprocess import say_retired, say_waiting
     from penstock.spark.versions.retiring import retire as retire_version
 
     with open_connection(url) as stream:
@@ -333,9 +359,17 @@ def retire(
         if _is_elsewhere(entry):
             from penstock.spark.sessions.opening import session
 
-            spark = session("penstock retire", master=master)
+            spark = session("penstock retire", master=master, conf=spark_settings(conf))
+        elif force or conf:
+            raise typer.BadParameter(
+                f"it is for checkpoints in s3a:// or hdfs://, and these are in {entry.checkpoints}",
+                param_hint="--force" if force else "--conf",
+            )
         try:
-            say_retired(version, retire_version(stream, entry, delete_topics=delete_topics, spark=spark))
+            retired = retire_version(
+                stream, entry, delete_topics=delete_topics, spark=spark, force=force, on_wait=say_waiting
+            )
+            say_retired(version, retired)
         finally:
             stop_session()
 

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from penstock.cli.app_programs import run_app_file
 from penstock.cli.commands.up import supervise_programs
 from penstock.cli.logs import show_log_of
-from penstock.cli.options import examples, pairs
+from penstock.cli.options import examples, spark_settings
 from penstock.cli.stream import position
 from penstock.errors import PipelineError
 from penstock.model import PositionKind
@@ -275,10 +275,7 @@ def _settings(
 ) -> RunSettings:
     from penstock.spark.run.settings import RunSettings
 
-    settings = pairs(conf, "--conf")
-    for name in settings:
-        if not name.startswith("spark."):
-            raise typer.BadParameter(f"{name!r} is not a Spark setting: they begin with spark.", param_hint="--conf")
+    settings = spark_settings(conf)
     chosen = settings.get("spark.master", master)
     if chosen is not None:
         check_master(chosen)

@@ -41,7 +41,7 @@ class BatchWriter:
     `identity` maps the id of the query and the label of a target to the identity under which the query writes to that
     target. `keeps_state` says whether the query has stateful operators. `dropped_up_to_ms` maps a batch to the
     watermark by which Spark drops rows in it. `on_delivered` is called after each batch. `bad_rows` has the rows that
-    guards and expectations took out of a batch.
+    guards and expectations took out of a batch. `before_batch` is called first, and may raise to end the query.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class BatchWriter:
         keeps_state: bool,
         dropped_up_to_ms: Callable[[int], int],
         bad_rows: BadRowCollector | None = None,
+        before_batch: Callable[[], None] | None = None,
     ) -> None:
         self._identity = identity
         self._targets = targets
@@ -62,6 +63,7 @@ class BatchWriter:
         self._keeps_state = keeps_state
         self._dropped_up_to_ms = dropped_up_to_ms
         self._bad_rows = bad_rows
+        self._before_batch = before_batch
         self._query_id = ""
         self._opened: list[tuple[Target, Delivery]] = []
         self._opened_sides: list[tuple[SideOutput, Delivery]] = []
@@ -89,6 +91,8 @@ class BatchWriter:
     def _write(self, frame: DataFrame, batch_id: int) -> None:
         if self._closed:
             raise RuntimeError("the query was stopped")
+        if self._before_batch is not None:
+            self._before_batch()
         if not self._query_id:
             self._open(frame)
         several = len(self._opened) > 1

@@ -2,6 +2,7 @@
 
     CHECKPOINTS/PIPELINE/pipeline.json      the pipeline that owns the folder
                          lock               held by the process that runs it (on local disks)
+                         runs/              the processes that run it (on other stores: `run_records`)
                          QUERY/query.json   the fingerprint of the query that the state belongs to
                          QUERY/spark/       Spark's own checkpoint
                          QUERY/error.txt    the last error with its tracebacks
@@ -24,6 +25,7 @@ from pyspark.sql import DataFrame
 
 from penstock.errors import CheckpointMismatchError, ConfigError, PipelineRunningError
 from penstock.spark.run.plans import Operator, describe_stateful_operators, sources, stateful_operators, what_changed
+from penstock.spark.run.run_records import RunRecords
 from penstock.spark.run.state_folder import StateFolder
 from penstock.spark.source.stream_reader import SourceOffset
 from penstock.streams.url import log_folder
@@ -99,6 +101,8 @@ class CheckpointFolder:
         self.pipeline = pipeline
         self.folder = folder
         self._lock: IO[str] | None = None
+        self.records = RunRecords(folder)
+        """Who runs it, where `folder` is on a store without locks."""
 
     def open(self) -> None:
         """Claim and lock the folder.
@@ -140,6 +144,7 @@ class CheckpointFolder:
     def _take_lock(self) -> None:
         local = self.folder.local
         if local is None:  # other file systems have no locks: there, targets fence the older run
+            self.records.begin()
             return
         lock = open(local / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 open as long as the pipeline runs
         try:
@@ -158,7 +163,10 @@ class CheckpointFolder:
         lock.flush()
         self._lock = lock
 
-    def close(self) -> None:
+    def close(self, *, ended: bool = True) -> None:
+        """Release the folder. `ended`: whether nothing of this run uses it any more."""
+        if ended:
+            self.records.end()
         if self._lock is not None:
             self._lock.close()
             self._lock = None

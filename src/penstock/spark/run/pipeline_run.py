@@ -33,6 +33,8 @@ from penstock.spark.sessions.defaults import local_cores
 from penstock.spark.sink.folders.folder import Folder
 from penstock.spark.source.read_options import absolute_url
 from penstock.spark.state.stateful_functions import require_an_end
+from penstock.spark.versions.names import FIRST
+from penstock.spark.versions.retirement import Retirement
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline import Pipeline
@@ -74,6 +76,7 @@ class PipelineRun:
         self._checkpoint = CheckpointFolder(pipeline.name, pipeline.folder)
         self._listener = ProgressListener(pipeline.label, pipeline.tracker)
         self._offsets: GroupOffsets | None = None
+        self._retirement = Retirement(pipeline.connection, pipeline.name, pipeline.version or FIRST)
         self._ended = False
         self._ending = threading.Lock()
 
@@ -87,6 +90,7 @@ class PipelineRun:
         pipeline.connection  # noqa: B018 raises now if the stream cannot be reached
         self._checkpoint.open()
         try:
+            self._retirement.check()  # now that others see that this run has the folder
             for planned in pipeline.queries:
                 if self._once:
                     require_an_end(planned.frame, f"query {planned.name!r} of pipeline {pipeline.name!r}")
@@ -120,6 +124,7 @@ class PipelineRun:
                 self._once,
                 after,
                 None if OBSERVED.lineage is None else self._inputs_of(planned),
+                self._retirement,
             )
             writers.update(dict.fromkeys((target.label for target in planned.targets), query))
             self._queries.append(query)
@@ -127,6 +132,7 @@ class PipelineRun:
         atexit.register(self._stop_at_exit)
         for query in self._queries:
             query.start()
+        self._retirement.watch(self._on_retirement, self._checkpoint.records.refresh)
 
     def _inputs_of(self, planned: PlannedQuery) -> QueryInputs:
         pipeline = self._pipeline
@@ -193,6 +199,10 @@ class PipelineRun:
             thread.join()
         self._end()
 
+    def _on_retirement(self) -> None:
+        _log.warning("%s: this version is being retired; the running batches are finished", self._pipeline.label)
+        self.stop(DRAIN_S)
+
     def _stop_at_exit(self) -> None:
         """Stop one query after the other: at exit, Python starts no threads."""
         for query in self._queries:
@@ -208,7 +218,8 @@ class PipelineRun:
                 if self._offsets is not None:
                     self._offsets.close()
                 self._stop_spools()
-                self._checkpoint.close()
+                self._retirement.stop()
+                self._checkpoint.close(ended=all(query.wait(0.0) for query in self._queries))
 
     def _stop_spools(self) -> None:
         for spool in self._pipeline.spools:

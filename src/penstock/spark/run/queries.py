@@ -34,6 +34,7 @@ from penstock.spark.run.state_folder import StateFolder
 from penstock.spark.run.triggers import Trigger
 from penstock.spark.sink.refused_rows import RefusedRows
 from penstock.spark.sink.target import OutputMode, QueryIdentity, Target
+from penstock.spark.versions.retirement import Retirement
 
 SPARK_CHECKPOINT: Final = "spark"
 STAGING: Final = "staging"
@@ -86,6 +87,7 @@ class RunningQuery:
         once: bool,
         after: Sequence[RunningQuery] = (),
         inputs: QueryInputs | None = None,
+        retirement: Retirement | None = None,
     ) -> None:
         """The query starts when all queries in `after` have ended. `inputs` are what `OBSERVED.lineage` is told."""
         self._pipeline = pipeline
@@ -98,6 +100,7 @@ class RunningQuery:
         self._once = once
         self._after = after
         self._inputs = inputs
+        self._retirement = retirement
         self._lineage: LineageRun | None = None
         self._stopping = threading.Event()
         self._query: StreamingQuery | None = None
@@ -226,6 +229,7 @@ class RunningQuery:
         """Run the query to its end. The error that ended it; None if it finished or was stopped."""
         writer: BatchWriter | None = None
         try:
+            self._end_if_retired()
             with self._lock:
                 if self._stopping.is_set():
                     return None
@@ -294,6 +298,7 @@ class RunningQuery:
             keeps_state=keeps_state(planned.frame),
             dropped_up_to_ms=self._dropped_up_to_ms,
             bad_rows=self._bad_rows,
+            before_batch=self._check_retirement,
         )
         self._bad_rows.begin(searching=self._searched is not None)
         stream_writer = (
@@ -304,6 +309,17 @@ class RunningQuery:
             .foreachBatch(writer)
         )
         return writer, triggers.apply(stream_writer, planned.trigger, self._once or self._catches_up).start()
+
+    def _end_if_retired(self) -> bool:
+        """Stop if the version is being retired: its checkpoint may be deleted, unless a lock protects it."""
+        if self._folder.local is not None or self._retirement is None or not self._retirement.has_begun():
+            return False
+        self._stopping.set()
+        return True
+
+    def _check_retirement(self) -> None:
+        if self._end_if_retired():
+            raise RuntimeError("the version of this query is being retired")
 
     def _dropped_up_to_ms(self, batch_id: int) -> int:
         """The watermark by which stateful operators drop rows in a batch: Spark's watermark of the previous batch."""

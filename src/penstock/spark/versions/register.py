@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,9 +20,12 @@ from penstock.spark.versions.names import FIRST, By, by_age, check_version, next
 from penstock.streams.aliases import ALIASES_TOPIC, aliases_topic, forget, is_alias, switched
 from penstock.streams.key_value_topic import Changes, Values
 
-State = Literal["reprocessing", "ready", "current", "previous", "retired"]
+State = Literal["reprocessing", "ready", "current", "previous", "retiring", "retired"]
 """reprocessing: has not reached the end that the inputs had at its start; ready: has reached it; current: aliases point
-to its topics; previous: they did; retired: deleted, and its name is not used again."""
+to its topics; previous: they did; retiring: its runs must end, then it is deleted; retired: deleted. The name of a
+retired version is not used again."""
+GONE: Final = frozenset({"retiring", "retired"})
+"""The states of versions that are never run again."""
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,13 +148,13 @@ class Register:
         forget(self._stream)
         return entry.topics
 
-    def retire(self, pipeline: str, version: str) -> None:
-        """Mark a version as retired. Raises PipelineError if it is the current one."""
+    def retire(self, pipeline: str, version: str, *, state: State = "retired") -> None:
+        """Mark a version as retired, or as "retiring". Raises PipelineError if it is the current one."""
 
         def decide(values: Values) -> Changes:
             entry = _required(values, pipeline, version)
             check_not_current(entry)
-            return _restated(entry, "retired")
+            return {} if entry.state in (state, "retired") else _restated(entry, state)
 
         self._topic.change(decide)
 
@@ -176,6 +179,11 @@ def check_not_current(entry: Version) -> None:
 
 
 def check_not_retired(entry: Version) -> None:
+    if entry.state == "retiring":
+        raise PipelineError(
+            f"version {entry.version} of pipeline {entry.pipeline!r} is being retired. Finish that: penstock pipelines "
+            f"retire {entry.pipeline} {entry.version}; or reprocess as another version: penstock run FILE --reprocess"
+        )
     if entry.state == "retired":
         raise PipelineError(
             f"version {entry.version} of pipeline {entry.pipeline!r} was retired: its checkpoints are deleted. "
@@ -242,7 +250,7 @@ def version_to_run(stream: Stream, pipeline: str, settings: RunSettings) -> str 
     if entry is not None:
         check_not_retired(entry)
     elif versions or wanted != FIRST:
-        there = ", ".join(each.version for each in versions if each.state != "retired") or FIRST
+        there = ", ".join(each.version for each in versions if each.state not in GONE) or FIRST
         raise ConfigError(
             f"pipeline {pipeline!r} has no version {wanted!r}; it has {there}. Create it with: penstock run FILE "
             f"--reprocess {wanted}"
