@@ -1,24 +1,46 @@
-"""How punctual `within` is: by how much calls outlast a deadline of 20 ms, beside what waits and what computes.
+"""How punctual deadlines are: of calls of `within`, and of verdicts that are gathered from records.
 
-Beside each, how late a bare wait of 20 ms ends in the same process at the same time: what the machine itself adds.
+By how much calls outlast a deadline of 20 ms, beside what waits and what computes. Beside each, how late a bare wait of
+20 ms ends in the same process at the same time: what the machine itself adds.
+
+Verdicts are those of the fraud case (examples/pipelines/fraud_in_time.py). This process sends transactions and receives
+verdicts; the presenter, the broker and the analysers on Spark have processes of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+import penstock
 from benchmarks.report import Figure, Report
 from penstock.consuming.deadlines.parallel import within
+from penstock.spark.sessions.jars import connector_jars
+from tools import parts
 
 DEADLINE_S: Final = 0.020
 BAR_MS: Final = 5.0
 CALLERS: Final = 8
 CALLS: Final = 3_000
 _LOOPS_PER_MS: Final = 15_000
+
+RATE: Final = 100
+WARM_S: Final = 15.0
+MEASURED_S: Final = 30.0
+START_S: Final = 180.0
+REPOSITORY: Final = Path(__file__).resolve().parent.parent
+FLUSH: Final = {"all": "verdicts with acks=all (fsync before the answer)", "1": "verdicts with acks=1"}
+os.environ.setdefault("PENSTOCK_CACHE", str(parts.cache_folder()))
 
 
 def quick(number: int) -> int:
@@ -74,6 +96,7 @@ def run(report: Report, say: Callable[[str], None], scale: float = 1.0) -> None:
         for figure in _measure(load, max(100, int(CALLS * scale * load.callers / CALLERS))):
             say("  " + figure.line())
             report.figures.append(figure)
+    _run_verdicts(report, say, max(5.0, MEASURED_S * scale))
     report.notes.append(
         f"Deadlines: {DEADLINE_S * 1000:.0f} ms, {CALLS:,} calls (an eighth with one caller). Late is the time from "
         "the deadline to the return of the call; an earlier return counts as 0. The bare wait is a Condition.wait of "
@@ -121,6 +144,144 @@ def _measure(load: Load, calls: int) -> list[Figure]:
         Figure(f"{what}: late, max", _late_ms(took_s, 1.0), "ms"),
         Figure(f"{what}: a bare wait beside it: late, p99", _late_ms(bare_s, 0.99), "ms"),
     ]
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """How long after its transaction was sent each verdict was received, by label."""
+
+    took_ms: dict[str, list[float]] = field(default_factory=lambda: {"complete": [], "partial": []})
+    load: float = 0.0
+
+    @property
+    def all_ms(self) -> list[float]:
+        return self.took_ms["complete"] + self.took_ms["partial"]
+
+    def share(self, taken_ms: Sequence[float]) -> float:
+        return sum(each <= DEADLINE_S * 1000 for each in taken_ms) / len(taken_ms) * 100 if taken_ms else 0.0
+
+
+def _run_verdicts(report: Report, say: Callable[[str], None], measured_s: float) -> None:
+    if not connector_jars():
+        report.notes.append("verdicts: Spark's Kafka connector is missing: run `penstock spark jars`")
+    for analysers in ("Spark", "none"):
+        if analysers == "Spark" and not connector_jars():
+            continue
+        for acks, flush in FLUSH.items():
+            what = (
+                f"gathered verdicts, {'analysers on Spark' if analysers == 'Spark' else 'scores sent at once'}, {flush}"
+            )
+            found = _verdicts(analysers == "Spark", acks, measured_s)
+            taken_ms = found.all_ms
+            complete = len(found.took_ms["complete"]) / len(taken_ms) * 100
+            figures = [
+                Figure(f"{what}: received within 20 ms", found.share(taken_ms), "%"),
+                Figure(f"{what}: complete", complete, "%"),
+                Figure(f"{what}: complete and received within 20 ms", _part(found, "complete"), "%"),
+                Figure(f"{what}: partial and received within 20 ms", _part(found, "partial"), "%"),
+                Figure(f"{what}: from transaction to verdict, p50", _percentile(taken_ms, 0.5), "ms"),
+                Figure(f"{what}: from transaction to verdict, p99", _percentile(taken_ms, 0.99), "ms"),
+            ]
+            for figure in figures:
+                say("  " + figure.line())
+                report.figures.append(figure)
+            report.notes.append(f"{what}: {len(taken_ms):,} transactions at {RATE}/s, load {found.load:.1f}")
+    report.notes.append(
+        "Gathered verdicts: transactions and scores with acks=1, in the log of one broker. A verdict that is not "
+        "complete is given 15 ms after its transaction was sent. Scores on Spark are those of three queries in "
+        "real-time mode, with batches of 5 minutes, within one batch, after a warm-up."
+    )
+
+
+def _part(found: Verdicts, label: str) -> float:
+    taken_ms = found.took_ms[label]
+    return found.share(taken_ms) * len(taken_ms) / len(found.all_ms)
+
+
+def _verdicts(on_spark: bool, acks: str, measured_s: float) -> Verdicts:
+    with tempfile.TemporaryDirectory(prefix="penstock-verdicts-") as folder:
+        url = f"log:{folder}/data"
+        with penstock.connect(url, linger_ms=0, acks=1) as stream:
+            for topic in ("transactions", "scores", "verdicts"):
+                stream.create_topic(topic, 1)
+            with contextlib.ExitStack() as running:
+                if on_spark:
+                    running.enter_context(_job("analysers", url, acks, Path(folder)))
+                running.enter_context(_job("presenter", url, acks, Path(folder)))
+                return _sent_and_received(stream, on_spark, measured_s)
+
+
+@contextlib.contextmanager
+def _job(job: str, url: str, acks: str, folder: Path) -> Iterator[None]:
+    told = folder / f"{job}.txt"
+    command = [sys.executable, "-m", "benchmarks.deadlines_jobs", job, url, acks]
+    with told.open("wb") as errors:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "started":
+            raise RuntimeError(f"{job} did not start: {told.read_text(errors='replace')[-2000:]}")
+        yield
+        process.communicate("", timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _sent_and_received(stream: penstock.Connection, on_spark: bool, measured_s: float) -> Verdicts:
+    from examples.pipelines import fraud_in_time as case
+
+    received: dict[int, tuple[str, int]] = {}
+    sent_ns: dict[int, int] = {}
+    complete = threading.Event()
+
+    def receive(reader: penstock.Reader) -> None:
+        for record in reader:
+            now_ns = time.time_ns()
+            verdict = case.verdicts.decode(record.value)
+            assert verdict is not None
+            received[verdict.transaction] = (verdict.label, now_ns)
+            if verdict.label == "complete":
+                complete.set()
+
+    def send(transactions: Sequence[case.Transaction]) -> None:
+        next_s = time.perf_counter()
+        for each in transactions:
+            each.at = datetime.datetime.now(datetime.UTC)
+            sent_ns[each.id] = time.time_ns()
+            stream.send(case.transactions, each)
+            if not on_spark:
+                for name in case.ANALYSERS:
+                    stream.send(case.scores, case.Score(each.id, name, 0))
+            next_s += 1 / RATE
+            time.sleep(max(0.0, next_s - time.perf_counter()))
+
+    with stream.read("verdicts", follow=True) as reader:
+        receiving = threading.Thread(target=receive, args=(reader,), daemon=True)
+        receiving.start()
+        first = 0
+        until_s = time.monotonic() + START_S
+        while not complete.is_set():  # until the first batch of every query has begun
+            send(case.generate(7, RATE, first))
+            first += RATE
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"no complete verdict within {START_S:g} s")
+        send(case.generate(8, int(RATE * WARM_S), first))
+        measured = case.generate(9, int(RATE * measured_s), first + int(RATE * WARM_S))
+        send(measured)
+        found = Verdicts(load=os.getloadavg()[0])
+        until_s = time.monotonic() + 30
+        while any(each.id not in received for each in measured):
+            if time.monotonic() > until_s:
+                raise RuntimeError("not every transaction has a verdict after 30 s")
+            time.sleep(0.1)
+    receiving.join()
+    for each in measured:
+        label, seen_ns = received[each.id]
+        found.took_ms[label].append((seen_ns - sent_ns[each.id]) / 1e6)
+    return found
 
 
 def _late_ms(durations_s: list[float], part: float) -> float:

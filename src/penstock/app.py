@@ -18,6 +18,9 @@ from dataclasses import replace
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Queue, Stream
+from penstock.consuming.deadlines.call import Result
+from penstock.consuming.deadlines.gather import DEFAULT_KEEP_S, DEFAULT_MOST, AnswerTo, Gather, gather_of
+from penstock.consuming.deadlines.gather_consumer import GatherConsumer
 from penstock.consuming.declaration import Declared
 from penstock.consuming.destinations import Destination, as_destination, destination_name
 from penstock.consuming.handler_consumer import HandlerConsumer
@@ -58,6 +61,7 @@ logger = logging.getLogger(__name__)
 
 AnyConsumer = HandlerConsumer | QueueConsumer | PatternConsumer[HandlerConsumer | QueueConsumer]
 Function = TypeVar("Function", bound=Callable[..., Any])
+Judge = TypeVar("Judge", bound=Callable[[Any, Result], Any])
 Made = TypeVar("Made")
 
 _LOOK_S: Final = 0.1
@@ -136,8 +140,10 @@ class App:
         self._insecure_endpoints = insecure_endpoints
         self._middlewares = tuple(middlewares)
         self._declared: list[Declared] = []
+        self._gathers: list[Gather] = []
         self._stages: dict[str, Stage] = {}
         self._consumers: list[AnyConsumer] = []
+        self._gatherers: list[GatherConsumer] = []
         self._runs: HandlerRuns | None = None
         self._stopping = threading.Event()
         self._running = False
@@ -241,6 +247,74 @@ class App:
 
         return declare
 
+    def gather(
+        self,
+        requests: str | Topic[Any],
+        answers: str | Topic[Any] | Mapping[str, str | Topic[Any]],
+        *,
+        to: str | Topic[Any],
+        within_ms: float,
+        request_id: Callable[[Any], Any],
+        answer_to: AnswerTo,
+        expected: Sequence[str] | None = None,
+        late: str | Topic[Any] | None = None,
+        keep_s: float = DEFAULT_KEEP_S,
+        most: int = DEFAULT_MOST,
+        start: PositionChoice = "earliest",
+        end: PositionChoice | None = None,
+        group: str | None = None,
+        dead_letters: str | DeadLetters | bool | None = True,
+        checkpoints: str | CheckpointStore | None = None,
+        member: str | None = None,
+        session_timeout_s: float = 10.0,
+    ) -> Callable[[Judge], Judge]:
+        """Declare what makes one verdict of each request and the answers to it, which come as records, in time.
+
+        The function takes the request and a `Result`, as of `within`, and returns the verdict, which goes to the topic
+        `to`: at once when all `expected` answers are there, or else `within_ms` after the time of the request's record,
+        labelled as partial. `request_id` returns the id of a request, and `answer_to` that of the request that an
+        answer is for, together with the answer's name; with a topic for each name, `answers` maps names to topics, and
+        `answer_to` returns the id alone. Answers must be in the partition of their request.
+
+        Answers that come later go to the topic `late`, with headers that say which verdict they missed. Answers that
+        come before their request, and the ids of verdicts, are kept for `keep_s` seconds, at most `most` of each in a
+        partition. Each request gets one verdict, also after a crash; one whose time was up meanwhile gets it at once,
+        labelled as overdue. A `member` that restarts under its name continues at once; any other member takes over
+        after `session_timeout_s`. `start`, `end`, `group`, `dead_letters` and `checkpoints` are those of `handle`.
+        """
+        if self._url is None:
+            raise ConfigError(f"{requests}: the app has no stream: create it with one")
+        letters = f"{requests}{DEAD_LETTER_SUFFIX}" if dead_letters is True else dead_letters or None
+
+        def declare(judge: Judge) -> Judge:
+            if self._running:
+                raise HandlerError(f"{judge!r}: the app is running: declare it before `run`")
+            new = gather_of(
+                judge, requests, answers, to=to, within_ms=within_ms, request_id=request_id, answer_to=answer_to,
+                expected=expected, late=late, keep_s=keep_s, most=most, start=start, end=end,
+                group=self.group if group is None else group, dead_letters=letters,
+                checkpoints=self._checkpoints if checkpoints is None else checkpoints, member=member,
+                session_timeout_s=session_timeout_s,
+            )  # fmt: skip
+            self._check_unused(new.name, new.requests.name, new.group)
+            self._gathers.append(new)
+            return judge
+
+        return declare
+
+    def _check_unused(self, name: str, topic: str, group: str) -> None:
+        """Raise HandlerError if a topic already has a handler or a gathering in this group."""
+        taken = [
+            (each.handler.name, each.handler.topic.name, each.group) for each in self._declared if each.queue is None
+        ]
+        taken += [(each.name, each.requests.name, each.group) for each in self._gathers]
+        for other, its_topic, its_group in taken:
+            if (its_topic, its_group) == (topic, group):
+                raise HandlerError(
+                    f"{name} and {other} both handle topic {topic!r} in group {group!r}: each would get a part of the "
+                    "records. Give one of them its own group: group=..."
+                )
+
     def _letters_of(
         self, handler: Handler, given: str | DeadLetters | bool | None, pattern: TopicPattern | None
     ) -> str | DeadLetters | None:
@@ -254,17 +328,13 @@ class App:
         if self._running:
             raise HandlerError(f"{handler.name}: the app is running: declare its handlers before `run`")
         for other in self._declared:
-            if other.queue is not None or queue is not None:
-                if other.queue == queue:
-                    raise HandlerError(
-                        f"{handler.name} and {other.handler.name} both handle queue {handler.topic.name!r}: each would "
-                        "get a part of the records. Raise `workers` of one of them instead"
-                    )
-            elif other.handler.topic.name == handler.topic.name and other.group == new.group:
+            if queue is not None and other.queue == queue:
                 raise HandlerError(
-                    f"{handler.name} and {other.handler.name} both handle topic {handler.topic.name!r} in group "
-                    f"{new.group!r}: each would get a part of the records. Give one of them its own group: group=..."
+                    f"{handler.name} and {other.handler.name} both handle queue {handler.topic.name!r}: each would "
+                    "get a part of the records. Raise `workers` of one of them instead"
                 )
+        if queue is None:
+            self._check_unused(handler.name, handler.topic.name, new.group)
         if self._url is None and handler.to is not None and new.destination is None:
             raise ConfigError(f"{handler.name}: to={handler.to.name!r} is a topic, and the app has no stream")
         if queue is None and new.dead_letters == handler.topic.name:
@@ -320,7 +390,11 @@ class App:
             consumers = self._retry_until_stopped(lambda: self._make_consumers(stream, stages, end), _abandon)
             if consumers is None:
                 return
-            self._consumers = consumers
+            gatherers = self._retry_until_stopped(lambda: self._make_gatherers(stream, end), _abandon)
+            if gatherers is None:
+                _abandon(consumers)
+                return
+            self._consumers, self._gatherers = consumers, gatherers
             self._runs = None
             if OBSERVED.lineage is not None:
                 ends = end is not None
@@ -329,7 +403,7 @@ class App:
                 stages.start()
             patience_s = _STAGES_STOP_S
             try:
-                for consumer in self._consumers:
+                for consumer in (*self._consumers, *self._gatherers):
                     consumer.start()
                 self._wait()
             except KeyboardInterrupt:
@@ -357,6 +431,17 @@ class App:
             _abandon(consumers)
             raise
         return consumers
+
+    def _make_gatherers(self, stream: Stream | None, end: Position | None) -> list[GatherConsumer]:
+        made: list[GatherConsumer] = []
+        try:
+            for gather in self._gathers:
+                assert stream is not None
+                made.append(GatherConsumer(stream, replace(gather, end=gather.end or end), self._clock))
+        except BaseException:
+            _abandon(made)
+            raise
+        return made
 
     def _excluded(self, declared: Declared) -> Callable[[str], bool]:
         """Whether a topic that matches is not for this handler: another one's, or its own output."""
@@ -410,7 +495,7 @@ class App:
 
     def health(self) -> list[Health]:
         """Whether each handler makes progress, not merely whether it runs."""
-        return [consumer.health() for consumer in self.consumers]
+        return [consumer.health() for consumer in (*self.consumers, *self._gatherers)]
 
     @property
     def started(self) -> bool:
@@ -419,16 +504,17 @@ class App:
 
     def stuck(self) -> list[str]:
         """For `/healthz`: what only a restart would fix. Calls no stream and no store: they may be unavailable."""
-        return [f"{each.handler.name}: {why}" for each in self.consumers if (why := each.stuck())]
+        running = (*self.consumers, *self._gatherers)
+        return [f"{each.handler.name}: {why}" for each in running if (why := each.stuck())]
 
     def unready(self) -> list[str]:
         """For `/readyz`: what keeps handlers from making progress."""
         if self._stopping.is_set() or not self._running:
             return ["the app is stopping"]
-        if len(self._consumers) < len(self._declared):
+        if len(self._consumers) < len(self._declared) or len(self._gatherers) < len(self._gathers):
             return ["the app is starting"]
         problems = [each.problem for each in self._consumers if isinstance(each, PatternConsumer) and each.problem]
-        for consumer in self.consumers:
+        for consumer in (*self.consumers, *self._gatherers):
             try:
                 found = [consumer.unready(), *consumer.health().problems]
             except PenstockError as error:
@@ -486,7 +572,7 @@ class App:
         self.stop()
 
     def _wait(self) -> None:
-        waiting = list(self._consumers)
+        waiting: list[AnyConsumer | GatherConsumer] = [*self._consumers, *self._gatherers]
         failure: BaseException | None = None
         while waiting:
             if self._stopping.is_set() or failure is not None:
@@ -510,13 +596,15 @@ class App:
         if failure is not None:
             raise failure
 
-    def _ended(self, consumer: AnyConsumer, error: BaseException | None, failure: BaseException | None) -> None:
-        if self._runs is not None:
+    def _ended(
+        self, consumer: AnyConsumer | GatherConsumer, error: BaseException | None, failure: BaseException | None
+    ) -> None:
+        if self._runs is not None and not isinstance(consumer, GatherConsumer):
             self._runs.ended(consumer, error, stopped=self._stopping.is_set() or failure is not None)
 
     def _begin(self, metrics: str | None, health: str | None) -> contextlib.AbstractContextManager[object]:
         """Mark the app as running. Returns the context to leave at its end."""
-        if not self._declared:
+        if not self._declared and not self._gathers:
             raise HandlerError("the app has no handlers: declare one with @app.handle(TOPIC)")
         if self._running:
             raise ConfigError("the app is already running")
@@ -540,7 +628,7 @@ class App:
                 self._state_server = stack.enter_context(server)
             self._running = self._has_begun = True
             self._stopping.clear()
-            self._consumers = []
+            self._consumers, self._gatherers = [], []
             return stack.pop_all()
 
     def _end_serving(self) -> None:
@@ -553,9 +641,10 @@ class App:
         try:
             url = self._url
             if stream is None and url is not None:
-                stream = self._retry_until_stopped(
-                    lambda: open_stream(url, **self._connection), lambda late: late.close()
-                )
+                options = self._connection
+                if self._gathers and scheme_of(url) in KAFKA_SCHEMES:  # a verdict must not wait for another
+                    options = {"linger_ms": 0.0, **options}
+                stream = self._retry_until_stopped(lambda: open_stream(url, **options), lambda late: late.close())
             yield stream
         except KeyboardInterrupt:
             if self._given is None and stream is not None:  # closing it here would wait for the handlers
@@ -585,7 +674,7 @@ def _settle(made: concurrent.futures.Future[Made], action: Callable[[], Made]) -
         made.set_exception(error)
 
 
-def _abandon(consumers: Sequence[AnyConsumer]) -> None:
+def _abandon(consumers: Sequence[AnyConsumer | GatherConsumer]) -> None:
     for consumer in consumers:
         consumer.abandon()
 

@@ -21,6 +21,8 @@ class Why(StrEnum):
     """Its workers were busy with earlier calls. It will not be started."""
     BUSY = "busy"
     """Its queue was full, so it was not asked."""
+    ABSENT = "absent"
+    """Its answer comes as a record, and had not come: it may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Result:
     took_s: float
     why: Mapping[str, Why] = field(default_factory=dict)
     """For each missing analyser: whether it was running, waiting for a worker, or not asked."""
+    overdue: bool = False
+    """Time was up before the request could be read, as after a crash."""
 
     @property
     def label(self) -> str:
