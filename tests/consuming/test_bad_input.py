@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.app import App
 from penstock.consuming import CircuitBreaker, Consumer, Context, Retry
-from penstock.consuming.handlers import Wants, handler_of
+from penstock.consuming.handlers import HandlerArgument, handler_of
 from penstock.errors import ConfigError, GroupError, GuaranteeError, HandlerError, InvalidTopicError, UrlError
 from penstock.model import Record
 from penstock.streams.memory import MemoryStream
@@ -181,7 +181,7 @@ def test_a_context_is_known_by_the_text_of_its_type_where_only_type_checkers_see
 
     handle.__annotations__.update(first="nowhere.Context", second="Record | Nothing".partition(" ")[0])
     found = handler_of(handle, "orders")
-    assert found.wants == (Wants.VALUE, Wants.CONTEXT, Wants.RECORD)
+    assert found.wants == (HandlerArgument.VALUE, HandlerArgument.CONTEXT, HandlerArgument.RECORD)
 
 
 def run_with(app: App, handler: Callable[..., Any], **options: Any) -> None:

@@ -11,7 +11,7 @@ from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming.lease_groups.group import LeaseGroupFeed
 from penstock.model import Change, Checkpoint, CheckpointKey, Lease, Pointer, Position
 from penstock.model.clock import SystemClock
-from penstock.streams.reading import TurnFeed
+from penstock.streams.reading import RoundRobinFeed
 from tests.consuming.counting_stream import CountingStream
 
 PARENTS = {1: [0], 2: [0], 3: [1, 2]}
@@ -80,13 +80,13 @@ def test_a_group_that_begins_at_the_end_has_nothing_to_finish(stream: SplitStrea
         poll_until_assigned(feed, listener, {0, 1, 2, 3})
 
 
-def read_order(feed: TurnFeed) -> Iterator[int]:
+def read_order(feed: RoundRobinFeed) -> Iterator[int]:
     while batches := feed.poll(20, 0.0):
         yield from (batch.partition for batch in batches)
 
 
 def test_a_reader_takes_replaced_partitions_first(stream: SplitStream) -> None:
-    with closing(TurnFeed(stream)) as feed:
+    with closing(RoundRobinFeed(stream)) as feed:
         for partition in (3, 2, 1, 0):
             feed.add(partition, 0)
         order = list(read_order(feed))
@@ -96,6 +96,6 @@ def test_a_reader_takes_replaced_partitions_first(stream: SplitStream) -> None:
 
 
 def test_a_reader_of_one_partition_does_not_wait_for_others(stream: SplitStream) -> None:
-    with closing(TurnFeed(stream)) as feed:
+    with closing(RoundRobinFeed(stream)) as feed:
         feed.add(3, 0)
         assert list(read_order(feed)) == [3, 3, 3]

@@ -11,7 +11,7 @@ from penstock.broker.contracts import OFFSETS_TOPIC, Clock, Marker, StoredBatch
 from penstock.broker.syncing import Syncer
 from penstock.errors import CorruptBatchError
 from penstock.log.batches.batch import TRANSACTIONAL, NewRecord, build_batch, marker_commits, records_of
-from penstock.log.batches.scan import Bad, Found
+from penstock.log.batches.scan import BadBytes, WholeBatch
 from penstock.log.partition import PartitionLog
 from penstock.log.store import Topic, TopicStore
 
@@ -74,8 +74,8 @@ class StateTopic:
         for log in self._topic.partitions:
             for segment in log.segments:
                 for step in segment.batches():
-                    reason = step.reason if isinstance(step, Bad) else None
-                    if isinstance(step, Found):
+                    reason = step.reason if isinstance(step, BadBytes) else None
+                    if isinstance(step, WholeBatch):
                         try:
                             yield _stored(log.partition, step)
                         except CorruptBatchError as error:
@@ -84,7 +84,7 @@ class StateTopic:
                         logger.error("%s: the batch at byte %d is skipped: %s", segment.path, step.position, reason)
 
 
-def _stored(partition: int, found: Found) -> StoredBatch:
+def _stored(partition: int, found: WholeBatch) -> StoredBatch:
     header = found.header
     control: str | None = None
     records: list[tuple[bytes, bytes | None]] = []

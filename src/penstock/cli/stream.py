@@ -30,10 +30,10 @@ def silence_log() -> None:
     library.propagate = False
     stalls = logging.getLogger("penstock.streams.kafka.producing.stalls")
     if not stalls.handlers:
-        stalls.addHandler(_Telling())
+        stalls.addHandler(_StalledNotice())
 
 
-class _Telling(logging.Handler):
+class _StalledNotice(logging.Handler):
     """Reports on the terminal that a broker acknowledges nothing, which would look like a hanging command."""
 
     def emit(self, record: logging.LogRecord) -> None:

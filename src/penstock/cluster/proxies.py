@@ -34,7 +34,7 @@ _LOCAL_COLUMN: Final = 1
 _INODE_COLUMN: Final = 9
 
 
-class Behind(msgspec.Struct):
+class ProxiedBroker(msgspec.Struct):
     """A broker, as far as its proxies need to know it."""
 
     number: int
@@ -49,11 +49,11 @@ class Behind(msgspec.Struct):
     isolated_from: CutOff | None = None
 
 
-class Wiring(msgspec.Struct):
+class ProxiedCluster(msgspec.Struct):
     """What `cluster.json` says."""
 
     version: int
-    brokers: list[Behind]
+    brokers: list[ProxiedBroker]
 
 
 def is_cut(source: int | None, target: int, isolated: Mapping[int, CutOff | None]) -> bool:
@@ -133,10 +133,10 @@ class Proxies:
             server.close()
         (self._folder / OBEYED).unlink(missing_ok=True)
 
-    def _read(self) -> Wiring:
-        return msgspec.json.decode((self._folder / STATE).read_bytes(), type=Wiring)
+    def _read(self) -> ProxiedCluster:
+        return msgspec.json.decode((self._folder / STATE).read_bytes(), type=ProxiedCluster)
 
-    async def _obey(self, wiring: Wiring) -> None:
+    async def _obey(self, wiring: ProxiedCluster) -> None:
         async with self._changed:
             self._wiring = wiring
             self._changed.notify_all()

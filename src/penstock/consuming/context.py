@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Calling:
+class HandlerCalls:
     """What all contexts of a handler share."""
 
     __slots__ = ("group", "handler", "id_of", "provide")
@@ -61,7 +61,7 @@ class Context:
 
     def __init__(
         self,
-        calling: Calling,
+        calling: HandlerCalls,
         batch: Sequence[Record],
         index: int,
         attempt: int,

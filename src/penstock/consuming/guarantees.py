@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TypeGuard
 
 from penstock.abc import CheckpointStore, Feature, Grouping, TopicStream, TransactionalStore
-from penstock.consuming.handlers import Handler, Wants
+from penstock.consuming.handlers import Handler, HandlerArgument
 from penstock.consuming.options import DEFAULTS, ConsumerOptions
 from penstock.errors import ConfigError, GuaranteeError
 from penstock.model import Guarantee, Ordering
@@ -39,7 +39,7 @@ def commit_mode_of(
     if options.idempotency_key is not None:
         return CommitMode.KEY
     if isinstance(store, TransactionalStore) and Feature.TRANSACTIONS in store.features:
-        if Wants.CONTEXT not in handler.wants:
+        if HandlerArgument.CONTEXT not in handler.wants:
             raise GuaranteeError(
                 f"{handler.name}: for exactly-once its effect must be in the transaction of its checkpoint: take a "
                 "Context and use `with ctx.transaction() as db`; or pass idempotency_key, or to=TOPIC"

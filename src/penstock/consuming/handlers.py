@@ -21,7 +21,7 @@ from penstock.serde.types import is_protobuf
 from penstock.streams.topic_patterns import TopicChoice, TopicPattern, check_position_for_several, described, topics_of
 
 
-class Wants(enum.Enum):
+class HandlerArgument(enum.Enum):
     """One argument of a handler."""
 
     VALUE = "the value"
@@ -41,8 +41,8 @@ class Middleware(Protocol):
     ) -> contextlib.AbstractContextManager[Any] | contextlib.AbstractAsyncContextManager[Any]: ...
 
 
-_BY_NAME: Final = {"ctx": Wants.CONTEXT, "context": Wants.CONTEXT, "record": Wants.RECORD}
-_BY_TYPE: Final[dict[Any, Wants]] = {Context: Wants.CONTEXT, Record: Wants.RECORD}
+_BY_NAME: Final = {"ctx": HandlerArgument.CONTEXT, "context": HandlerArgument.CONTEXT, "record": HandlerArgument.RECORD}
+_BY_TYPE: Final[dict[Any, HandlerArgument]] = {Context: HandlerArgument.CONTEXT, Record: HandlerArgument.RECORD}
 _UNIONS: Final = (typing.Union, types.UnionType)
 _BY_CLASS_NAME: Final = {kind.__name__: kind for kind in _BY_TYPE}
 
@@ -54,7 +54,7 @@ class Handler:
     function: Callable[..., Any]
     name: str
     version: str
-    wants: tuple[Wants, ...]
+    wants: tuple[HandlerArgument, ...]
     is_async: bool
     topic: Topic[Any]
     to: Topic[Any] | None
@@ -93,7 +93,7 @@ def handler_of(
         raise HandlerError(f"{called}: its signature cannot be inspected ({error}): wrap it in a function") from error
     hints = _hints(body)
     wants = tuple(_wanted(called, parameter, hints) for parameter in _to_fill(called, signature))
-    if wants.count(Wants.VALUE) > 1:
+    if wants.count(HandlerArgument.VALUE) > 1:
         raise HandlerError(
             f"{called} takes more than one value: a handler takes the value, and a Record or a Context by type"
         )
@@ -103,7 +103,7 @@ def handler_of(
         )
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise HandlerError(f"{called}: batch={batch!r} must be an integer >= 1")
-    if batch is not None and wants not in ((Wants.VALUE,), (Wants.VALUE, Wants.CONTEXT)):
+    if batch is not None and wants not in ((HandlerArgument.VALUE,), (HandlerArgument.VALUE, HandlerArgument.CONTEXT)):
         raise HandlerError(
             f"{called} is called with batch={batch} values at once: it takes a list and, optionally, a Context"
         )
@@ -181,7 +181,7 @@ def _to_fill(called: str, signature: inspect.Signature) -> list[inspect.Paramete
     return filled
 
 
-def _wanted(called: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Wants:
+def _wanted(called: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> HandlerArgument:
     hint = hints.get(parameter.name)
     if isinstance(hint, str):
         hint = _BY_CLASS_NAME.get(hint.rpartition(".")[2])
@@ -189,7 +189,7 @@ def _wanted(called: str, parameter: inspect.Parameter, hints: dict[str, Any]) ->
         return _BY_TYPE[hint]
     if hint is None and parameter.name in _BY_NAME:
         return _BY_NAME[parameter.name]
-    return Wants.VALUE
+    return HandlerArgument.VALUE
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -212,12 +212,12 @@ def _topic_from(
     name: str,
     signature: inspect.Signature,
     hints: dict[str, Any],
-    wants: tuple[Wants, ...],
+    wants: tuple[HandlerArgument, ...],
     batch: int | None,
 ) -> Topic[Any]:
     """The Topic for a topic given by name: its type is that of the handler's value."""
     for parameter, wanted in zip(signature.parameters.values(), wants, strict=False):
-        if wanted is not Wants.VALUE:
+        if wanted is not HandlerArgument.VALUE:
             continue
         hint = hints.get(parameter.name)
         if batch is not None and typing.get_origin(hint) is list:
@@ -235,11 +235,11 @@ def _topic_from(
 
 
 def _takes_none(
-    signature: inspect.Signature, hints: dict[str, Any], wants: tuple[Wants, ...], batch: int | None
+    signature: inspect.Signature, hints: dict[str, Any], wants: tuple[HandlerArgument, ...], batch: int | None
 ) -> bool:
     """Whether the type of the value, or of the list's values, allows None; without a type it does."""
     for parameter, wanted in zip(signature.parameters.values(), wants, strict=False):
-        if wanted is not Wants.VALUE or parameter.name not in hints:
+        if wanted is not HandlerArgument.VALUE or parameter.name not in hints:
             continue
         hint = hints[parameter.name]
         if batch is not None and not isinstance(hint, str):

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.abc import Clock, Stream, Tracer
 from penstock.consuming.counts import Counts
 from penstock.consuming.destinations import Destination, send_to
-from penstock.consuming.handlers import Handler, Wants
+from penstock.consuming.handlers import Handler, HandlerArgument
 from penstock.consuming.health import Health
 from penstock.consuming.loop.loop import Loop
 from penstock.consuming.options import ConsumerOptions
@@ -209,7 +209,7 @@ class LoopConsumer(Background):
             return ProcessRunner(handler, collector, self._call_wrapper(OBSERVED.tracer))
         if handler.batch is not None:
             return BatchRunner(handler, collector, call_builder)
-        if handler.wants == (Wants.VALUE,):
+        if handler.wants == (HandlerArgument.VALUE,):
             return ValueRunner(handler, collector)
         return RecordRunner(handler, collector, call_builder)
 
@@ -249,7 +249,7 @@ class LoopConsumer(Background):
         """Whether records may emit tasks: the app has stages, and the handler takes a context to reach them."""
         return (
             self._stages is not None
-            and Wants.CONTEXT in self.handler.wants
+            and HandlerArgument.CONTEXT in self.handler.wants
             and self.handler.batch is None
             and not self.handler.is_async
             and self.options.guarantee is not Guarantee.AT_MOST_ONCE

@@ -18,7 +18,7 @@ from penstock.model import Lease, Pointer, Record
 
 
 @dataclass(slots=True)
-class Held:
+class OwnedPartition:
     """A partition of this member."""
 
     application: str
@@ -113,12 +113,12 @@ def _key_of(row: Delete, table: LakeTable, schema: pa.Schema) -> tuple[Any, ...]
     )
 
 
-def moves_of(held: Iterable[Held]) -> list[Move]:
+def moves_of(held: Iterable[OwnedPartition]) -> list[Move]:
     """How far the positions of these partitions move."""
     return [Move(each.application, each.committed, each.read) for each in held]
 
 
-def spans_of(held: Mapping[int, Held], topic: str) -> PointerSpans:
+def spans_of(held: Mapping[int, OwnedPartition], topic: str) -> PointerSpans:
     """The offsets of the next commit."""
     return {(topic, number): (each.begun, each.read) for number, each in held.items() if each.read > each.begun}
 

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.abc import CheckpointStore, Clock, Feature, GroupFeed, Grouping, Stream, TopicStream
 from penstock.consuming.defaults import Opened, open_checkpoints
-from penstock.consuming.handlers import Handler, Wants, handler_of
+from penstock.consuming.handlers import Handler, HandlerArgument, handler_of
 from penstock.consuming.lease_groups.group import LeaseGroupFeed
 from penstock.consuming.lease_groups.membership import member_name
 from penstock.consuming.loop.reading import FeedReader
@@ -38,7 +38,7 @@ from penstock.lakes.commits import metadata_of
 from penstock.lakes.dead_rows import DeadRow, DeadRowsTable
 from penstock.lakes.fitting import row_of
 from penstock.lakes.formats import Compaction
-from penstock.lakes.pending import Held, Pending, check_dead, moves_of, prepared, spans_of
+from penstock.lakes.pending import OwnedPartition, Pending, check_dead, moves_of, prepared, spans_of
 from penstock.lakes.table import LakeTable
 from penstock.lakes.writing import Delete, OpenTable
 from penstock.model import Batch, Change, Checkpoint, CheckpointKey, Lease, Pointer, Position, Record
@@ -271,7 +271,7 @@ class _Run:
         self._table: OpenTable = sink.table.open()
         self._dead = DeadRowsTable(sink.table, sink.group) if sink._with_dead_rows else None
         self._clock = sink._clock
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, OwnedPartition] = {}
         self._pending = Pending()
         self._failed = False
         self._failures = 0
@@ -378,7 +378,7 @@ class _Run:
             self._take_record(held, record)
         held.read = batch.next if held.end is None else min(batch.next, held.end)
 
-    def _take_record(self, held: Held, record: Record) -> None:
+    def _take_record(self, held: OwnedPartition, record: Record) -> None:
         self._pending.records += 1
         self._sink.progress.read += 1
         self._pending.size_bytes += len(record.value or b"") + len(record.key or b"")
@@ -398,7 +398,7 @@ class _Run:
             raise SchemaMismatchError("the record has no value, and the table has no key whose row it could delete")
         arguments: list[Any] = []
         for wanted in handler.wants:
-            if wanted is Wants.RECORD:
+            if wanted is HandlerArgument.RECORD:
                 arguments.append(record)
             else:
                 arguments.append(record.value if self._sink._decode is None else self._sink._decode(record.value))
@@ -496,7 +496,7 @@ class _Run:
             with contextlib.suppress(GroupError):  # the next poll says that it is no longer ours
                 self._feed.seek(number, held.read)
 
-    def _show_progress(self, moved: Mapping[int, Held]) -> None:
+    def _show_progress(self, moved: Mapping[int, OwnedPartition]) -> None:
         """Let tools see the group's progress. The table decides, so an error here loses nothing."""
         self._feed.commit({number: each.read for number, each in moved.items()}, wait=False)
         if self._store is None:
@@ -515,7 +515,9 @@ class _Run:
         for number, lease in partitions.items():
             place = now[number]
             start = self._topic.locate(number, self._sink._options.start) if place is None else place
-            self._held[number] = Held(self._application(number), lease, place, start, start, end=self._ends.get(number))
+            self._held[number] = OwnedPartition(
+                self._application(number), lease, place, start, start, end=self._ends.get(number)
+            )
         return {number: self._held[number].read for number in partitions}
 
     def revoked(self, partitions: Sequence[int]) -> None:
@@ -585,7 +587,7 @@ def _row_handler(rows: Callable[..., Any] | None, topic: str | Topic[Any]) -> Ha
     if rows is None:
         return handler_of(lambda value: value, topic, name="LakeSink")
     handler = handler_of(rows, topic, to=str(topic))  # what it returns goes somewhere
-    if handler.is_async or Wants.CONTEXT in handler.wants:
+    if handler.is_async or HandlerArgument.CONTEXT in handler.wants:
         raise HandlerError(
             f"{handler.name}: rows= takes the value of a record, and the Record if it wants, and returns rows at once: "
             "it cannot be async, nor take a Context"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import CorruptSegmentError
 from penstock.log.batches.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, StoredRecord, records_of
-from penstock.log.batches.scan import Bad, Found
+from penstock.log.batches.scan import BadBytes, WholeBatch
 from penstock.log.disk import OpenFile
 from penstock.log.segment import Segment
 
@@ -47,7 +47,7 @@ def read_slice(
     if not length:
         return None
     outcome = segment.verify(position, position + length)
-    if isinstance(outcome, Bad):
+    if isinstance(outcome, BadBytes):
         raise CorruptSegmentError(str(segment.path), outcome.position, offset, outcome.reason)
     return Slice(
         segment.file(), position, outcome - position, segment.index.offset_behind(outcome, segment.next_offset)
@@ -100,12 +100,12 @@ def largest_timestamp(log: PartitionLog) -> tuple[int, int] | None:
     return None if best is None else (best.offset, best.timestamp)
 
 
-def _sound(log: PartitionLog, segment: Segment, position: int) -> Iterator[Found]:
+def _sound(log: PartitionLog, segment: Segment, position: int) -> Iterator[WholeBatch]:
     """The batches from `position` on that the log still holds; raises at damage, unless all of it is deleted."""
-    bad: Bad | None = None
+    bad: BadBytes | None = None
     reached = segment.base_offset
     for step in segment.batches(position):
-        if isinstance(step, Bad):
+        if isinstance(step, BadBytes):
             bad = step
             continue
         if bad is not None and step.header.base_offset > log.log_start_offset:

@@ -29,7 +29,7 @@ from penstock.errors import (
     UnknownTopicError,
 )
 from penstock.log.batches.batch import BatchHeader, StoredRecord, read_header, records_of
-from penstock.log.batches.scan import Found, walk
+from penstock.log.batches.scan import WholeBatch, walk
 from penstock.log.live_view import LiveView
 from penstock.log.partition import PartitionLog
 from penstock.log.segment import Segment
@@ -224,7 +224,7 @@ class PartitionReader:
         """The offset after about `size_bytes` of stored data from `start` on, at most `stop`, and how many bytes that
         is.
 
-        Found by the indexes, without reading. It is after `start` if `stop` is, however large a record is.
+        WholeBatch by the indexes, without reading. It is after `start` if `stop` is, however large a record is.
         """
         self.refresh()
         return offset_after(self._view.log, start, size_bytes, stop)
@@ -354,7 +354,7 @@ class PartitionReader:
         log = self._view.log
         segment = log.segment_for(offset)
         for step in segment.batches(segment.index.position_for_offset(offset)):
-            if isinstance(step, Found) and step.header.base_offset > offset:
+            if isinstance(step, WholeBatch) and step.header.base_offset > offset:
                 return step.header.base_offset
         following = (each.base_offset for each in log.segments if each.base_offset > offset)
         return next(following, log.end_offset)

@@ -18,7 +18,7 @@ from penstock.errors import CorruptSegmentError, StorageError
 from penstock.log.aborted import FILE_NAME as ABORTED_FILE
 from penstock.log.aborted import AbortedTransaction
 from penstock.log.batches.batch import NO_TIMESTAMP, marker_commits, marker_coordinator_epoch
-from penstock.log.batches.scan import Bad, Found, describe_tail, scan
+from penstock.log.batches.scan import BadBytes, WholeBatch, describe_tail, scan
 from penstock.log.checkpoint import PartitionCheckpoint, load_checkpoint
 from penstock.log.compacting.swap import finish_swap
 from penstock.log.index import SparseIndex, load_index
@@ -119,7 +119,7 @@ def rewind(log: PartitionLog, point: PartitionCheckpoint) -> None:
         position = point.recovery_position if at_point else 0
         next_offset = point.recovery_offset if at_point else segment.base_offset
         for step in scan(segment.read_at, position, segment.size, next_offset):
-            if isinstance(step, Found):
+            if isinstance(step, WholeBatch):
                 replay_batch(log, step)
                 if segment is active:
                     _note_times(segment, step)
@@ -243,7 +243,7 @@ def _fill_index(segment: Segment, index: SparseIndex, position: int) -> None:
     for step in segment.batches(start):
         if step.position >= position:
             break
-        if isinstance(step, Found):
+        if isinstance(step, WholeBatch):
             index.note(step.header.base_offset, step.position, max_timestamp)
             max_timestamp = max(max_timestamp, step.header.max_timestamp)
 
@@ -262,7 +262,7 @@ def _replay(
     next_offset = log.end_offset if position else segment.base_offset
     steps = segment.batches(position) if segment.compacted else scan(segment.read_at, position, size, next_offset)
     for step in steps:
-        if isinstance(step, Found):
+        if isinstance(step, WholeBatch):
             if index is not None:
                 index.note(step.header.base_offset, step.position, segment.max_timestamp)
                 _note_times(segment, step)
@@ -279,13 +279,13 @@ def _replay(
     return reached
 
 
-def _note_times(segment: Segment, found: Found) -> None:
+def _note_times(segment: Segment, found: WholeBatch) -> None:
     if segment.first_timestamp == NO_TIMESTAMP:
         segment.first_timestamp = found.header.max_timestamp
     segment.max_timestamp = max(segment.max_timestamp, found.header.max_timestamp)
 
 
-def replay_batch(log: PartitionLog, found: Found) -> None:
+def replay_batch(log: PartitionLog, found: WholeBatch) -> None:
     header = found.header
     log.end_offset = header.next_offset
     if header.producer_id < 0:
@@ -335,7 +335,7 @@ def _report_lost_end(log: PartitionLog, checkpoint: PartitionCheckpoint, report:
         log.roll()
 
 
-def _report_damage(log: PartitionLog, segment: Segment, bad: Bad, report: RecoveryReport) -> None:
+def _report_damage(log: PartitionLog, segment: Segment, bad: BadBytes, report: RecoveryReport) -> None:
     error = CorruptSegmentError(str(segment.path), bad.position, log.end_offset, bad.reason)
     logger.error("%s", error, extra={"partition": log.name, "segment": str(segment.path), "position": bad.position})
     report.damaged.append(error)

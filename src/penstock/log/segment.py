@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from penstock.errors import CorruptSegmentError, StorageError
 from penstock.log.batches.batch import HEADER_BYTES, NO_TIMESTAMP
-from penstock.log.batches.scan import Bad, Found, scan, walk
+from penstock.log.batches.scan import BadBytes, WholeBatch, scan, walk
 from penstock.log.disk import Disk, FilePool, OpenFile
 from penstock.log.index import Seal, SparseIndex, load_index, read_seal, seal_block
 
@@ -264,7 +264,7 @@ class Segment:
         reached = self.base_offset
         self.max_timestamp = self.first_timestamp = NO_TIMESTAMP
         for step in scan(self.read_at, 0, self.size, self.base_offset, dense=not compacted):
-            if isinstance(step, Found):
+            if isinstance(step, WholeBatch):
                 index.note(step.header.base_offset, step.position, self.max_timestamp)
                 if self.first_timestamp == NO_TIMESTAMP:
                     self.first_timestamp = step.header.max_timestamp
@@ -301,20 +301,20 @@ class Segment:
         except OSError as error:
             raise StorageError(f"{self.path} could not be read at byte {position}: {error.strerror}") from error
 
-    def batches(self, position: int = 0) -> Iterator[Found | Bad]:
-        """Every batch from `position`, which the index must confirm; each is verified, or a `Bad`."""
+    def batches(self, position: int = 0) -> Iterator[WholeBatch | BadBytes]:
+        """Every batch from `position`, which the index must confirm; each is verified, or a `BadBytes`."""
         if self.compacted:
             yield from self._batches_with_gaps(position)
         else:
             yield from scan(self.read_at, position, self.size, self._offset_at(position))
 
-    def _batches_with_gaps(self, position: int) -> Iterator[Found | Bad]:
+    def _batches_with_gaps(self, position: int) -> Iterator[WholeBatch | BadBytes]:
         """In a compacted segment only the index can confirm a batch's offset."""
         while position < self.size:
             for step in scan(self.read_at, position, self.size, self._offset_at(position), dense=False):
                 position = step.end
-                if isinstance(step, Found) and not self.index.has(step.header.base_offset, step.position):
-                    yield Bad(step.position, step.end, "its offset is not the one in the index")
+                if isinstance(step, WholeBatch) and not self.index.has(step.header.base_offset, step.position):
+                    yield BadBytes(step.position, step.end, "its offset is not the one in the index")
                     break
                 yield step
 
@@ -339,9 +339,9 @@ class Segment:
         return self._search(start, offset)
 
     def _search(self, start: int, offset: int) -> int:
-        bad: Bad | None = None
+        bad: BadBytes | None = None
         for step in self.batches(start):
-            if isinstance(step, Bad):
+            if isinstance(step, BadBytes):
                 bad = step
             elif step.header.last_offset < offset:
                 bad = None
@@ -352,10 +352,10 @@ class Segment:
         if bad is None:
             if self.compacted or offset >= self.next_offset:
                 return self.size
-            bad = Bad(self.size, self.size, "the file ends before it")
+            bad = BadBytes(self.size, self.size, "the file ends before it")
         raise self._damaged(bad, offset)
 
-    def _damaged(self, bad: Bad, offset: int) -> CorruptSegmentError:
+    def _damaged(self, bad: BadBytes, offset: int) -> CorruptSegmentError:
         """The error for a damaged position. It is logged once, however often it is read. A reader that does not own the
         files does not log it: they may be changing, and it looks again first."""
         error = CorruptSegmentError(str(self.path), bad.position, offset, bad.reason)
@@ -375,7 +375,7 @@ class Segment:
             reached = here + size
         return reached if reached + HEADER_BYTES <= self.size else self.size
 
-    def verify(self, position: int, end: int) -> int | Bad:
+    def verify(self, position: int, end: int) -> int | BadBytes:
         """Verify what is about to be served.
 
         Returns up to where it is valid, at most `end`, or what is wrong with the batch at `position`. Each byte is
@@ -394,12 +394,12 @@ class Segment:
                 start = high
         return self._verify_from(self.index.position_before(start), end, position)
 
-    def _verify_from(self, start: int, end: int, position: int) -> int | Bad:
+    def _verify_from(self, start: int, end: int, position: int) -> int | BadBytes:
         """Check batch by batch from a position that the index confirms, until `end` or the first damage."""
         reached = start
-        fault: Bad | None = None
+        fault: BadBytes | None = None
         for step in self.batches(start):
-            if isinstance(step, Found):
+            if isinstance(step, WholeBatch):
                 reached = step.position + len(step.batch)
                 if reached >= end:
                     break

@@ -10,14 +10,14 @@ from penstock.abc import Buffer, Features
 from penstock.errors import BufferFullError, ConfigError
 from penstock.model import NewRecord
 
-_new: Callable[..., Held] = tuple.__new__
-"""Creates a Held in a third of the time."""
+_new: Callable[..., BufferedRecord] = tuple.__new__
+"""Creates a BufferedRecord in a third of the time."""
 
 RECORD_OVERHEAD_BYTES = 80
 """The overhead of a buffered record beside its own bytes: about the same in memory and in a spool's file."""
 
 
-class Held(NamedTuple):
+class BufferedRecord(NamedTuple):
     """A record in a buffer (`abc.Buffered`)."""
 
     sequence: int
@@ -41,7 +41,7 @@ def size_of(record: NewRecord) -> int:
     return size
 
 
-class Kept:
+class NumberedRecords:
     """Numbered records, with holes where some were dropped. Not thread-safe: the owner has a lock."""
 
     def __init__(self, start: int = 0) -> None:
@@ -50,7 +50,7 @@ class Kept:
         self.end = start
         """The number after the last record."""
         self.size_bytes = 0
-        self._entries: dict[int, Held] = {}
+        self._entries: dict[int, BufferedRecord] = {}
         self._holes: list[tuple[int, int]] = []
         """Numbers without a record, `(first, end)`, ascending."""
 
@@ -62,17 +62,17 @@ class Kept:
         if sequence > self.end:
             self._add_hole(self.end, sequence)
         if len(records) == 1:
-            self._entries[sequence] = _new(Held, (sequence, records[0], sequence, size_bytes))
+            self._entries[sequence] = _new(BufferedRecord, (sequence, records[0], sequence, size_bytes))
         else:
             last = sequence + len(records) - 1
             for number, record in enumerate(records, sequence):
-                self._entries[number] = Held(number, record, last, size_of(record))
+                self._entries[number] = BufferedRecord(number, record, last, size_of(record))
         self.end = sequence + len(records)
         self.size_bytes += size_bytes
 
-    def peek(self, after: int, limit: int, limit_bytes: int) -> list[Held]:
+    def peek(self, after: int, limit: int, limit_bytes: int) -> list[BufferedRecord]:
         """The records after number `after`, at least one if there is one."""
-        found: list[Held] = []
+        found: list[BufferedRecord] = []
         left_bytes = limit_bytes
         number = max(after + 1, self.start)
         entries = self._entries
@@ -109,9 +109,9 @@ class Kept:
             self._holes = [(first, end) for first, end in self._holes if end > self.start]
         return before - len(self._entries)
 
-    def drop(self, count: int, after: int) -> list[Held]:
+    def drop(self, count: int, after: int) -> list[BufferedRecord]:
         """Remove and return the oldest records after `after`."""
-        dropped: list[Held] = []
+        dropped: list[BufferedRecord] = []
         number = max(after + 1, self.start)
         while number < self.end and len(dropped) < count:
             entry = self._entries.pop(number, None)
@@ -149,7 +149,7 @@ class MemoryBuffer:
         self._limit_records = limit_records
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._kept = Kept()
+        self._kept = NumberedRecords()
 
     @property
     def features(self) -> Features:
@@ -173,7 +173,7 @@ class MemoryBuffer:
             kept.add(sequence, records, size)
         return sequence
 
-    def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[Held]:
+    def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[BufferedRecord]:
         with self._lock:
             return self._kept.peek(after, limit, limit_bytes)
 
@@ -181,7 +181,7 @@ class MemoryBuffer:
         with self._lock:
             self._kept.commit(min(through, self._kept.end - 1))
 
-    def drop(self, count: int, after: int = -1) -> Sequence[Held]:
+    def drop(self, count: int, after: int = -1) -> Sequence[BufferedRecord]:
         with self._lock:
             return self._kept.drop(count, after)
 
@@ -195,7 +195,7 @@ class MemoryBuffer:
     def close(self) -> None:
         """Discard everything that was not committed."""
         with self._lock:
-            self._kept = Kept(self._kept.end)
+            self._kept = NumberedRecords(self._kept.end)
 
 
 class NumberedBuffer(Protocol):
@@ -209,11 +209,11 @@ class NumberedBuffer(Protocol):
 
     def put(self, records: Sequence[NewRecord]) -> int: ...
 
-    def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[Held]: ...
+    def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[BufferedRecord]: ...
 
     def commit(self, through: int) -> None: ...
 
-    def drop(self, count: int, after: int = -1) -> Sequence[Held]: ...
+    def drop(self, count: int, after: int = -1) -> Sequence[BufferedRecord]: ...
 
     def __len__(self) -> int: ...
 
@@ -243,16 +243,17 @@ class ForeignBuffer:
             self.end = max(self.end, sequence + len(records))
         return sequence
 
-    def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[Held]:
+    def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[BufferedRecord]:
         return [
-            Held(each.sequence, each.record, each.sequence) for each in self._buffer.peek(after, limit, limit_bytes)
+            BufferedRecord(each.sequence, each.record, each.sequence)
+            for each in self._buffer.peek(after, limit, limit_bytes)
         ]
 
     def commit(self, through: int) -> None:
         self._buffer.commit(through)
 
-    def drop(self, count: int, after: int = -1) -> Sequence[Held]:
-        return [Held(each.sequence, each.record, each.sequence) for each in self._buffer.drop(count, after)]
+    def drop(self, count: int, after: int = -1) -> Sequence[BufferedRecord]:
+        return [BufferedRecord(each.sequence, each.record, each.sequence) for each in self._buffer.drop(count, after)]
 
     def __len__(self) -> int:
         return len(self._buffer)

@@ -9,7 +9,7 @@ from typing import Final
 from penstock.abc import Buffer, Feature, Stream
 from penstock.errors import ConfigError, GuaranteeError
 from penstock.producing.buffers import ForeignBuffer, MemoryBuffer, NumberedBuffer
-from penstock.producing.delivering import Chosen, StreamDelivery, nothing_to_watch
+from penstock.producing.delivering import DeliveryParts, StreamDelivery, nothing_to_watch
 from penstock.producing.kafka.choosing import choose_kafka, find_kafka
 from penstock.producing.partitioners import BatchPartitioner
 from penstock.producing.settings import ProducerSettings
@@ -75,13 +75,13 @@ def check_guarantees(stream: Stream, settings: ProducerSettings, *, durable: boo
 
 def choose_delivery(
     stream: Stream, settings: ProducerSettings, buffer: NumberedBuffer, partitioner: BatchPartitioner | None
-) -> Chosen:
+) -> DeliveryParts:
     """How records get to the stream: by its own client where that is faster, else by `append`."""
     kafka = find_kafka(stream)
     if kafka is not None:
         return choose_kafka(kafka, settings, buffer, partitioner)
     by_name = functools.partial(provide_topic, stream)
-    return Chosen(StreamDelivery(stream, partitioner), 1, _nothing_to_check, by_name, nothing_to_watch)
+    return DeliveryParts(StreamDelivery(stream, partitioner), 1, _nothing_to_check, by_name, nothing_to_watch)
 
 
 def _nothing_to_check() -> None:

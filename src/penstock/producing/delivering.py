@@ -13,7 +13,7 @@ from typing import Protocol
 from penstock.abc import Feature, Stream, TopicStream
 from penstock.errors import ConfigError, DeliveryError, PenstockError
 from penstock.model import Receipt
-from penstock.producing.buffers import Held
+from penstock.producing.buffers import BufferedRecord
 from penstock.producing.partitioners import BatchPartitioner
 from penstock.streams.declared import Provide
 
@@ -44,11 +44,11 @@ class Delivery(Protocol):
     def start(self) -> None:
         """Prepare for sending. Raises DeliveryError if that is impossible for now; it is called again."""
 
-    def delivered_through(self, first: Held) -> int | None:
+    def delivered_through(self, first: BufferedRecord) -> int | None:
         """The last number that an earlier process delivered, as far as the stream knows, if that includes `first`, the
         first record in the buffer; else None."""
 
-    def send(self, batch: Sequence[Held]) -> None:
+    def send(self, batch: Sequence[BufferedRecord]) -> None:
         """Hand records over, in this order. May return before their outcomes are known."""
 
     def outcomes(self, wait_s: float) -> Sequence[Outcome]:
@@ -64,7 +64,7 @@ class Delivery(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class DeliveryParts:
     delivery: Delivery
     in_flight: int
     check: Callable[[], None]
@@ -96,16 +96,16 @@ class StreamDelivery:
     def start(self) -> None:
         """Nothing to do: a connected stream is ready."""
 
-    def delivered_through(self, first: Held) -> int | None:
+    def delivered_through(self, first: BufferedRecord) -> int | None:
         return None
 
-    def send(self, batch: Sequence[Held]) -> None:
+    def send(self, batch: Sequence[BufferedRecord]) -> None:
         if self._partitioner is not None:
             self._partitioner.new_batch()
         for topic, run in itertools.groupby(batch, key=lambda held: held.record.topic):
             self._append(topic, list(run))
 
-    def _append(self, topic: str, run: list[Held]) -> None:
+    def _append(self, topic: str, run: list[BufferedRecord]) -> None:
         try:
             stream = self._open.get(topic) or self._open.setdefault(topic, self._stream.open_topic(topic))
             if self._partitioner is not None:
@@ -126,11 +126,13 @@ class StreamDelivery:
             place = receipt.result(0)
             self._news.put((sequence, place.partition, place.offset, None))
 
-    def _refuse(self, run: list[Held], error: DeliveryError) -> None:
+    def _refuse(self, run: list[BufferedRecord], error: DeliveryError) -> None:
         for held in run:
             self._news.put((held.sequence, -1, -1, error))
 
-    def _placed(self, stream: TopicStream, run: list[Held], partitioner: BatchPartitioner) -> list[Held]:
+    def _placed(
+        self, stream: TopicStream, run: list[BufferedRecord], partitioner: BatchPartitioner
+    ) -> list[BufferedRecord]:
         """The records with their partitions. Records for which none can be chosen are refused here."""
         count = len(stream.partitions())
         placed = []

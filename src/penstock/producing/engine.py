@@ -15,9 +15,9 @@ from penstock.errors import BufferFullError, DeliveryError
 from penstock.log.disk import Disk
 from penstock.model import NewRecord, Receipt
 from penstock.model.observing import OBSERVED
-from penstock.producing.buffers import Held, NumberedBuffer
+from penstock.producing.buffers import BufferedRecord, NumberedBuffer
 from penstock.producing.counts import Counts, ProducerStats
-from penstock.producing.delivering import Chosen
+from penstock.producing.delivering import DeliveryParts
 from penstock.producing.pending_receipts import PendingReceipts
 from penstock.producing.pump import Pump
 from penstock.producing.refused import keep_refused
@@ -39,7 +39,7 @@ class Engine:
     def __init__(
         self,
         buffer: NumberedBuffer,
-        chosen: Chosen,
+        chosen: DeliveryParts,
         settings: ProducerSettings,
         owned_buffer: Buffer | None,
         owned_stream: Stream | None,
@@ -194,10 +194,10 @@ class Engine:
             self.pump.stop(time.monotonic() + timeout_s)
 
 
-def _refuser(folder: Path) -> Callable[[Sequence[Held], str], None]:
+def _refuser(folder: Path) -> Callable[[Sequence[BufferedRecord], str], None]:
     disk = Disk()
 
-    def refuse(held: Sequence[Held], reason: str) -> None:
+    def refuse(held: Sequence[BufferedRecord], reason: str) -> None:
         keep_refused(folder, held, reason, disk)
         logger.error("the stream refused %d records, which are kept in %s: %s", len(held), folder, reason)
 

@@ -18,9 +18,9 @@ from penstock.errors import (
     StorageError,
     StreamError,
 )
-from penstock.producing.buffers import Held, NumberedBuffer
+from penstock.producing.buffers import BufferedRecord, NumberedBuffer
 from penstock.producing.counts import Counts
-from penstock.producing.delivering import Chosen, UndecidedError
+from penstock.producing.delivering import DeliveryParts, UndecidedError
 from penstock.producing.pending_receipts import PendingReceipts
 from penstock.producing.settings import ProducerSettings
 from penstock.streams.declared import DeclaredTopics
@@ -33,7 +33,7 @@ _IDLE_S: Final = 1.0
 _CHECK_S: Final = 1.0
 _SLICE_S: Final = 0.1
 
-Refuse = Callable[[Sequence[Held], str], None]
+Refuse = Callable[[Sequence[BufferedRecord], str], None]
 """Stores records that can never be delivered."""
 
 
@@ -48,7 +48,7 @@ class Pump:
     def __init__(
         self,
         buffer: NumberedBuffer,
-        chosen: Chosen,
+        chosen: DeliveryParts,
         settings: ProducerSettings,
         pending: PendingReceipts,
         counts: Counts,
@@ -77,8 +77,8 @@ class Pump:
         self._limit_records = settings.batch_records * factor
         self._limit_bytes = settings.batch_bytes * factor
         self._most_under_way = settings.batch_records * chosen.in_flight
-        self._under_way: dict[int, Held] = {}
-        self._failed: dict[int, tuple[Held, DeliveryError]] = {}
+        self._under_way: dict[int, BufferedRecord] = {}
+        self._failed: dict[int, tuple[BufferedRecord, DeliveryError]] = {}
         self.taken = -1
         """The number of the last record handed over."""
         self.committed = -1
@@ -236,7 +236,7 @@ class Pump:
                 self._hurried.wait(self._settings.linger_ms / 1000)
         self._hurried.clear()
 
-    def _peek(self) -> list[Held]:
+    def _peek(self) -> list[BufferedRecord]:
         found = list(self._buffer.peek(self.taken, self._limit_records, self._limit_bytes))
         if found and self._delivery.is_whole:
             while found[-1].together_with > found[-1].sequence:
@@ -247,14 +247,14 @@ class Pump:
                 found += more
         return found
 
-    def _send(self, batch: Sequence[Held]) -> None:
+    def _send(self, batch: Sequence[BufferedRecord]) -> None:
         self._under_way.update((held.sequence, held) for held in batch)
         if self._declared.waiting:
             batch = self._with_topics(batch)
         if batch:
             self._delivery.send(batch)
 
-    def _with_topics(self, batch: Sequence[Held]) -> Sequence[Held]:
+    def _with_topics(self, batch: Sequence[BufferedRecord]) -> Sequence[BufferedRecord]:
         """Create the declared topics of these records. Returns the records whose topics exist; the others failed."""
         refused: dict[str, DeliveryError] = {}
         for name in dict.fromkeys(held.record.topic for held in batch):
@@ -317,7 +317,7 @@ class Pump:
         self._counts.delivered += delivered
         self._commit()
 
-    def _not_delivered(self, held: Held, error: DeliveryError) -> None:
+    def _not_delivered(self, held: BufferedRecord, error: DeliveryError) -> None:
         if isinstance(error, UndecidedError) and not self._durable:
             self._counts.failed += 1
             self._pending.settle(held.sequence, -1, -1, error)
@@ -364,7 +364,7 @@ class Pump:
                     break
         self._recovered()
 
-    def _settle_run(self, batch: list[Held]) -> bool:
+    def _settle_run(self, batch: list[BufferedRecord]) -> bool:
         """Handle a run that failed again. Returns whether the next one may be sent because this one was rejected."""
         errors = [self._failed[held.sequence][1] for held in batch if held.sequence in self._failed]
         is_one_unit = len({held.together_with if self._delivery.is_whole else held.sequence for held in batch}) == 1
@@ -373,10 +373,10 @@ class Pump:
             return True
         return False
 
-    def _units(self) -> list[tuple[list[Held], bool]]:
+    def _units(self) -> list[tuple[list[BufferedRecord], bool]]:
         """The failed records, in order, in units that must be sent together, and whether each unit was rejected for
         good."""
-        units: list[tuple[list[Held], bool]] = []
+        units: list[tuple[list[BufferedRecord], bool]] = []
         for sequence in sorted(self._failed):
             held, error = self._failed[sequence]
             if units and self._delivery.is_whole and units[-1][0][-1].together_with >= sequence:
@@ -386,7 +386,7 @@ class Pump:
                 units.append(([held], not error.retriable))
         return units
 
-    def _refuse_unit(self, unit: list[Held]) -> None:
+    def _refuse_unit(self, unit: list[BufferedRecord]) -> None:
         """Give up a unit: store it in the spool's `refused.jsonl`, or fail its receipts."""
         errors = {held.sequence: self._failed.pop(held.sequence)[1] for held in unit}
         reason = next((error for error in errors.values() if not error.retriable), errors[unit[0].sequence])
@@ -486,9 +486,9 @@ class Pump:
         self._commit()
 
 
-def _runs(units: list[tuple[list[Held], bool]]) -> Iterator[list[Held]]:
+def _runs(units: list[tuple[list[BufferedRecord], bool]]) -> Iterator[list[BufferedRecord]]:
     """What is sent together: all retriable units up to the next rejected one, which is sent alone."""
-    run: list[Held] = []
+    run: list[BufferedRecord] = []
     for unit, is_suspect in units:
         if is_suspect:
             if run:

@@ -13,7 +13,7 @@ import msgspec
 from penstock.errors import StorageError
 from penstock.log.disk import Disk
 from penstock.model import NewRecord
-from penstock.producing.buffers import Held
+from penstock.producing.buffers import BufferedRecord
 
 REFUSED_FILE: Final = "refused.jsonl"
 
@@ -43,7 +43,7 @@ class RefusedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         )
 
 
-def keep_refused(folder: Path, held: Sequence[Held], reason: str, disk: Disk) -> None:
+def keep_refused(folder: Path, held: Sequence[BufferedRecord], reason: str, disk: Disk) -> None:
     """Append records to the file. They are durable when this returns. Raises StorageError."""
     lines = b"".join(msgspec.json.encode(_line(each, reason)) + b"\n" for each in held)
     try:
@@ -77,7 +77,7 @@ def read_refused(folder: str | os.PathLike[str]) -> list[RefusedRecord]:
     return list(found.values())
 
 
-def _line(held: Held, reason: str) -> RefusedRecord:
+def _line(held: BufferedRecord, reason: str) -> RefusedRecord:
     record = held.record
     return RefusedRecord(
         sequence=held.sequence,

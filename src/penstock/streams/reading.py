@@ -182,7 +182,7 @@ class StreamReader(Reader):
             raise OffsetOutOfRangeError(f"{self._topic}-{partition}", pointer, first, end)
 
     def _new_feed(self) -> Feed:
-        return self._opened.feed() if isinstance(self._opened, Feeding) else TurnFeed(self._opened)
+        return self._opened.feed() if isinstance(self._opened, Feeding) else RoundRobinFeed(self._opened)
 
     def _fetch(self, slice_s: float = float("inf")) -> None:
         """Wait for more records. Raises StopIteration at the end."""
@@ -252,7 +252,7 @@ class StreamReader(Reader):
         raise self._error
 
 
-class TurnFeed:
+class RoundRobinFeed:
     """`abc.Feed` by `TopicStream.read`, one partition after the other, in the polling thread."""
 
     def __init__(self, stream: TopicStream) -> None:

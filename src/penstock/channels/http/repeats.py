@@ -15,7 +15,7 @@ W = TypeVar("W")
 
 
 @dataclass(slots=True)
-class Known(Generic[W]):
+class SeenKey(Generic[W]):
     """A key that was seen."""
 
     digest: bytes
@@ -35,11 +35,11 @@ class Repeats(Generic[W]):
     def __init__(self, size: int, window_s: float) -> None:
         self._size = size
         self._window_s = window_s
-        self._under_way: dict[bytes, Known[W]] = {}
-        self._stored: collections.OrderedDict[bytes, Known[W]] = collections.OrderedDict()
+        self._under_way: dict[bytes, SeenKey[W]] = {}
+        self._stored: collections.OrderedDict[bytes, SeenKey[W]] = collections.OrderedDict()
         """In the order in which they were stored."""
 
-    def find(self, key: bytes, now_s: float) -> Known[W] | None:
+    def find(self, key: bytes, now_s: float) -> SeenKey[W] | None:
         found = self._under_way.get(key)
         if found is None:
             self._forget(now_s)
@@ -48,7 +48,7 @@ class Repeats(Generic[W]):
 
     def begin(self, key: bytes, digest: bytes, under_way: W) -> None:
         if self._size:
-            self._under_way[key] = Known(digest, under_way)
+            self._under_way[key] = SeenKey(digest, under_way)
 
     def stored(self, key: bytes, now_s: float) -> None:
         known = self._under_way.pop(key, None)
@@ -62,7 +62,7 @@ class Repeats(Generic[W]):
     def add(self, key: bytes, digest: bytes, now_s: float) -> None:
         """Add the key of a stored record."""
         self._stored.pop(key, None)
-        self._stored[key] = Known(digest, None, now_s)
+        self._stored[key] = SeenKey(digest, None, now_s)
         self._forget(now_s)
 
     def _forget(self, now_s: float) -> None:

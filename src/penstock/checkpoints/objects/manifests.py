@@ -189,7 +189,7 @@ class PartGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenManifest:
     """A manifest as it was last seen."""
 
     manifest: Manifest
@@ -202,13 +202,13 @@ class Manifests:
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._lock = threading.Lock()
-        self._seen: dict[tuple[str, str], Seen] = {}
+        self._seen: dict[tuple[str, str], SeenManifest] = {}
         self._turns: dict[tuple[str, str], threading.Lock] = {}
         self.is_closed = False
 
-    def read(self, group: str, name: str) -> Seen | None:
+    def read(self, group: str, name: str) -> SeenManifest | None:
         found = self._open_store().read_manifest(group, name)
-        return None if found is None else Seen(self._manifest(group, name, found[0]), found[1])
+        return None if found is None else SeenManifest(self._manifest(group, name, found[0]), found[1])
 
     def all(self, group: str, prefix: str = "") -> Mapping[str, Manifest]:
         """All manifests of a group whose names start with `prefix`, including those that are gone."""
@@ -218,7 +218,7 @@ class Manifests:
     def groups(self) -> Sequence[str]:
         return self._open_store().groups()
 
-    def swap(self, group: str, name: str, now: Seen | None, manifest: Manifest) -> bool:
+    def swap(self, group: str, name: str, now: SeenManifest | None, manifest: Manifest) -> bool:
         """Write a manifest if the stored one is as it was seen. `manifest` must come from `Manifest.changed`."""
         after = self._swap(group, name, now, manifest)
         return after is not None and after.manifest.write == manifest.write
@@ -275,7 +275,7 @@ class Manifests:
             "to be written"
         )
 
-    def remove(self, group: str, name: str, now: Seen, epoch: int) -> None:
+    def remove(self, group: str, name: str, now: SeenManifest, epoch: int) -> None:
         """Remove a manifest that is as it was seen. If it cannot be removed, or has a checkpoint, only release the
         lease, with this epoch for the next one to continue from."""
         if self._objects.can_remove_manifests and not now.manifest.change:
@@ -305,7 +305,7 @@ class Manifests:
         with self._lock:
             self._seen.pop((group, name), None)
 
-    def _remembered(self, group: str, name: str) -> Seen | None:
+    def _remembered(self, group: str, name: str) -> SeenManifest | None:
         with self._lock:
             return self._seen.get((group, name))
 
@@ -314,12 +314,12 @@ class Manifests:
         with self._lock:
             return self._turns.setdefault((group, name), threading.Lock())
 
-    def _swap(self, group: str, name: str, now: Seen | None, manifest: Manifest) -> Seen | None:
+    def _swap(self, group: str, name: str, now: SeenManifest | None, manifest: Manifest) -> SeenManifest | None:
         """Try to write a manifest; returns the stored one afterwards, which is this one if it was written."""
         objects = self._open_store()
         try:
             stamp = objects.swap_manifest(group, name, None if now is None else now.stamp, seal(manifest))
-            after = self.read(group, name) if stamp is None else Seen(manifest, stamp)
+            after = self.read(group, name) if stamp is None else SeenManifest(manifest, stamp)
         except BaseException:
             self.drop_cached(group, name)
             raise

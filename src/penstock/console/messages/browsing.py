@@ -21,7 +21,7 @@ from penstock.console.messages.view_settings import ViewSettings
 from penstock.console.views import MessageRow
 from penstock.errors import OffsetOutOfRangeError
 from penstock.model import Pointer, Record
-from penstock.streams.reading import TurnFeed
+from penstock.streams.reading import RoundRobinFeed
 
 _SHORT_MS: Final = 5
 """While the broker waits for more at the end of one partition, it sends nothing of the others."""
@@ -81,7 +81,7 @@ def bounded_feed(link: Link, topic: str, partitions: Iterable[int], *, fetch_wai
     opened = link.connection().open_topic(topic)
     if isinstance(opened, Browsing):
         return opened.browse(partitions, "committed", fetch_wait_ms)
-    return TurnFeed(opened)
+    return RoundRobinFeed(opened)
 
 
 _SMALL_BYTES: Final = 16 * 1024
@@ -118,7 +118,7 @@ class _Item(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundMessages:
     """Rows, oldest first, and where reading ended in each partition."""
 
     rows: list[MessageRow]
@@ -127,13 +127,13 @@ class Found:
     is_complete: bool
 
 
-def newer(scan: Scan, starts: Mapping[int, Pointer], ends: Mapping[int, Pointer], limit: int) -> Found:
+def newer(scan: Scan, starts: Mapping[int, Pointer], ends: Mapping[int, Pointer], limit: int) -> FoundMessages:
     """The next `limit` rows from these offsets on."""
     merge = _Newer(scan, starts, ends)
     rows = _merged(merge, limit, scan)
     reached = merge.reached()
     is_at_end = all(reached[partition] >= ends[partition] for partition in reached)
-    return Found(rows, reached, len(rows) >= limit or is_at_end)
+    return FoundMessages(rows, reached, len(rows) >= limit or is_at_end)
 
 
 class _Merge(Protocol):
@@ -265,7 +265,7 @@ def older(
     limit: int,
     *,
     is_counted: bool = True,
-) -> Found:
+) -> FoundMessages:
     """The newest `limit` rows of all partitions before these offsets, not before `starts`. `is_counted`: pointers are
     offsets, so that it is known how far back these rows are."""
     merge = _Older(scan, starts, before, limit, is_counted=is_counted)
@@ -273,7 +273,7 @@ def older(
     rows.reverse()
     reached = merge.reached()
     is_at_start = all(reached[partition] <= starts[partition] for partition in reached)
-    return Found(rows, reached, len(rows) >= limit or is_at_start)
+    return FoundMessages(rows, reached, len(rows) >= limit or is_at_start)
 
 
 class _Older:

@@ -200,13 +200,13 @@ def button(
     return element.props("flat no-caps dense").classes(f"button button-{kind}")
 
 
-def filter_field(chosen: Chosen) -> ui.input:
+def filter_field(chosen: PageChoices) -> ui.input:
     """The field that filters the rows of a table; see `filtering`."""
     element = field(ui.input("Filter", value=chosen.asked("filter")), width="16rem")
     return element.props("clearable debounce=200")
 
 
-def filtering(element: ui.input, shown_table: Table, chosen: Chosen) -> None:
+def filtering(element: ui.input, shown_table: Table, chosen: PageChoices) -> None:
     """Show only rows that contain the text of the field, and keep it in the address."""
 
     def filter_by(text: str) -> None:
@@ -296,7 +296,7 @@ LONGEST: Final = 4_000
 """Longer choices are not kept: browsers and proxies accept addresses of some kilobytes."""
 
 
-class Chosen:
+class PageChoices:
     """The choices of one open page at `path`."""
 
     def __init__(self, path: str) -> None:

@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.consuming.context import Calling, Context
-from penstock.consuming.handlers import Handler, Middleware, Wants
+from penstock.consuming.context import Context, HandlerCalls
+from penstock.consuming.handlers import Handler, HandlerArgument, Middleware
 from penstock.consuming.workers.lanes import Task
 from penstock.consuming.workers.processes import CallResults, CallWrapper, ProcessCall
 from penstock.errors import HandlerError
@@ -52,9 +52,9 @@ def with_middlewares(handler: Handler) -> Handler:
     if not handler.middlewares:
         return handler
     function, middlewares, name = handler.function, handler.middlewares, handler.name
-    has_context = Wants.CONTEXT in handler.wants
-    wants = handler.wants if has_context else (*handler.wants, Wants.CONTEXT)
-    place = wants.index(Wants.CONTEXT)
+    has_context = HandlerArgument.CONTEXT in handler.wants
+    wants = handler.wants if has_context else (*handler.wants, HandlerArgument.CONTEXT)
+    place = wants.index(HandlerArgument.CONTEXT)
 
     def call(*arguments: Any) -> object:
         with _entered(middlewares, arguments[place], name):
@@ -81,7 +81,7 @@ def middleware_wrapper(handler: Handler, group: str) -> CallWrapper:
 
     Records that a middleware sends with the context cannot be committed with the record: HandlerError.
     """
-    calling = Calling(group, None, lambda topic: None, handler.name)
+    calling = HandlerCalls(group, None, lambda topic: None, handler.name)
 
     def around(call_process: ProcessCall, task: Task, indexes: range) -> CallResults:
         results: list[Any] = []

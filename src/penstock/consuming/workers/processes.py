@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.consuming.handlers import Handler, Wants
+from penstock.consuming.handlers import Handler, HandlerArgument
 from penstock.consuming.workers.lanes import Task
 from penstock.consuming.workers.runners import OutputCollector, Report, Runner, decoder_of, failed
 from penstock.errors import HandlerError, WorkerDiedError
@@ -41,7 +41,7 @@ def check_importable(handler: Handler) -> None:
         raise HandlerError(
             f"{handler.name} is async: processes=True is for plain functions; async handlers already run concurrently"
         )
-    if Wants.CONTEXT in handler.wants:
+    if HandlerArgument.CONTEXT in handler.wants:
         raise HandlerError(f"{handler.name} takes a Context, which stays in its process: take the value or the Record")
     if not module or "<" in name:
         raise HandlerError(
@@ -58,7 +58,7 @@ class ProcessRunner(Runner):
         self._handler = handler
         self._collector = collector
         self._around = around
-        self._with_records = Wants.RECORD in handler.wants
+        self._with_records = HandlerArgument.RECORD in handler.wants
         self._process: Any = None
         self._pipe: multiprocessing.connection.Connection | None = None
 
@@ -151,7 +151,10 @@ class ProcessRunner(Runner):
 
 
 def _serve(
-    pipe: multiprocessing.connection.Connection, place: tuple[str, str], wants: tuple[Wants, ...], decoder: bytes
+    pipe: multiprocessing.connection.Connection,
+    place: tuple[str, str],
+    wants: tuple[HandlerArgument, ...],
+    decoder: bytes,
 ) -> None:
     """Answer calls until the pipe is closed. Runs in the process."""
     try:
@@ -169,13 +172,13 @@ def _handle_all(
     pipe: multiprocessing.connection.Connection,
     calls: list[Call],
     function: Callable[..., Any],
-    wants: tuple[Wants, ...],
+    wants: tuple[HandlerArgument, ...],
     decode: Callable[[bytes | None], Any] | None,
 ) -> None:
     for data, record in calls:
         try:
-            value = data if decode is None or Wants.VALUE not in wants else decode(data)
-            arguments = [value if wanted is Wants.VALUE else record for wanted in wants]
+            value = data if decode is None or HandlerArgument.VALUE not in wants else decode(data)
+            arguments = [value if wanted is HandlerArgument.VALUE else record for wanted in wants]
             pipe.send(("result", function(*arguments), ""))
         except Exception as error:
             trace = "".join(traceback.format_exception(error))

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.abc import Stream
-from penstock.consuming.context import Calling, Context, TransactionOfRecord
-from penstock.consuming.handlers import Handler, Wants
+from penstock.consuming.context import Context, HandlerCalls, TransactionOfRecord
+from penstock.consuming.handlers import Handler, HandlerArgument
 from penstock.consuming.loop.assigned_partition import AssignedPartition
 from penstock.consuming.options import IdOf
 from penstock.consuming.stages import Stages
@@ -81,7 +81,7 @@ def decoder_of(handler: Handler) -> Callable[[bytes | None], Any] | None:
     """
     topic = handler.topic
     decode = None if isinstance(topic.serde, BytesSerde | PlainSerde) else topic.decode
-    if handler.takes_none or Wants.VALUE not in handler.wants:
+    if handler.takes_none or HandlerArgument.VALUE not in handler.wants:
         return decode
     return functools.partial(_decode_value, decode, topic.name, handler.name)
 
@@ -211,7 +211,7 @@ class BatchRunner(RecordRunner):
     def __init__(self, handler: Handler, collector: OutputCollector, call_builder: CallBuilder) -> None:
         super().__init__(handler, collector, call_builder)
         self._decode = decoder_of(handler)
-        self._with_context = Wants.CONTEXT in handler.wants
+        self._with_context = HandlerArgument.CONTEXT in handler.wants
 
     def run(self, task: Task) -> Report:
         report = Report(task, task.low)
@@ -245,12 +245,12 @@ class CallBuilder:
     ) -> None:
         self._wants = handler.wants
         self._decode = decoder_of(handler)
-        self._calling = Calling(group, id_of, provide, handler.name)
+        self._calling = HandlerCalls(group, id_of, provide, handler.name)
         self._with_state = with_state
 
     def calls(self, task: Task, part: TransactionOfRecord | None = None) -> MakeCall:
         """A function that builds calls for the records of a task. Common parts are looked up once."""
-        if self._wants == (Wants.VALUE, Wants.CONTEXT) and self._decode is None:
+        if self._wants == (HandlerArgument.VALUE, HandlerArgument.CONTEXT) and self._decode is None:
             return self._calls_with_context(task, part)
         return lambda index: self._arguments(task, index, part)
 
@@ -269,13 +269,13 @@ class CallBuilder:
         return make
 
     def _arguments(self, task: Task, index: int, part: TransactionOfRecord | None) -> tuple[Arguments, Context | None]:
-        context = self.context(task, index, part) if Wants.CONTEXT in self._wants else None
+        context = self.context(task, index, part) if HandlerArgument.CONTEXT in self._wants else None
         arguments: list[Any] = []
         for wanted in self._wants:
-            if wanted is Wants.VALUE:
+            if wanted is HandlerArgument.VALUE:
                 value = task.batch.values()[index]
                 arguments.append(value if self._decode is None else self._decode(value))
-            elif wanted is Wants.RECORD:
+            elif wanted is HandlerArgument.RECORD:
                 arguments.append(task.batch[index] if context is None else context.record)
             else:
                 arguments.append(context)

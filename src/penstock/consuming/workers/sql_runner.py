@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.abc import Clock, PipelinedTransaction, StoreTransaction, TransactionalStore
 from penstock.consuming.context import Context, TransactionOfRecord
-from penstock.consuming.handlers import Handler, Wants
+from penstock.consuming.handlers import Handler, HandlerArgument
 from penstock.consuming.loop.dedup import Deduplication
 from penstock.consuming.workers.lanes import Task
 from penstock.consuming.workers.runners import (
@@ -34,7 +34,7 @@ MOST_SKIPPED: Final = 1024
 logger = logging.getLogger(__name__)
 
 
-class _Way(Enum):
+class _Statements(Enum):
     """How the handlers of a group share its transaction."""
 
     TOGETHER = auto()
@@ -86,7 +86,7 @@ class TransactionRunner(Runner):
         self._skipped = 0
         """How many groups the last decision against TOGETHER concerned."""
         self._left_to_skip = 0
-        self._instead = _Way.WAITING
+        self._instead = _Statements.WAITING
 
     def run(self, task: Task) -> Report:
         is_batch = self._handler.batch is not None
@@ -102,7 +102,7 @@ class TransactionRunner(Runner):
                     failure = own_failure  # if time was up, it did not get as far as the record that failed before
                 break
             except _NeedsSavepoints as error:
-                way, repeated = _Way.SAVEPOINTS, error
+                way, repeated = _Statements.SAVEPOINTS, error
             except (FencedError, StoreUnavailableError) as error:
                 undo(report)
                 report.is_saved = False
@@ -125,16 +125,16 @@ class TransactionRunner(Runner):
             if high == task.low:
                 break
         report.calls += calls
-        if first_way is _Way.TOGETHER:
+        if first_way is _Statements.TOGETHER:
             self._learn(repeated if failure is None else None)
         return report if failure is None else failed(report, failure)
 
-    def _first_way(self, task: Task) -> _Way:
+    def _first_way(self, task: Task) -> _Statements:
         if self._left_to_skip:
             self._left_to_skip -= 1
             return self._instead
         # With a single record there is nothing to gain, and a failure is certain to be its own.
-        return _Way.TOGETHER if task.high - task.low > 1 else _Way.WAITING
+        return _Statements.TOGETHER if task.high - task.low > 1 else _Statements.WAITING
 
     def _learn(self, repeated: _NeedsSavepoints | None) -> None:
         """Handle the next groups in another way, if all records of this one succeeded, but not together.
@@ -145,20 +145,20 @@ class TransactionRunner(Runner):
             self._skipped = 0
             return
         cause = repeated.__cause__
-        self._instead = _Way.SAVEPOINTS if cause is None else _Way.WAITING
+        self._instead = _Statements.SAVEPOINTS if cause is None else _Statements.WAITING
         if cause is not None and not self._skipped:
             name = self._handler.name
             logger.info("%s: statements failed when they were sent ahead, but not one at a time: %s", name, cause)
         self._skipped = self._left_to_skip = min(2 * self._skipped + 1, MOST_SKIPPED)
 
-    def _run_each(self, report: Report, high: int, way: _Way) -> Exception | None:
+    def _run_each(self, report: Report, high: int, way: _Statements) -> Exception | None:
         """Return the failure of the record after the last that is done, where all before it are committed."""
         failure = None
         limit_s = self._clock.monotonic_s() + LONGEST_TRANSACTION_S
         with contextlib.ExitStack() as stack:
             transaction = stack.enter_context(self._store.transaction())
-            part = TransactionOfRecord(transaction, way is _Way.SAVEPOINTS)
-            pipeline = _pipeline(transaction) if way is _Way.TOGETHER else None
+            part = TransactionOfRecord(transaction, way is _Statements.SAVEPOINTS)
+            pipeline = _pipeline(transaction) if way is _Statements.TOGETHER else None
             if pipeline is not None:
                 self._call_ahead(report, high, part, pipeline, limit_s)
             else:
@@ -199,7 +199,7 @@ class TransactionRunner(Runner):
             raise _NeedsSavepoints from error
 
     def _call_each(
-        self, report: Report, high: int, part: TransactionOfRecord, way: _Way, limit_s: float
+        self, report: Report, high: int, part: TransactionOfRecord, way: _Statements, limit_s: float
     ) -> Exception | None:
         task = report.task
         call_for = self._call_builder.calls(task, part)
@@ -212,7 +212,7 @@ class TransactionRunner(Runner):
                 result = function(*arguments)
                 has_returned = True
                 if part.broken:
-                    if way is not _Way.SAVEPOINTS:
+                    if way is not _Statements.SAVEPOINTS:
                         raise _NeedsSavepoints
                     part.broken = False
                 if result is not None or (context is not None and context.was_used):
@@ -221,7 +221,7 @@ class TransactionRunner(Runner):
             except (_NeedsSavepoints, FencedError, StoreUnavailableError):
                 raise
             except Exception as error:
-                if way is not _Way.SAVEPOINTS or index == task.low or has_returned:
+                if way is not _Statements.SAVEPOINTS or index == task.low or has_returned:
                     raise  # everything is undone, and the records before this one are handled again
                 part.end_record(error)
                 return error
@@ -230,17 +230,17 @@ class TransactionRunner(Runner):
                 break
         return None
 
-    def _run_batch(self, report: Report, high: int, way: _Way) -> None:
+    def _run_batch(self, report: Report, high: int, way: _Statements) -> None:
         task = report.task
         values = decode_values(self._decode, task.batch.values()[task.low : high])
         high = task.low + len(values)
         with contextlib.ExitStack() as stack:
             transaction = stack.enter_context(self._store.transaction())
-            part = TransactionOfRecord(transaction, way is _Way.SAVEPOINTS)
+            part = TransactionOfRecord(transaction, way is _Statements.SAVEPOINTS)
             context = self._batch_context(task, part)
             report.calls += len(values)
             result = self._handler.function(*([values] if context is None else [values, context]))
-            if part.broken and way is not _Way.SAVEPOINTS:
+            if part.broken and way is not _Statements.SAVEPOINTS:
                 raise _NeedsSavepoints
             self._collector.finish(report, task.assigned, context, result)
             part.end_record()
@@ -248,7 +248,7 @@ class TransactionRunner(Runner):
             self._commit(report, transaction, stack)
 
     def _batch_context(self, task: Task, part: TransactionOfRecord) -> Context | None:
-        if Wants.CONTEXT not in self._handler.wants:
+        if HandlerArgument.CONTEXT not in self._handler.wants:
             return None
         return self._call_builder.context(task, task.low, part)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.abc import TracedCall, Tracer
 from penstock.consuming.context import Context
-from penstock.consuming.handlers import Handler, Wants
+from penstock.consuming.handlers import Handler, HandlerArgument
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.workers.lanes import Task
 from penstock.consuming.workers.processes import CallResults, ProcessCall
@@ -26,9 +26,9 @@ def traced(handler: Handler, group: str, options: ConsumerOptions, tracer: Trace
     if tracer is None:
         return handler
     function, to, takes_many = handler.function, handler.to, handler.batch is not None
-    has_context = Wants.CONTEXT in handler.wants
-    wants = handler.wants if has_context else (*handler.wants, Wants.CONTEXT)
-    place = wants.index(Wants.CONTEXT)
+    has_context = HandlerArgument.CONTEXT in handler.wants
+    wants = handler.wants if has_context else (*handler.wants, HandlerArgument.CONTEXT)
+    place = wants.index(HandlerArgument.CONTEXT)
 
     def begin(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Context, int, TracedCall]:
         context: Context = arguments[place]

@@ -32,7 +32,7 @@ ReadAt = Callable[[int, int], bytes]
 """Read `length` bytes at `position`; fewer at the end of the file."""
 
 
-class Found(NamedTuple):
+class WholeBatch(NamedTuple):
     """A batch that is whole and matches its checksum."""
 
     position: int
@@ -44,7 +44,7 @@ class Found(NamedTuple):
         return self.position + len(self.batch)
 
 
-class Bad(NamedTuple):
+class BadBytes(NamedTuple):
     """The bytes from `position` to `end` are not a batch that can be trusted."""
 
     position: int
@@ -54,13 +54,13 @@ class Bad(NamedTuple):
 
 def scan(
     read_at: ReadAt, position: int, end: int, next_offset: int = 0, *, dense: bool = True
-) -> Iterator[Found | Bad]:
+) -> Iterator[WholeBatch | BadBytes]:
     """Every batch from `position` to `end`, its checksum verified.
 
     The checksum does not cover the base offset. In a segment that was never compacted (`dense`), each batch must follow
     the one before it without a gap, which confirms it; in a compacted one, only the index can confirm offsets.
 
-    After invalid bytes the scan continues at the next valid batch; if there is none, the last item is a `Bad` that
+    After invalid bytes the scan continues at the next valid batch; if there is none, the last item is a `BadBytes` that
     reaches the end: a torn tail.
     """
     chunk = b""
@@ -79,7 +79,7 @@ def scan(
             begin = position - chunk_start
             batch = memoryview(chunk)[begin : begin + header.size_bytes]
             if len(batch) == header.size_bytes and crc32c(batch[CRC_START:]) == header.crc:
-                yield Found(position, header, batch)
+                yield WholeBatch(position, header, batch)
                 position += header.size_bytes
                 next_offset = header.next_offset
                 exact = dense
@@ -87,7 +87,7 @@ def scan(
             reason = "the checksum does not match the contents"
         resumed = find_batch(read_at, position + 1, end, next_offset)
         stop = end if resumed is None else resumed
-        yield Bad(position, stop, reason)
+        yield BadBytes(position, stop, reason)
         position = stop
         exact = False
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from penstock.errors import CorruptBatchError, CorruptSegmentError, LogError, StorageError
 from penstock.log.aborted import AbortedTransaction
 from penstock.log.batches.batch import DELETE_HORIZON, NO_TIMESTAMP, BatchHeader, marker_commits
-from penstock.log.batches.scan import Bad, Found
+from penstock.log.batches.scan import BadBytes, WholeBatch
 from penstock.log.compacting.offset_map import OffsetMap
 from penstock.log.compacting.outline import Outline, body_of, outlines_of, with_records, without_records
 from penstock.log.compacting.swap import cleaned_path
@@ -283,7 +283,7 @@ class _Cleaning:
             raise StorageError(f"{segment.path} has {segment.size} bytes instead of {source.size_bytes}")
         return segment
 
-    def _batches(self, segment: Segment, position: int = 0) -> Iterator[Found | Bad]:
+    def _batches(self, segment: Segment, position: int = 0) -> Iterator[WholeBatch | BadBytes]:
         for step in segment.batches(position):
             if self._stopped():
                 raise CompactionStoppedError(f"{self._plan.partition}: compaction was stopped before it was done")
@@ -298,7 +298,7 @@ class _Cleaning:
             if segment.next_offset <= first_dirty:
                 continue
             for step in self._batches(segment, segment.index.position_for_offset(first_dirty)):
-                if isinstance(step, Bad):
+                if isinstance(step, BadBytes):
                     self._note_damage(segment, step.position, self._map.last_offset + 1, step.reason)
                 elif not step.header.is_control and not transactions.rolls_back(step.header):
                     if not self._put_keys(segment, step):
@@ -306,7 +306,7 @@ class _Cleaning:
                     self._map.last_offset = step.header.last_offset
             self._map.last_offset = segment.next_offset - 1
 
-    def _put_keys(self, segment: Segment, found: Found) -> bool:
+    def _put_keys(self, segment: Segment, found: WholeBatch) -> bool:
         """Put the keys of a segment into the map. False if the map is full; entries beyond its last offset are
         correct all the same."""
         _, outlines = self._outlines(segment, found) or (b"", [])
@@ -317,7 +317,7 @@ class _Cleaning:
             if outline.key is not None and outline.offset >= first_dirty
         )
 
-    def _outlines(self, segment: Segment, found: Found) -> tuple[bytes, list[Outline]] | None:
+    def _outlines(self, segment: Segment, found: WholeBatch) -> tuple[bytes, list[Outline]] | None:
         """The batch's records; None if they cannot be read, although the batch is as it was sent."""
         try:
             body = body_of(found.header, found.batch)
@@ -336,7 +336,7 @@ class _Cleaning:
         output = self._output_for(segment)
         mark, altered = output.file.mark(), output.altered
         for step in self._batches(segment):
-            if isinstance(step, Bad):
+            if isinstance(step, BadBytes):
                 self._note_damage(segment, step.position, segment.base_offset, step.reason)
             else:
                 self._clean_batch(segment, step, output)
@@ -371,14 +371,14 @@ class _Cleaning:
             else:
                 output.file.discard()
 
-    def _clean_batch(self, segment: Segment, found: Found, output: _Output) -> None:
+    def _clean_batch(self, segment: Segment, found: WholeBatch, output: _Output) -> None:
         header = found.header
         cleaned = self._clean_marker(found) if header.is_control else self._clean_data(segment, found)
         output.altered = output.altered or cleaned is None or cleaned[0] is not header
         if cleaned is not None:
             output.file.append(cleaned[1], header.base_offset, cleaned[0].max_timestamp)
 
-    def _clean_marker(self, found: Found) -> tuple[BatchHeader, bytearray | memoryview] | None:
+    def _clean_marker(self, found: WholeBatch) -> tuple[BatchHeader, bytearray | memoryview] | None:
         header, batch = found.header, found.batch
         commits = marker_commits(batch)
         if commits is None:
@@ -392,7 +392,7 @@ class _Cleaning:
             return header, batch
         return None
 
-    def _clean_data(self, segment: Segment, found: Found) -> tuple[BatchHeader, bytearray | memoryview] | None:
+    def _clean_data(self, segment: Segment, found: WholeBatch) -> tuple[BatchHeader, bytearray | memoryview] | None:
         header, batch = found.header, found.batch
         outlines: list[Outline] = []
         kept: list[Outline] = []

@@ -8,7 +8,7 @@ from typing import Final
 from penstock.abc import Feature, Stream
 from penstock.errors import ConnectionClosedError, GuaranteeError
 from penstock.producing.buffers import NumberedBuffer
-from penstock.producing.delivering import Chosen, Delivery, nothing_to_watch
+from penstock.producing.delivering import Delivery, DeliveryParts, nothing_to_watch
 from penstock.producing.kafka.client import in_flight_of, is_idempotent
 from penstock.producing.kafka.delivery import KafkaDelivery
 from penstock.producing.kafka.transactions import TransactionDelivery
@@ -33,7 +33,7 @@ def find_kafka(stream: Stream) -> KafkaStream | None:
 
 def choose_kafka(
     kafka: KafkaStream, settings: ProducerSettings, buffer: NumberedBuffer, partitioner: BatchPartitioner | None
-) -> Chosen:
+) -> DeliveryParts:
     """Deliver in transactions if asked to, or if a spool must be recognised after a restart; else record by record."""
     durable = Feature.DURABLE in buffer.features
     delivery: Delivery
@@ -53,7 +53,7 @@ def choose_kafka(
     else:
         delivery = KafkaDelivery(kafka, settings, partitioner, durable=durable)
         look = delivery.stalls.look
-    return Chosen(delivery, in_flight, lambda: _check_usable(kafka), _provider_for(kafka), look)
+    return DeliveryParts(delivery, in_flight, lambda: _check_usable(kafka), _provider_for(kafka), look)
 
 
 def _provider_for(kafka: KafkaStream) -> Provide:

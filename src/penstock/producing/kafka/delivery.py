@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.errors import ConfigError, DeliveryError
 from penstock.model import NewRecord
-from penstock.producing.buffers import Held
+from penstock.producing.buffers import BufferedRecord
 from penstock.producing.delivering import Outcome
 from penstock.producing.kafka.client import PartitionCounts, configuration
 from penstock.producing.partitioners import BatchPartitioner
@@ -41,7 +41,7 @@ class Handover:
         self.given_up: str | None = None
         """Why the records in flight were abandoned, if they were."""
 
-    def produce(self, producer: KafkaProducer, held: Held) -> None:
+    def produce(self, producer: KafkaProducer, held: BufferedRecord) -> None:
         """Hand records to librdkafka. Errors become outcomes."""
         sequence, record = held[0], held[1]
         partition = record.partition
@@ -83,7 +83,7 @@ class Handover:
         self.fatal = reason_of(error)
         logger.warning("librdkafka gave up: %s", error)
 
-    def report(self, held: Held, error: DeliveryError) -> None:
+    def report(self, held: BufferedRecord, error: DeliveryError) -> None:
         self._news.append((held.sequence, -1, -1, error))
 
     def take_news(self) -> list[Outcome]:
@@ -125,10 +125,10 @@ class KafkaDelivery:
     def start(self) -> None:
         """Nothing to do: librdkafka connects by itself."""
 
-    def delivered_through(self, first: Held) -> int | None:
+    def delivered_through(self, first: BufferedRecord) -> int | None:
         return None
 
-    def send(self, batch: Sequence[Held]) -> None:
+    def send(self, batch: Sequence[BufferedRecord]) -> None:
         if self._handover.fatal is not None:
             self._handover.fatal = None
             self._producer.close()

@@ -18,7 +18,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock.errors import ConfigError, DeliveryError, FencedError, OvertakenError, TransactionLostError
-from penstock.producing.buffers import Held
+from penstock.producing.buffers import BufferedRecord
 from penstock.producing.delivering import Outcome, UndecidedError
 from penstock.producing.kafka.client import TRANSACTION_TIMEOUT_S, transactional_configuration
 from penstock.producing.kafka.delivery import Handover
@@ -92,7 +92,7 @@ class TransactionDelivery:
             )
         self._ready = True
 
-    def delivered_through(self, first: Held) -> int | None:
+    def delivered_through(self, first: BufferedRecord) -> int | None:
         """A transaction that delivered `first` committed its progress on the topic of `first`."""
         if self._progress is None:
             return None
@@ -106,7 +106,7 @@ class TransactionDelivery:
         through = found.offset - 1
         return through if found.offset >= 0 and through >= first.sequence else None
 
-    def send(self, batch: Sequence[Held]) -> None:
+    def send(self, batch: Sequence[BufferedRecord]) -> None:
         try:
             self.start()
             left = self._without_delivered(batch) if self._in_doubt is not None else batch
@@ -116,7 +116,7 @@ class TransactionDelivery:
             told = {sequence for sequence, _, _, _ in self._news}
             self._news += [(held.sequence, -1, -1, error) for held in batch if held.sequence not in told]
 
-    def _without_delivered(self, batch: Sequence[Held]) -> Sequence[Held]:
+    def _without_delivered(self, batch: Sequence[BufferedRecord]) -> Sequence[BufferedRecord]:
         """The records left to send, once the outcome of a transaction with an unanswered commit is known."""
         assert self._in_doubt is not None
         through = self.delivered_through(batch[0])
@@ -144,7 +144,7 @@ class TransactionDelivery:
         self._progress = None
         self._drop_producer()
 
-    def _transact(self, batch: Sequence[Held]) -> None:
+    def _transact(self, batch: Sequence[BufferedRecord]) -> None:
         producer = self._producer
         assert producer is not None
         self._handover.take_news()
@@ -199,7 +199,7 @@ class TransactionDelivery:
                 break
         return outcomes
 
-    def _report_aborted(self, batch: Sequence[Held], errors: dict[int, DeliveryError]) -> None:
+    def _report_aborted(self, batch: Sequence[BufferedRecord], errors: dict[int, DeliveryError]) -> None:
         """Report the rejected records as such; the others were only in the same transaction."""
         because = next((error for error in errors.values() if not error.retriable), next(iter(errors.values())))
         aborted = DeliveryError(f"its transaction was aborted: {because}", retriable=True)
@@ -207,7 +207,7 @@ class TransactionDelivery:
             error = errors.get(held.sequence, aborted)
             self._news.append((held.sequence, -1, -1, aborted if error.retriable else error))
 
-    def _commit_progress(self, producer: TransactionalProducer, batch: Sequence[Held]) -> None:
+    def _commit_progress(self, producer: TransactionalProducer, batch: Sequence[BufferedRecord]) -> None:
         if self._progress is None:
             return
         position = batch[-1].sequence + 1

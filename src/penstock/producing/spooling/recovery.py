@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import CorruptBatchError, CorruptSegmentError, StorageError
-from penstock.log.batches.scan import Bad, Found, scan
+from penstock.log.batches.scan import BadBytes, WholeBatch, scan
 from penstock.log.disk import Disk
 from penstock.log.segment import LOG_SUFFIX
 from penstock.model import NewRecord
@@ -30,7 +30,7 @@ _NAME: Final = re.compile(r"\d{20}" + re.escape(LOG_SUFFIX), re.ASCII)
 
 
 @dataclass(slots=True)
-class Sealed:
+class SealedSegment:
     """A segment that is no longer written to."""
 
     path: Path
@@ -44,7 +44,7 @@ class Sealed:
 class Recovered:
     """The contents of a spool's folder."""
 
-    segments: list[Sealed] = field(default_factory=list)
+    segments: list[SealedSegment] = field(default_factory=list)
     records: int = 0
     """Records to deliver."""
     size_bytes: int = 0
@@ -56,10 +56,10 @@ def recover(folder: Path, committed: int, dropped: Holes, disk: Disk) -> Recover
     found = Recovered()
     paths = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
     for path in paths:
-        segment = Sealed(path, int(path.stem), path.stat().st_size, int(path.stem))
+        segment = SealedSegment(path, int(path.stem), path.stat().st_size, int(path.stem))
         good_end = 0
         for step in batches_of(segment, 0, segment.base, disk):
-            if isinstance(step, Bad):
+            if isinstance(step, BadBytes):
                 torn = path is paths[-1] and step.end == segment.size
                 if _is_empty(segment, step, disk):
                     continue
@@ -81,7 +81,7 @@ def recover(folder: Path, committed: int, dropped: Holes, disk: Disk) -> Recover
     return found
 
 
-def batches_of(segment: Sealed, position: int, sequence: int, disk: Disk) -> Iterator[Found | Bad]:
+def batches_of(segment: SealedSegment, position: int, sequence: int, disk: Disk) -> Iterator[WholeBatch | BadBytes]:
     """The batches of a segment from a position on; `sequence` is the number expected there."""
     try:
         fd = disk.open(segment.path)
@@ -99,7 +99,7 @@ def batches_of(segment: Sealed, position: int, sequence: int, disk: Disk) -> Ite
         os.close(fd)
 
 
-def records_of(found: Found) -> list[NewRecord]:
+def records_of(found: WholeBatch) -> list[NewRecord]:
     """The records of a valid batch; none if it is not a spool's batch, which `recover` has logged."""
     try:
         return records_in(found.batch)
@@ -111,11 +111,11 @@ def is_dropped(sequence: int, dropped: Holes) -> bool:
     return any(first <= sequence < end for first, end in dropped)
 
 
-def _count(found: Recovered, segment: Sealed, step: Found, committed: int, dropped: Holes) -> None:
+def _count(found: Recovered, segment: SealedSegment, step: WholeBatch, committed: int, dropped: Holes) -> None:
     try:
         records = records_in(step.batch)
     except CorruptBatchError as error:
-        _report(found, segment, Bad(step.position, step.end, str(error)))
+        _report(found, segment, BadBytes(step.position, step.end, str(error)))
         return
     for sequence, record in enumerate(records, step.header.base_offset):
         if sequence > committed and not is_dropped(sequence, dropped):
@@ -123,7 +123,7 @@ def _count(found: Recovered, segment: Sealed, step: Found, committed: int, dropp
             found.size_bytes += size_of(record)
 
 
-def _is_empty(segment: Sealed, step: Bad, disk: Disk) -> bool:
+def _is_empty(segment: SealedSegment, step: BadBytes, disk: Disk) -> bool:
     """Whether this is the unused end of a segment, where nothing was ever written."""
     fd = disk.open(segment.path)
     try:
@@ -132,13 +132,13 @@ def _is_empty(segment: Sealed, step: Bad, disk: Disk) -> bool:
         os.close(fd)
 
 
-def _report(found: Recovered, segment: Sealed, step: Bad) -> None:
+def _report(found: Recovered, segment: SealedSegment, step: BadBytes) -> None:
     error = CorruptSegmentError(str(segment.path), step.position, segment.end, step.reason)
     logger.error("%s", error, extra={"segment": str(segment.path), "position": step.position})
     found.damaged.append(error)
 
 
-def _cut(segment: Sealed, end: int, disk: Disk) -> None:
+def _cut(segment: SealedSegment, end: int, disk: Disk) -> None:
     fd = disk.open(segment.path, create=True)
     try:
         disk.truncate(fd, end)

@@ -13,15 +13,15 @@ from typing import Final
 
 from penstock.abc import Feature, Features
 from penstock.errors import BufferFullError, ConfigError, ConnectionClosedError, CorruptSegmentError, StorageError
-from penstock.log.batches.scan import Found
+from penstock.log.batches.scan import WholeBatch
 from penstock.log.disk import Disk
 from penstock.model import NewRecord
-from penstock.producing.buffers import Held, Kept, size_of
+from penstock.producing.buffers import BufferedRecord, NumberedRecords, size_of
 from penstock.producing.settings import SpoolFlush
 from penstock.producing.spooling.batches import build_many, build_one, place
 from penstock.producing.spooling.folder import Holes, load_dropped, lock_spool, save_dropped, take_identity
 from penstock.producing.spooling.position import PositionFile
-from penstock.producing.spooling.recovery import Sealed, batches_of, is_dropped, records_of, recover
+from penstock.producing.spooling.recovery import SealedSegment, batches_of, is_dropped, records_of, recover
 from penstock.producing.spooling.segment import WrittenSegment
 
 
@@ -145,7 +145,7 @@ class Spool:
         self._active: WrittenSegment | None = None
         self._count = found.records
         self._size = found.size_bytes
-        self._kept = Kept(committed + 1)
+        self._kept = NumberedRecords(committed + 1)
         behind = max([committed + 1, *(segment.end for segment in found.segments)])
         self._end = max((identity.openings - 1) * _LEAP, -(-behind // _LEAP) * _LEAP)
         self._read_on = (0, 0, 0)
@@ -198,7 +198,7 @@ class Spool:
             self._flush.wait_for(sequence + len(records), self._sync)
         return sequence
 
-    def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[Held]:
+    def peek(self, after: int, limit: int, limit_bytes: int) -> Sequence[BufferedRecord]:
         with self._lock:
             self._check_open()
             held = self._kept.peek(after, limit, limit_bytes)
@@ -228,7 +228,7 @@ class Spool:
                 except OSError as error:
                     logger.warning("the spool %s could not delete a segment yet: %s", self.folder, error)
 
-    def drop(self, count: int, after: int = -1) -> Sequence[Held]:
+    def drop(self, count: int, after: int = -1) -> Sequence[BufferedRecord]:
         with self._lock:
             self._check_open()
             while (
@@ -297,7 +297,7 @@ class Spool:
     def _seal(self) -> None:
         assert self._active is not None
         active, self._active = self._active, None
-        self._sealed.append(Sealed(active.path, active.base, active.used, self._end))
+        self._sealed.append(SealedSegment(active.path, active.base, active.used, self._end))
         active.seal(durable=self._flush is not None)
 
     def _sync(self) -> int:
@@ -336,7 +336,7 @@ class Spool:
             if base != segment.base:
                 position, expected = 0, segment.base
             for step in batches_of(segment, position, expected, self._disk):
-                if isinstance(step, Found):
+                if isinstance(step, WholeBatch):
                     self._read_on = (segment.base, step.end, step.header.next_offset)
                     found = self._take_in(step) or found
                     if found and self._kept.size_bytes - before >= _LOAD_BYTES:
@@ -345,14 +345,14 @@ class Spool:
                 return True
         return found
 
-    def _readable(self) -> list[Sealed]:
+    def _readable(self) -> list[SealedSegment]:
         """The segments that may hold records after those in memory."""
         segments = list(self._sealed)
         if self._active is not None:
-            segments.append(Sealed(self._active.path, self._active.base, self._active.used, self._end))
+            segments.append(SealedSegment(self._active.path, self._active.base, self._active.used, self._end))
         return [segment for segment in segments if segment.end > self._kept.end]
 
-    def _take_in(self, step: Found) -> bool:
+    def _take_in(self, step: WholeBatch) -> bool:
         """Add the records of a batch that are new, not committed and not dropped."""
         first = step.header.base_offset
         if step.header.next_offset <= self._kept.end:

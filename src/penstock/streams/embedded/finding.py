@@ -22,14 +22,14 @@ _LONGEST_PID: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundBroker:
     """The broker of a folder, and a connection to it, which keeps it from stopping as idle."""
 
     address: BrokerAddress
     connection: PlainConnection
 
 
-def find(folder: Path) -> Found | None:
+def find(folder: Path) -> FoundBroker | None:
     """The folder's broker, if it runs and answers."""
     address = read_address(folder)
     if address is None or owner_pid(folder) != address.pid:
@@ -42,7 +42,7 @@ def find(folder: Path) -> Found | None:
         # The process is checked again: the broker of a copied folder may just have taken the lock.
         is_it = connection.cluster_id() == address.cluster_id and is_owned(folder) and owner_pid(folder) == address.pid
         if is_it:
-            return Found(address, connection)
+            return FoundBroker(address, connection)
     except (OSError, NotKafkaError):
         pass
     connection.close()

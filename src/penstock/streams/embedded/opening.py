@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.errors import PenstockError
 from penstock.log.store import LOCK_FILE
-from penstock.streams.embedded.finding import Found, find
+from penstock.streams.embedded.finding import FoundBroker, find
 from penstock.streams.embedded.starting import find_or_start
 from penstock.streams.kafka.plain import NotKafkaError
 from penstock.streams.kafka.stream import KafkaStream
@@ -27,7 +27,7 @@ _PING_S: Final = 60.0
 _LOOK_AGAIN_S: Final = 0.5
 
 
-class Lifeline:
+class BrokerKeeper:
     """Holds one idle connection to the broker, in a thread of its own, while the log is in use.
 
     The connection keeps the broker from stopping as idle, and tells at once when the broker dies. A broker that stops
@@ -35,18 +35,18 @@ class Lifeline:
     flight.
     """
 
-    def __init__(self, folder: Path, found: Found, options: Options) -> None:
+    def __init__(self, folder: Path, found: FoundBroker, options: Options) -> None:
         self._folder = folder
         self._found = found
         self._options = options
         self._on_problem: Callable[[str], None] | None = None
         self._stopping = threading.Event()
         self._wake_up, self._sleeper = socket.socketpair()
-        self._thread = threading.Thread(target=self._watch, name="penstock-lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="penstock-broker-keeper", daemon=True)
         self._thread.start()
 
     def tell(self, on_problem: Callable[[str], None]) -> None:
-        """Call this, in the thread of the lifeline, when the broker can no longer be reached."""
+        """Call this, in the thread of the keeper, when the broker can no longer be reached."""
         self._on_problem = on_problem
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Lifeline:
         if self._on_problem is not None:
             self._on_problem(problem)
 
-    def _start_again(self) -> Found:
+    def _start_again(self) -> FoundBroker:
         lost = self._found.address
         assert lost.exit_when_idle_s is not None
         logger.warning("the broker of %s (process %d) is gone: restarting it", self._folder, lost.pid)
@@ -115,8 +115,8 @@ class Lifeline:
             self._folder, exit_when_idle_s=lost.exit_when_idle_s, deadline_s=deadline_s, port=lost.port
         )
 
-    def _await_return(self) -> Found | None:
-        """Wait until the user restarts a broker that the user started. None if the lifeline is closed first."""
+    def _await_return(self) -> FoundBroker | None:
+        """Wait until the user restarts a broker that the user started. None if the keeper is closed first."""
         logger.warning("the broker of %s, which was started by hand, has stopped: waiting for it", self._folder)
         while not self._stopping.wait(_LOOK_AGAIN_S):
             found = find(self._folder)
@@ -135,6 +135,6 @@ def open_log(url: str, given: Mapping[str, Any]) -> KafkaStream:
         exit_when_idle_s=options.exit_when_idle_s,
         deadline_s=time.monotonic() + options.connect_timeout_s,
     )
-    lifeline = Lifeline(folder, found, options)
+    keeper = BrokerKeeper(folder, found, options)
     bootstrap = str(Host(found.address.host, found.address.port))
-    return KafkaStream(url, bootstrap, options, lifeline, log_folder=folder)
+    return KafkaStream(url, bootstrap, options, keeper, log_folder=folder)

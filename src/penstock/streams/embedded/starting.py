@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from penstock.broker import last_address
 from penstock.errors import BrokerUnavailableError
-from penstock.streams.embedded.finding import Found, find, is_owned, owner_pid
+from penstock.streams.embedded.finding import FoundBroker, find, is_owned, owner_pid
 
 TURN_FILE: Final = "starting"
 """Locked by the process that starts the broker. The others wait until they find it."""
@@ -29,12 +29,12 @@ _ATTEMPTS: Final = 3
 """How often to try a broker that stops while it starts: it may have been killed, or its port was taken."""
 LOOPBACK: Final = "127.0.0.1"
 
-_started: list[OwnLife] = []
+_started: list[DetachedProcess] = []
 """Brokers that this process started, kept to be reaped."""
 _started_lock: Final = threading.Lock()
 
 
-def find_or_start(folder: Path, *, exit_when_idle_s: float, deadline_s: float, port: int = 0) -> Found:
+def find_or_start(folder: Path, *, exit_when_idle_s: float, deadline_s: float, port: int = 0) -> FoundBroker:
     """The folder's broker, started if there is none: at `port` if that is given and free.
 
     `deadline_s` is a time of the monotonic clock. Raises BrokerUnavailableError, with the last output of the broker.
@@ -44,7 +44,7 @@ def find_or_start(folder: Path, *, exit_when_idle_s: float, deadline_s: float, p
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with Turn(folder) as turn:
+        with StartLock(folder) as turn:
             return _start_in_turn(folder, turn, exit_when_idle_s, deadline_s, port)
     except OSError as error:
         raise BrokerUnavailableError(
@@ -53,7 +53,7 @@ def find_or_start(folder: Path, *, exit_when_idle_s: float, deadline_s: float, p
         ) from error
 
 
-def _start_in_turn(folder: Path, turn: Turn, exit_when_idle_s: float, deadline_s: float, port: int) -> Found:
+def _start_in_turn(folder: Path, turn: StartLock, exit_when_idle_s: float, deadline_s: float, port: int) -> FoundBroker:
     starting: Starting | None = None
     failures = 0
     not_before_s = 0.0
@@ -114,7 +114,7 @@ def _why_not(folder: Path, starting: Starting | None) -> str:
     return f"another process is starting the broker of {folder} and has not finished; try again"
 
 
-class Turn:
+class StartLock:
     """The right to start the broker: a lock that is released however its process ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -137,7 +137,7 @@ class Turn:
         os.close(self._fd)
 
 
-class OwnLife(subprocess.Popen[bytes]):
+class DetachedProcess(subprocess.Popen[bytes]):
     """A process that outlives the one that started it. Popen would warn about that when it is collected."""
 
     def __del__(self) -> None:
@@ -159,7 +159,7 @@ class Starting:
             if output.tell() > OUTPUT_KEPT_BYTES:
                 output.truncate(0)
             self._output_start_bytes = output.seek(0, os.SEEK_END)
-            self._process = OwnLife(
+            self._process = DetachedProcess(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

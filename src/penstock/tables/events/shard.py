@@ -55,7 +55,7 @@ class Base(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Known(Generic[AggregateT]):
+class CachedAggregate(Generic[AggregateT]):
     """What is known of one aggregate."""
 
     state: AggregateT
@@ -117,7 +117,7 @@ class Shard(Generic[AggregateT]):
         self._snapshots = snapshots
         self._start_producer = start_producer
         self._snapshot_every = snapshot_every
-        self._known: dict[str, Known[AggregateT]] = {}
+        self._known: dict[str, CachedAggregate[AggregateT]] = {}
         self._next: Pointer | None = None
         self._producer: Transaction | None = None
         self._lock = threading.Lock()
@@ -339,13 +339,13 @@ class Shard(Generic[AggregateT]):
             with suppress(PenstockError):  # its transaction is ended by the next owner, or by its timeout
                 producer.close()
 
-    def _entry(self, id: str) -> Known[AggregateT]:
+    def _entry(self, id: str) -> CachedAggregate[AggregateT]:
         known = self._known.get(id)
         if known is None:
-            known = self._known[id] = Known(self._aggregates.kind())
+            known = self._known[id] = CachedAggregate(self._aggregates.kind())
         return known
 
-    def _fold(self, known: Known[AggregateT]) -> None:
+    def _fold(self, known: CachedAggregate[AggregateT]) -> None:
         if known.tail:
             state = self._aggregates.folded(known.state, ())
             self._aggregates.fold(state, known.tail)
@@ -375,7 +375,7 @@ class Shard(Generic[AggregateT]):
             snapshot = msgspec.json.decode(record.value, type=Snapshot)
             version = snapshot.version
             state = self._aggregates.decode_state(bytes(snapshot.state))
-            self._known[record.key[len(prefix) :].decode()] = Known(state, version, version, [], version)
+            self._known[record.key[len(prefix) :].decode()] = CachedAggregate(state, version, version, [], version)
         return base
 
     def _take(self, record: Record) -> None:

@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.model import Batch, Pointer
 from penstock.model.clock import SystemClock
 from penstock.streams.capability import capability
-from penstock.streams.reading import TurnFeed
+from penstock.streams.reading import RoundRobinFeed
 from penstock.tables.table.rows import Identity, Rows, TableChange
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def milliseconds_in(settings: Mapping[str, str | None], name: str) -> int | None
 
 
 def feed_of(opened: TopicStream) -> Feed:
-    return opened.feed() if isinstance(opened, Feeding) else TurnFeed(opened)
+    return opened.feed() if isinstance(opened, Feeding) else RoundRobinFeed(opened)
 
 
 class Follower:

@@ -75,7 +75,7 @@ Factory = Callable[..., B]
 """Opens a backend; takes nothing, or a folder. See the module's docstring."""
 
 
-class Caught(Generic[E]):
+class RaisedError(Generic[E]):
     error: E
 
 
@@ -179,9 +179,9 @@ class Suite(unittest.TestCase, Generic[B]):
             raise AssertionError(f"{why}: not within {timeout_s:g} s") from error
 
     @contextmanager
-    def expect(self, error: type[E], why: str) -> Iterator[Caught[E]]:
+    def expect(self, error: type[E], why: str) -> Iterator[RaisedError[E]]:
         """The block must raise this; `why` says which promise is broken when it does not. Yields what was raised."""
-        caught: Caught[E] = Caught()
+        caught: RaisedError[E] = RaisedError()
         try:
             yield caught
         except error as raised:

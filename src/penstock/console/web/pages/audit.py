@@ -12,7 +12,7 @@ from penstock.console.web import parts, tables, texts
 from penstock.console.web.absence import Listing
 from penstock.console.web.background import from_disk
 from penstock.console.web.frame import Console, frame, live
-from penstock.console.web.parts import Chosen
+from penstock.console.web.parts import PageChoices
 
 EVERY_S: Final = 5.0
 _NEWEST: Final = 1_000
@@ -44,7 +44,7 @@ class _Audit:
         self._lines: list[AuditLine] = []
 
     async def draw(self) -> None:
-        chosen = Chosen("/audit")
+        chosen = PageChoices("/audit")
         with parts.toolbar():
             text = parts.filter_field(chosen)
             outcome = chosen.asked("outcome", _ANY, [_ANY, *_TONES])

@@ -16,7 +16,7 @@ from penstock.console.web import parts, tables, texts
 from penstock.console.web.absence import Listing, loaded
 from penstock.console.web.background import in_background
 from penstock.console.web.frame import Console, frame, live
-from penstock.console.web.parts import Chosen
+from penstock.console.web.parts import PageChoices
 from penstock.errors import PenstockError
 from penstock.model import Checkpoint, HistoryEntry, Status
 from penstock.model.pointer_forms import PointerText
@@ -42,7 +42,7 @@ def register(console: Console) -> None:
             parts.title(
                 "Consumers", "Groups of the library: what is in flight, failing, and how often handlers were called."
             )
-            chosen = Chosen("/consumers")
+            chosen = PageChoices("/consumers")
             with parts.toolbar():
                 text = parts.filter_field(chosen)
             trouble = parts.Problem()

@@ -28,7 +28,7 @@ from penstock.console.web.pages.group_words import (
     spark,
     state_tone,
 )
-from penstock.console.web.parts import Chosen
+from penstock.console.web.parts import PageChoices
 from penstock.errors import PenstockError
 from penstock.model.pointer_forms import PREFIX, PointerText
 from penstock.observe.facts import GroupFacts, ReaderFacts, Snapshot
@@ -79,7 +79,7 @@ class _Groups:
         self._trends_at_s = 0.0
 
     async def draw(self) -> None:
-        chosen = Chosen("/groups")
+        chosen = PageChoices("/groups")
         with parts.toolbar():
             text = parts.filter_field(chosen)
             which = chosen.asked("show", _ALL, _CHOICES)

@@ -14,7 +14,7 @@ from penstock.console.visible import is_hiding
 from penstock.console.web import parts, texts
 from penstock.console.web.background import in_background
 from penstock.console.web.frame import Console, person
-from penstock.console.web.parts import Chosen
+from penstock.console.web.parts import PageChoices
 from penstock.errors import ConfigError
 from penstock.model import Record
 from penstock.observe.facts import TopicFacts
@@ -131,7 +131,7 @@ class MessageDrawer:
     """The drawer at the right of a topic's page; it is drawn when a message is first opened."""
 
     def __init__(
-        self, console: Console, topic: TopicFacts, chosen: Chosen, *, on_change: Callable[[], Awaitable[None]]
+        self, console: Console, topic: TopicFacts, chosen: PageChoices, *, on_change: Callable[[], Awaitable[None]]
     ) -> None:
         self._console = console
         self._chosen = chosen

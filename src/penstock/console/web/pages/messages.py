@@ -20,7 +20,7 @@ from penstock.console.web.background import in_background
 from penstock.console.web.files import as_file, no_file
 from penstock.console.web.frame import Console, live
 from penstock.console.web.pages.message_drawer import MessageDrawer
-from penstock.console.web.parts import Chosen
+from penstock.console.web.parts import PageChoices
 from penstock.errors import FilterError, PenstockError
 from penstock.model.pointer_forms import PREFIX, PointerText
 from penstock.observe.facts import TopicFacts
@@ -67,7 +67,7 @@ def register(console: Console) -> None:
 
 
 class MessagesTab:
-    def __init__(self, console: Console, topic: TopicFacts, chosen: Chosen) -> None:
+    def __init__(self, console: Console, topic: TopicFacts, chosen: PageChoices) -> None:
         self._service = console.service
         self._topic = topic
         self._chosen = chosen

@@ -12,7 +12,7 @@ from penstock.console.visible import visible
 from penstock.console.web import parts, tables, texts
 from penstock.console.web.background import in_background
 from penstock.console.web.frame import Console, frame
-from penstock.console.web.parts import Chosen
+from penstock.console.web.parts import PageChoices
 from penstock.errors import PenstockError
 
 _EXAMPLE: Final = 'select partition, count(*) from "TOPIC" where timestamp > now() - interval 1 hour group by 1'
@@ -29,7 +29,7 @@ def register(console: Console) -> None:
 class _QueryPage:
     def __init__(self, console: Console) -> None:
         self._query = console.service.open_query()
-        self._chosen = Chosen("/query")
+        self._chosen = PageChoices("/query")
 
     def draw(self) -> None:
         ui.context.client.on_delete(self._query.close)

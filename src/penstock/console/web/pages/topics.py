@@ -16,7 +16,7 @@ from penstock.console.web.frame import Console, frame, live, person
 from penstock.console.web.pages.group_words import nothing_read
 from penstock.console.web.pages.message_drawer import Draft, draw_produce
 from penstock.console.web.pages.messages import MessagesTab
-from penstock.console.web.parts import Chosen
+from penstock.console.web.parts import PageChoices
 from penstock.observe.facts import GroupFacts, Snapshot, TopicFacts, total
 
 MOST_PARTITIONS: Final = 10_000
@@ -61,7 +61,7 @@ class _Topics:
 
     def draw(self) -> None:
         parts.title("Topics")
-        chosen = Chosen("/topics")
+        chosen = PageChoices("/topics")
         with parts.toolbar():
             text = parts.filter_field(chosen)
             self._internal = ui.checkbox("Internal", value=bool(chosen.asked("internal"))).props("dense")
@@ -274,7 +274,7 @@ class _Topic:
         self._plotted_s = 0.0
 
     async def draw(self) -> None:
-        chosen = Chosen(texts.path_to("topics", self._name))
+        chosen = PageChoices(texts.path_to("topics", self._name))
         with parts.toolbar():
             parts.title(self._name)
             if self._detail.facts.is_internal:

@@ -144,7 +144,7 @@ Describe = Callable[[Relation], CapturedRelation | None]
 
 
 @dataclass(slots=True)
-class _Unfilled:
+class _IncompleteRecord:
     """A record that waits for values that the database did not send."""
 
     place: int
@@ -293,7 +293,7 @@ class ChangeReader:
     def _new_batch(self) -> None:
         self._records: list[Row | None] = []
         self._state: dict[str, bytes | None] = {}
-        self._unfilled: list[_Unfilled] = []
+        self._unfilled: list[_IncompleteRecord] = []
         self._size_bytes = 0
         self._changes = 0
         self._transactions = 0
@@ -395,7 +395,7 @@ class ChangeReader:
                 return records.updated(row, before, at)
 
         if UNCHANGED in new:
-            self._unfilled.append(_Unfilled(len(self._records), table, new, write))
+            self._unfilled.append(_IncompleteRecord(len(self._records), table, new, write))
             self._records.append(None)
         else:
             self._records.append(write(table.fragments(new)))
@@ -412,7 +412,7 @@ class ChangeReader:
         A value may be newer than its change: then that later change follows in the log. If the row is gone, so does
         its delete, and the placeholder stays.
         """
-        by_table: dict[int, list[_Unfilled]] = {}
+        by_table: dict[int, list[_IncompleteRecord]] = {}
         for each in self._unfilled:
             by_table.setdefault(id(each.table), []).append(each)
         for waiting in by_table.values():
@@ -425,7 +425,7 @@ class ChangeReader:
                 ]
                 self._records[each.place] = each.write(each.table.fragments(values))
 
-    def _look_up(self, waiting: list[_Unfilled]) -> dict[tuple[str, ...], dict[str, bytes | None]]:
+    def _look_up(self, waiting: list[_IncompleteRecord]) -> dict[tuple[str, ...], dict[str, bytes | None]]:
         table = waiting[0].table
         places = sorted({index for each in waiting for index, value in enumerate(each.values) if value is UNCHANGED})
         names = [table.relation.columns[index].name for index in places]

@@ -20,7 +20,7 @@ from penstock.console.web.frame import Console, frame, live, person
 from penstock.console.web.pages.dead_letters.comparison import STATE_TONES, place_text, show_comparison, show_letter
 from penstock.console.web.pages.dead_letters.redrive import RedriveDialog, RedriveStrip
 from penstock.console.web.pages.group_words import spark
-from penstock.console.web.parts import Chosen
+from penstock.console.web.parts import PageChoices
 from penstock.errors import PenstockError
 from penstock.model import DeadLetterFilter, LetterState
 from penstock.observe.facts import LetterFacts
@@ -133,7 +133,7 @@ STATES: Final = {
 class Filters:
     """The fields, drawn side by side. `on_change` is called after a change."""
 
-    def __init__(self, chosen: Chosen, on_change: Callable[[], Any]) -> None:
+    def __init__(self, chosen: PageChoices, on_change: Callable[[], Any]) -> None:
         asked = chosen.asked
         kind = asked("error")
         with parts.toolbar():
@@ -220,7 +220,7 @@ class _StorePage:
         self._after: str | None = None
         self._asked = 0
         self._has_failed = False
-        self._chosen = Chosen(texts.path_to("letters", place_name(spec)))
+        self._chosen = PageChoices(texts.path_to("letters", place_name(spec)))
 
     def ask(self) -> LetterPage:
         """Any page of letters, to see whether the store answers."""
