@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.consuming.consumer import Commit, OnCommit
 from penstock.consuming.deadlines.analyser import OnLate
 from penstock.consuming.deadlines.call import Result, Why
+from penstock.consuming.deadlines.gather import AnswerTo, Judge
 from penstock.consuming.deadlines.parallel import Deadline
 from penstock.consuming.deadlines.statistics import AnalyserStatistics, DeadlineStatistics, Percentiles
 from penstock.consuming.destinations import Destination
@@ -74,6 +75,7 @@ _LAZY = {
 
 __all__ = [
     "AnalyserStatistics",
+    "AnswerTo",
     "CaptureFormat",
     "ChangeFormat",
     "Commit",
@@ -89,6 +91,7 @@ __all__ = [
     "Health",
     "Hold",
     "IdOf",
+    "Judge",
     "LetterState",
     "Loaded",
     "Middleware",
