@@ -1,4 +1,4 @@
-"""Which tests took longest, with what they set up and took down."""
+"""Which tests, and which folders of them, took longest, with what they set up and took down."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ class Slowest:
         reporter.write_line(f"the slowest of {len(self._seconds):,} tests, which took {total_s:,.0f} s in all workers:")
         for nodeid, seconds in self._seconds.most_common(COUNT):
             reporter.write_line(f"  {seconds:6.1f} s  {nodeid}")
+        rooms: Counter[str] = Counter()
+        for nodeid, seconds in self._seconds.items():
+            rooms[nodeid.partition("::")[0].rpartition("/")[0] or "tests"] += seconds  # type: ignore[assignment]
+        if len(rooms) > 1:
+            told = ", ".join(f"{room} {seconds:,.0f}" for room, seconds in rooms.most_common())
+            reporter.write_line(f"seconds by folder: {told}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.sampling import ALWAYS, EVERY_ROOM, SOAK
 from tests.seeds import VARIABLE
+from tests.slowest import Slowest
 from tests.test_could_not_run import IN_ONE_PROCESS, IN_WORKERS, run_pytest
 
 TESTS = """
@@ -132,5 +134,17 @@ def test_the_slowest_tests_are_named_at_the_end(tmp_path: Path) -> None:
     last = printed.partition("the slowest of ")[2].splitlines()
     assert re.fullmatch(r"11 tests, which took \d+ s in all workers:", last[0]), printed
     assert re.fullmatch(r" +0\.\d s  test_cases\.py::test_slow", last[1]), printed
+    assert not any(line.startswith("seconds by folder") for line in last), "there is only one"
     assert last[-2].startswith("sampled: ")
     assert last[-1].startswith("could not run: ")
+
+
+def test_the_seconds_of_each_folder_are_told_at_the_end() -> None:
+    seen = Slowest()
+    lines: list[str] = []
+    took = {"tests/log/test_a.py::test_x": 2.0, "tests/log/test_b.py::test_y": 1.0, "tests/test_c.py::test_z": 4.0}
+    for nodeid, seconds in took.items():
+        report = pytest.TestReport(nodeid, ("", None, ""), {}, "passed", None, "call", duration=seconds)
+        seen.pytest_runtest_logreport(report)
+    seen.write(SimpleNamespace(write_line=lines.append))  # type: ignore[arg-type]
+    assert lines[-1] == "seconds by folder: tests 4, tests/log 3"
