@@ -28,7 +28,7 @@ class Slowest:
             reporter.write_line(f"  {seconds:6.1f} s  {nodeid}")
         rooms: Counter[str] = Counter()
         for nodeid, seconds in self._seconds.items():
-            rooms[nodeid.partition("::")[0].rpartition("/")[0] or "tests"] += seconds  # type: ignore[assignment]
+            rooms[nodeid.partition("::")[0].rpartition("/")[0] or "tests"] += seconds
         if len(rooms) > 1:
             told = ", ".join(f"{room} {seconds:,.0f}" for room, seconds in rooms.most_common())
             reporter.write_line(f"seconds by folder: {told}")
