@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Final, TextIO
 from penstock.abc import Clock
 from penstock.errors import ClosedError, ConfigError, NotifyError
 from penstock.model.clock import SystemClock, wait_on
+from penstock.model.retry import Retry
 from penstock.observe.alerts.config_file import AlertConfig, AlertConfigFile, Mute
 from penstock.observe.alerts.evaluator import LONGEST_GAP_S, Evaluator
 from penstock.observe.alerts.memory import Memory, MemoryFile
@@ -24,8 +26,8 @@ from penstock.observe.alerts.settings import NotifierSettings, type_of
 from penstock.observe.facts import Snapshot
 from penstock.streams.url import without_password
 
-FIRST_BACKOFF_S: Final = 1.0
-LONGEST_BACKOFF_S: Final = 300.0
+_CHANCE: Final = random.Random()
+_RETRY: Final = Retry(None, first_delay_s=1.0, max_delay_s=300.0, jitter=0.0)
 CLOSING_S: Final = 5.0
 
 log = logging.getLogger("penstock.alerts")
@@ -123,8 +125,8 @@ class Sender:
 
     def _report_failure(self, message: Message, error: str, retry_after_s: float | None) -> None:
         with self._changed:
-            backoff_s = min(FIRST_BACKOFF_S * 2 ** min(self._failures, 16), LONGEST_BACKOFF_S)
             self._failures += 1
+            backoff_s = _RETRY.backoff_s(self._failures, _CHANCE)
             self._error = error
             self._not_before_s = self._clock.monotonic_s() + max(backoff_s, retry_after_s or 0.0)
         self._alerting.failed(self.settings.name, message, error)
