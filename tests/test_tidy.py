@@ -225,6 +225,10 @@ def test_the_page_on_the_architecture_names_files_that_are_there() -> None:
     assert not missing, f"docs/architecture.md names what is not there: {missing}"
     rooms = {name.partition("/")[0].removesuffix(".py") for name in named}
     assert set(HEIGHT) <= rooms, "a stranger does not learn what to touch in these rooms"
+    picture = re.findall(r">(\w+)</text>", (ROOT / "docs/images/rooms.svg").read_text())
+    heights = [HEIGHT[name] for name in picture if name in HEIGHT]
+    assert heights == sorted(heights), "the picture has the rooms in their order"
+    assert set(HEIGHT) <= set(picture)
 
 
 @in_one_worker
