@@ -20,6 +20,7 @@ from penstock.spark.errors.expectations import expectation
 from penstock.spark.errors.guarded_plans import guard_functions
 from penstock.spark.errors.row_checks import Otherwise
 from penstock.spark.inputs import PipelineInputs
+from penstock.spark.jvm import jvm_of
 from penstock.spark.late.gate import OnTimeGate
 from penstock.spark.reading import bootstrap_of, read_stream, read_table
 from penstock.spark.realtime import mode as realtime
@@ -108,6 +109,8 @@ class Pipeline:
         client: ConnectOptions | None = None,
     ) -> None:
         check_name(name, "the name of a pipeline")
+        if spark is not None:
+            jvm_of(spark)
         check_url(url)
         check_limit(max_bad_rows, f"pipeline {name!r}")
         if engine not in ENGINES:

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from penstock.abc import Feature
 from penstock.errors import ConfigError, ConnectorMissingError, UnknownTopicError
+from penstock.spark.jvm import jvm_of
 from penstock.spark.run.settings import ENGINES, Engine
 from penstock.spark.sessions.defaults import local_cores
 from penstock.spark.sessions.opening import has_connector
@@ -189,6 +190,7 @@ def _checked_input(
     *,
     streaming: bool,
 ) -> _Input:
+    jvm_of(spark)
     texts = {"url": url, **_topic_texts(topic), **more, **client_texts(client or {}, url)}
     if decoder is not None:
         texts["decoder"] = pickled(decoder)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -256,6 +259,68 @@ def test_the_format_serves_plain_spark_without_an_import(spark: SparkSession, pl
     some = spark.read.format("penstock").options(**placed, columns="value,pointer").load()
     assert some.columns == ["value", "pointer"]
     assert numbers(some.collect()) == [0, 1, 2]
+
+
+def test_topics_are_views_and_tables_of_spark_sql(
+    spark: SparkSession, placed: dict[str, str], connection: Connection
+) -> None:
+    url, topic = placed["url"], placed["topic"]
+    view, table = f"view_of_{topic}", f"table_of_{topic}"
+    spark.sql(f"CREATE TEMPORARY VIEW `{view}` USING penstock OPTIONS (url '{url}', topic '{topic}')")
+    (row,) = spark.sql(f"SELECT count(*) AS records, max(pointer) AS last FROM `{view}`").collect()
+    assert (row.records, row.last) == (3, 2)
+    copied = f"{topic}.copied"
+    spark.sql(f"CREATE TABLE `{table}` (key binary, value binary) USING penstock")
+    try:
+        insert = f"INSERT INTO `{table}` WITH (url = '{url}', topic = '{copied}') SELECT key, value FROM `{view}`"
+        spark.sql(insert)
+    finally:
+        spark.sql(f"DROP TABLE `{table}`")
+        spark.catalog.dropTempView(view)
+    assert [record.value for record in connection.read(copied)] == [record.value for record in connection.read(topic)]
+
+
+CONNECTED = """
+import sys
+from pyspark.sql import SparkSession
+from penstock.errors import ConfigError
+from penstock.spark import Pipeline, read_batch
+
+url, topic, folder = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+assert "connect" in type(spark).__module__
+options = {"url": url, "topic": topic}
+print("read", spark.read.format("penstock").options(**options).load().count())
+records = spark.readStream.format("penstock").options(**options).load().select("key", "value")
+writer = records.writeStream.format("penstock").options(url=url, topic=f"{topic}.through")
+query = writer.option("checkpointLocation", folder).trigger(availableNow=True).start()
+query.awaitTermination(120)
+print("error", query.exception())
+for refused in (lambda: read_batch(spark, url, topic), lambda: Pipeline("connected", url, spark=spark)):
+    try:
+        refused()
+    except ConfigError as error:
+        print(error)
+spark.stop()
+"""
+
+
+def test_the_format_works_in_spark_connect_and_functions_that_need_the_jvm_say_so(
+    placed: dict[str, str], connection: Connection, tmp_path: Path
+) -> None:
+    for name in ("grpc", "grpc_status"):
+        pytest.importorskip(name, reason="Spark Connect needs pip install 'pyspark[connect]'")
+    command = [sys.executable, "-c", CONNECTED, placed["url"], placed["topic"], str(tmp_path / "checkpoint")]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "read 3" in done.stdout
+    assert "error None" in done.stdout
+    assert done.stdout.count("this session has no JVM (it uses Spark Connect, or was stopped)") == 2
+    through = [record.value for record in connection.read(f"{placed['topic']}.through")]
+    assert through == [record.value for record in connection.read(placed["topic"])]
 
 
 def test_options_of_the_format_that_are_wrong_are_refused_in_its_words(

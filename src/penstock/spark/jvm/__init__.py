@@ -39,6 +39,7 @@ def jvm_of(spark: SparkSession) -> Any:
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         raise ConfigError(
-            "this session has no JVM (it uses Spark Connect, or was stopped): create it with penstock.spark.session()"
+            "this session has no JVM (it uses Spark Connect, or was stopped): create it with penstock.spark.session(), "
+            'or use the format "penstock", which Spark Connect has, too'
         )
     return jvm
