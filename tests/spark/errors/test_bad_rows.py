@@ -105,6 +105,35 @@ def test_rows_that_fail_in_functions_of_every_kind_are_letters_and_the_rest_goes
     }
 
 
+def test_functions_of_keys_aggregates_explode_and_joins_are_guarded_where_they_are_called(
+    shop: Pipeline, connection: ps.Connection
+) -> None:
+    orders = shop.read(ORDERS).withWatermark("timestamp", "1 hour")
+    key = F.udf(failing_at(10, ValueError), "long")
+    amount = F.udf(failing_at(11, OverflowError), "long")
+    several: Any = F.udf(lambda cents: [cents] if cents != 12 else None + 1, "array<long>")
+    each = orders.select(
+        "customer", "timestamp", "topic", "partition", "pointer", F.explode(several("cents")).alias("c")
+    )
+    totals = each.groupBy(key("c") % 2, key("c").alias("cents")).agg(F.sum(amount("c") + 0).alias("sum"), F.count("*"))
+    shop.write(totals.select("cents", "sum"), "totals", key="cents", mode="update")
+    known = shop.spark.createDataFrame([(number, f"n{number}") for number in range(COUNT)], "number long, name string")
+    joined = F.udf(failing_at(13, KeyError), "long")
+    named = orders.join(known, joined("cents") == F.udf(failing_at(14, KeyError), "long")("number"))
+    shop.write(named.select("cents", "name"), "named")
+    shop.run(once=True)
+    expected = {*range(COUNT)} - {10, 11, 12}
+    assert {row["cents"]: row["sum"] for row in values(connection, "totals")} == {each: each for each in expected}
+    expected = {*range(COUNT)} - {13, 14}
+    assert {row["cents"]: row["name"] for row in values(connection, "named")} == {each: f"n{each}" for each in expected}
+    found = {letter.error: letter for letter in letters(connection)}
+    assert {cents_of(found[error]) for error in ("ValueError: no 10", "OverflowError: no 11", "KeyError: 'no 13'")} == {
+        *(10, 11, 13)
+    }
+    assert any("TypeError" in error for error in found)
+    assert shop.progress()["totals"].bad_rows == {"function checked": 2, "function <lambda>": 1}
+
+
 def test_a_redriven_row_passes_through_the_pipeline_again(shop: Pipeline, connection: ps.Connection) -> None:
     def program(wrong: int) -> Pipeline:
         pipe = Pipeline("shop", shop.url, spark=shop.spark)

@@ -1,8 +1,9 @@
 """Guards the Python functions in the plan of a frame, without a change to the program.
 
-A UDF in a projection or a filter is replaced: a projection below calls the guarded UDF, a filter leaves the failed rows
-out, and the expression uses the value. The place of the record, which the guard reports, is made where the columns of
-the record are first there, and carried up beside the columns of the program.
+A UDF in a projection, a filter, a key or argument of an aggregation, an `explode` or the condition of a join is
+replaced: a projection below calls the guarded UDF, a filter leaves the failed rows out, and the expression uses the
+value. The place of the record, which the guard reports, is made where the columns of the record are first there, and
+carried up beside the columns of the program.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _PASSING: Final = ("Filter", "EventTimeWatermark", "SubqueryAlias")
 """Operators with the columns of their only child."""
+_CALLED_BELOW: Final = ("Aggregate", "Generate", "Join")
+"""Other operators whose functions can be called in a projection below them."""
 _BY_THEMSELVES: Final = ("MapInArrow", "MapInPandas", "TransformWithStateInPySpark")
 """Operators whose functions `guarded` and `stateful` guard."""
 
@@ -79,6 +82,8 @@ class PlanGuards:
 
     prefix: ClassVar[str] = HIDDEN
     """The beginning of the names of the columns that are added."""
+    calls_below: ClassVar[bool] = True
+    """Whether to guard the functions of `_CALLED_BELOW`."""
 
     def __init__(self, frame: DataFrame, channel: Accumulator[Any], *, only_origins: bool = False) -> None:
         self._spark = frame.sparkSession
@@ -106,6 +111,8 @@ class PlanGuards:
     def _rewritten(self, plan: Any, wanted: bool) -> tuple[Any, Any]:
         """The plan, and the attribute with the origin of its rows: added to its columns if `wanted` and known."""
         kind = kind_of(plan)
+        if kind in _CALLED_BELOW and self.calls_below and not self._only_origins and self._functions(plan):
+            return self._with_origin(self._with_calls_below(plan, kind), wanted)
         if kind not in ("Project", *_PASSING):
             return self._with_origin(self._with_plain_children(plan, kind), wanted)
         is_rewritten = kind in ("Project", "Filter") and self._changes(plan)
@@ -137,6 +144,64 @@ class PlanGuards:
             below, values = self._guarded(below, found, origin)
             expressions = [self._replaced(expression, values) for expression in expressions]
         return below, expressions
+
+    def _with_calls_below(self, plan: Any, kind: str) -> Any:
+        """The operator with the values of functions that its children call."""
+        logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
+        children = [self._rewritten(child, True) for child in all_of(plan.children())]
+        if kind == "Aggregate":
+            below, keys, results = self._aggregated(*children[0], plan)
+            made = logical.Aggregate(self._seq(keys), self._seq(results), below, plan.hint())
+        elif kind == "Generate":
+            below, (generator,) = self._without_failing(children[0][0], [plan.generator()], children[0][1])
+            made = logical.Generate(
+                generator,
+                plan.unrequiredChildIndex(),
+                plan.outer(),
+                plan.qualifier(),
+                plan.generatorOutput(),
+                below,
+            )
+        else:
+            condition, sides = plan.condition().get(), []
+            for below, origin in children:
+                below, condition = self._joined(below, condition, origin)
+                sides.append(below)
+            some = self._jvm.scala.Option.apply
+            made = logical.Join(*sides, plan.joinType(), some(condition), plan.hint())
+        self.unguarded.update(
+            str(each.name())
+            for each in self._functions(plan)
+            if any(self._is_same(each, other) for other in self._functions(made))
+        )
+        return made if kind == "Aggregate" else self._project(all_of(plan.output()), made)
+
+    def _aggregated(self, below: Any, origin: Any, plan: Any) -> tuple[Any, list[Any], list[Any]]:
+        """The plan that calls the functions of keys and of aggregated arguments, and the keys and results for it."""
+        keys, results = all_of(plan.groupingExpressions()), all_of(plan.aggregateExpressions())
+        while True:
+            of_keys = [each for key in keys for each in self._innermost(key)]
+            arguments = [each for result in results for each in _arguments_of_aggregates(result)]
+            found = [*of_keys, *(each for argument in arguments for each in self._innermost(argument))]
+            if not found:
+                return below, keys, results
+            # The result may have a key's function again, as a column.
+            again = [
+                each
+                for result in results
+                for each in functions_in(result)
+                if any(self._is_same(each, key) for key in of_keys)
+            ]
+            below, values = self._guarded(below, [*found, *again], origin)
+            keys = [self._replaced(key, values) for key in keys]
+            results = [self._replaced(result, values) for result in results]
+
+    def _joined(self, below: Any, condition: Any, origin: Any) -> tuple[Any, Any]:
+        """One side of a join with the functions of the condition that need only its columns, and the condition."""
+        while found := [each for each in self._innermost(condition) if each.references().subsetOf(below.outputSet())]:
+            below, values = self._guarded(below, found, origin)
+            condition = self._replaced(condition, values)
+        return below, condition
 
     def _with_plain_children(self, plan: Any, kind: str) -> Any:
         if kind not in _BY_THEMSELVES:
@@ -260,6 +325,14 @@ class PlanGuards:
 
     def _name(self) -> str:
         return f"{self.prefix}{next(self._numbers)}"
+
+
+def _arguments_of_aggregates(expression: Any) -> Iterator[Any]:
+    for child in all_of(expression.children()):
+        if kind_of(expression) == "AggregateExpression":
+            yield child
+        else:
+            yield from _arguments_of_aggregates(child)
 
 
 def _any_failed(names: Sequence[str]) -> Column:

@@ -49,6 +49,7 @@ class _PlanSearch(PlanGuards):
     """Rewrites a plan whose functions are guarded already."""
 
     prefix = f"{HIDDEN}search_"
+    calls_below = False
 
     def _changes(self, plan: Any) -> bool:
         return any(self._parts(each) for each in all_of(plan.expressions()))
