@@ -22,7 +22,8 @@ from tests.spark.sink.frames import numbered, numbers_in, once_each
 
 OF_EVERY_KIND = """
     id, id % 3 = 0 as yes, cast(id % 100 as byte) as b, cast(id as short) as s, cast(id as int) as i,
-    cast(id as float) as f,    cast(id as double) as d, cast(id as decimal(20, 3)) as m, if(id % 2 = 0, null, cast(id as string)) as t,
+    cast(id as float) as f, cast(id as double) as d, cast(id as decimal(20, 3)) as m,
+    if(id % 2 = 0, null, cast(id as string)) as t,
     cast(cast(id as string) as binary) as raw, date_add(date'2024-02-28', cast(id as int)) as day,
     timestamp_seconds(id * 100000.5) as at, cast(timestamp_seconds(id) as timestamp_ntz) as local,
     array(cast(id as string), null) as words, map('k', id) as counts, struct(id as a, struct('x' as c) as b) as nested,

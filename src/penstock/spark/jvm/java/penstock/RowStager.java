@@ -16,6 +16,7 @@ import java.util.Deque;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.UUID;
 import org.apache.arrow.vector.VectorSchemaRoot;
@@ -195,6 +196,7 @@ public final class RowStager {
         projection.initialize(partition);
       }
       String name = String.format(
+          Locale.ROOT,
           "partition-%05d-attempt-%d-%s.arrow",
           partition, TaskContext.get().taskAttemptId(), UUID.randomUUID().toString().substring(0, 8));
       long count = 0;
