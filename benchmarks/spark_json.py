@@ -35,7 +35,7 @@ RECORDS: Final = 600_000
 ROUNDS: Final = 3
 PARTITIONS: Final = 2
 SEED: Final = 1
-BAR: Final = 0.7
+BAR: Final = 1.0
 
 
 @dataclasses.dataclass

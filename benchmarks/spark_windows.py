@@ -90,7 +90,7 @@ def compare(
             statistics.median(speeds["theirs"]),
             "Kafka connector on Apache Kafka, at-least-once, no fsync",
             "rows/s",
-            0.7,
+            1.0,
         )
     )
 

@@ -60,7 +60,15 @@ def jar_bytes(compiler: Path) -> bytes:
 
 
 def compile_into(folder: Path, compiler: Path) -> None:
-    options = ["--release", str(RELEASE), "-Xlint:all", "-Werror", "-g:source,lines", "-d", str(folder)]
+    options = [
+        "--release",
+        str(RELEASE),
+        "-Xlint:all,-classfile,-path",
+        "-Werror",
+        "-g:source,lines",
+        "-d",
+        str(folder),
+    ]
     command = [
         str(compiler),
         *options,
@@ -78,12 +86,10 @@ def source_files() -> list[Path]:
 
 
 def library_jars() -> list[Path]:
-    """The interfaces of Hadoop, log4j and Spark, as the pip package of Spark brings them."""
+    """The jars of the pip package of Spark. Some name others in their manifests that are not there."""
     import pyspark
 
-    jars = Path(pyspark.__file__).parent / "jars"
-    names = ("hadoop-client-api-*", "log4j-api-*", "scala-library-*", "spark-core_*", "spark-sql-api_*")
-    return [next(jars.glob(f"{name}.jar")) for name in names]
+    return sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
 
 
 def digest_of_sources() -> str:

@@ -48,6 +48,12 @@ def test_progress_begins_the_count_and_the_delays_again(attempts: Attempts) -> N
         assert delay_s <= 1.0
 
 
+def test_a_program_that_has_worked_for_a_while_is_started_at_once(attempts: Attempts) -> None:
+    assert attempts.after(failed("killed", progressed=True, ran_s=10.0)).delay_s == 0
+    assert (attempts.after(failed("killed", progressed=True, ran_s=9.0)).delay_s or 0) > 0
+    assert (attempts.after(failed("killed", ran_s=10.0)).delay_s or 0) > 0
+
+
 def test_the_same_error_three_times_before_it_is_ready_is_hopeless(attempts: Attempts) -> None:
     assert attempts.after(failed("no table at 0x7f12 in line 3")).delay_s is not None
     assert attempts.after(failed("no table at 0x7e99 in line 3")).delay_s is not None

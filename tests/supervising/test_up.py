@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import Exit
 
 import penstock
+from penstock.cli.commands.up import supervise_programs
+from penstock.model.retry import Retry
+from penstock.supervising import RestartPolicy, programs_in
 from tests.cli.running import COMMAND, Command
 from tests.clients.names import fresh
 from tests.consuming.eventually import wait_until
@@ -227,3 +232,58 @@ def test_a_supervisor_that_is_the_first_process_of_a_container_leaves_no_zombies
     )
     _, told = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, told
+
+
+USES_SPARK = """
+import penstock.spark
+"""
+"""What the supervisor looks for."""
+
+
+@pytest.mark.xdist_group("spark-cluster")  # it starts a JVM
+@pytest.mark.timeout(600)
+def test_the_archive_of_sparks_classes_is_made_once_programs_are_ready(
+    up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("PENSTOCK_CACHE", str(cache))
+    programs.write(tmp_path, app=USES_SPARK + programs.IDLE)
+
+    def making() -> list[Path]:
+        return list(cache.glob("spark/*/archiving-*/*"))
+
+    stopped = up("up", str(tmp_path))
+    wait_until(lambda: bool(making()), TIMEOUT_S)
+    assert stopped.end()[0] == 0
+    assert not making(), "an archive that was not completed leaves nothing behind"
+    running = up("run", str(tmp_path / "app.py"), "--supervise")
+    wait_until(lambda: bool(list(cache.glob("spark/*/classes-*.jsa"))), 400)
+    assert running.end()[0] == 0
+
+
+@pytest.mark.parametrize(("text", "wanted", "made"), [(USES_SPARK, True, 1), (USES_SPARK, False, 0), ("", True, 0)])
+def test_no_archive_is_made_without_spark_or_if_it_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, wanted: bool, made: int
+) -> None:
+    makers: list[object] = []
+
+    class Noting(contextlib.nullcontext[None]):
+        def __init__(self, supervisor: object) -> None:
+            super().__init__()
+            makers.append(supervisor)
+
+    monkeypatch.setattr("penstock.cli.commands.up._ArchiveMaker", Noting)
+    programs.write(tmp_path, app=text + programs.DIES_AT_ONCE)
+    policy = RestartPolicy(backoff=Retry(None, first_delay_s=0.01), give_up_after=1)
+    app, logs = programs_in([tmp_path / "app.py"]), tmp_path / "logs"
+    with pytest.raises(Exit):
+        supervise_programs(app, logs=logs, health=None, policy=policy, class_archive=wanted)
+    assert len(makers) == made
+
+
+def test_options_of_supervision_go_on_into_the_unit_and_not_without_it(run: Command, tmp_path: Path) -> None:
+    programs.write(tmp_path, app=USES_SPARK)
+    unit = tmp_path / "shop.service"
+    run.well("up", str(tmp_path / "app.py"), "--systemd", str(unit), "--no-class-archive")
+    assert "--no-class-archive" in unit.read_text()
+    assert run("run", str(tmp_path / "app.py"), "--no-class-archive").code == 2

@@ -87,6 +87,8 @@ class RestartPolicy:
     """Give up after the same error this often in a row, each time before the program was ready."""
     steady_s: float = 300.0
     """A program that ran for this long is not in a loop, even if there was nothing for it to do."""
+    at_once_s: float = 10.0
+    """A program that made progress and ran for this long is started again without a delay."""
 
     def __post_init__(self) -> None:
         for name in ("give_up_after", "same_error"):
@@ -158,6 +160,8 @@ class Attempts:
             return Decision(None, f"the same error {self._same} times in a row, before it was ready")
         if not is_fresh and self._fruitless >= policy.give_up_after:
             return Decision(None, f"{count_text(self._fruitless, 'death')} in a row without progress")
+        if ending.has_progressed and ending.ran_s >= policy.at_once_s:
+            return Decision(0.0, "")
         return Decision(policy.backoff.backoff_s(self._in_row, self._chance), "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,10 +219,8 @@ def test_large_batches_go_through_files_of_which_none_is_left(
     open_target: Callable[[Target], Delivery],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = staged_module.stage
-    monkeypatch.setattr(
-        "penstock.spark.sink.topic_delivery.stage", lambda frame, folder, batch: real(frame, folder, batch, 1_000)
-    )
+    in_files = functools.partial(staged_module.stage, inline_bytes=1_000)
+    monkeypatch.setattr("penstock.spark.sink.topic_delivery.stage", in_files)
     leftover = Path(identity.staging) / "7" / "partition-00000-attempt-0.arrow"
     leftover.parent.mkdir(parents=True)
     leftover.write_bytes(b"torn")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LOCAL: Final = re.compile(r"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?")
 _KUBERNETES: Final = re.compile(r"k8s://\S+")
+_NO_ARCHIVE: Final = "--no-class-archive"
 _GIVEN: Final = "penstock.run.given"
 """Where the context keeps the arguments as they were given."""
 
@@ -193,6 +194,9 @@ def run(
     logs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="With --supervise: the folder of the log. Default: ./logs.")
     ] = None,
+    no_class_archive: Annotated[
+        bool, typer.Option(_NO_ARCHIVE, help="With --supervise: do not run `penstock spark archive`.")
+    ] = False,
 ) -> None:
     """Run the pipelines or apps of a program.
 
@@ -200,7 +204,8 @@ def run(
     apps, all of them are run together. SIGTERM and Ctrl-C finish the current batches and records, then end. An app
     takes none of the options about Spark.
     """
-    for option, needs_supervision in (("--health", health is not None), ("--logs", logs is not None)):
+    supervised = (("--health", health is not None), ("--logs", logs is not None), (_NO_ARCHIVE, no_class_archive))
+    for option, needs_supervision in supervised:
         if needs_supervision and not supervise:
             raise typer.BadParameter("it needs --supervise", param_hint=option)
     _check(reprocess=reprocess, switch=switch, retire=retire, delete_topics=delete_topics, start=start)
@@ -213,6 +218,7 @@ def run(
             logs=logs if logs is not None else LOGS,
             health=health,
             insecure=insecure,
+            class_archive=not no_class_archive,
         )
         return
     with reporting():
@@ -246,7 +252,7 @@ def _without_supervision(given: Sequence[str]) -> tuple[str, ...]:
     for word in words:
         if word in ("--health", "--logs"):
             next(words, None)
-        elif word != "--supervise" and not word.startswith(("--health=", "--logs=")):
+        elif word not in ("--supervise", _NO_ARCHIVE) and not word.startswith(("--health=", "--logs=")):
             kept.append(word)
     return (*kept, *given[end:])
 

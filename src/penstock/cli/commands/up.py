@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -20,6 +23,7 @@ from penstock.model.stop_signals import on_stop_signals
 from penstock.observe.metrics.serving import serve
 from penstock.observe.programs import LOGS
 from penstock.supervising import Program, RestartPolicy, Supervisor, programs_in
+from penstock.supervising.finding import uses_spark
 from penstock.supervising.supervisor import DRAIN_S
 from penstock.supervising.systemd import unit_file
 
@@ -63,7 +67,10 @@ def up(
     restart_delay: Annotated[
         float,
         typer.Option(
-            min=0.0, metavar="SECONDS", help="The delay before the first restart; it doubles, up to a minute."
+            min=0.0,
+            metavar="SECONDS",
+            help="The delay before the first restart; it doubles, up to a minute. A program that worked for ten "
+            "seconds is started again at once.",
         ),
     ] = 1.0,
     systemd: Annotated[
@@ -74,6 +81,13 @@ def up(
         bool, typer.Option("--insecure", help="Allow a --health that other machines can reach: there is no login.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the output of the programs.")] = False,
+    class_archive: Annotated[
+        bool,
+        typer.Option(
+            help="If a program uses Spark: once all programs are ready, run `penstock spark archive` at low priority, "
+            "so that a restart takes less time."
+        ),
+    ] = True,
 ) -> None:
     """Run apps and pipelines together, each in a process of its own, and restart those that die.
 
@@ -87,6 +101,7 @@ def up(
         options += ["--health", health] if health is not None else []
         options += ["--insecure"] if insecure else []
         options += ["--quiet"] if quiet else []
+        options += [] if class_archive else ["--no-class-archive"]
         files = [str(each.file) for each in programs]
         command = [sys.executable, "-m", "penstock.cli", "up", *options, *files]
         _write_unit(systemd, unit_file(command, [each.name for each in programs], drain))
@@ -103,6 +118,7 @@ def up(
             backoff=Retry(None, first_delay_s=restart_delay, max_delay_s=max(60.0, restart_delay)),
             give_up_after=give_up_after,
         ),
+        class_archive=class_archive,
     )
 
 
@@ -116,6 +132,7 @@ def supervise_programs(
     drain_s: float = DRAIN_S,
     log_bytes: int = 10 * _MB,
     policy: RestartPolicy | None = None,
+    class_archive: bool = True,
 ) -> None:
     """Supervise these programs until all have ended. Exits with 1 when one of them did not end well."""
     screen = _Screen(programs)
@@ -140,6 +157,8 @@ def supervise_programs(
                 )
             )
             say(f"penstock: health is at http://{server.address}/programs")
+        if class_archive and any(uses_spark(each.file) for each in programs):
+            stack.enter_context(_ArchiveMaker(supervisor))
         with on_stop_signals(_drain_then_kill(supervisor)):
             ended_well = supervisor.run()
     failed = [each.name for each in supervisor.status() if each.state == "failed"]
@@ -147,6 +166,65 @@ def supervise_programs(
         say(f"penstock: given up: {', '.join(failed)}. Their logs are in {logs}")
     if not ended_well:
         raise typer.Exit(1)
+
+
+class _ArchiveMaker:
+    """Has the archive of Spark's classes made once all programs are ready, unless it exists. Ends with its block."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._make, name="penstock-class-archive", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _make(self) -> None:
+        while self._supervisor.unready():
+            if self._ended.wait(_LOOK_S):
+                return
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", "spark", "archive"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        with contextlib.suppress(OSError):  # it has just ended
+            os.setpriority(os.PRIO_PGRP, process.pid, _LOWEST_PRIORITY)
+        said: str | None = None
+        while said is None:
+            try:
+                said = process.communicate(timeout=_LOOK_S)[1]
+            except subprocess.TimeoutExpired:
+                if self._ended.is_set():
+                    said = _interrupted(process)
+        if process.returncode and not self._ended.is_set():
+            reason = (said.strip().splitlines() or ["it gave no reason"])[-1]
+            say(f"penstock: no archive of Spark's classes, so restarts take longer: {reason}")
+
+
+def _interrupted(process: subprocess.Popen[str]) -> str:
+    """End a process and all of its group, by SIGINT, at which it removes what it has begun. What it said."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        return process.communicate(timeout=_END_S)[1]
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[1]
+
+
+_LOOK_S: Final = 0.2
+_END_S: Final = 10.0
+_LOWEST_PRIORITY: Final = 19
 
 
 class _Screen:

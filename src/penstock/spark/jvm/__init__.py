@@ -1,4 +1,5 @@
-"""The JVM of a session, and what Penstock adds to it: a local file system that does less per file, and quiet logging.
+"""The JVM of a session, and what Penstock adds to it: a local file system that does less per file, quiet logging, a
+stager of rows, and a writer of tables in real-time mode.
 
 `python -m tools.build_jvm` compiles the Java sources in `java/` to `penstock-spark.jar`, which every session adds to
 the class path of its JVM.

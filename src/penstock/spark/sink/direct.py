@@ -1,10 +1,11 @@
-"""Writing to Kafka and the embedded log from the tasks: at least once, as parallel as the query."""
+"""Writing to Kafka and the embedded log at least once: from the tasks, as parallel as the query, or from the driver."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,7 +23,7 @@ from penstock.streams.kafka.producing.producer import KafkaProducer, Row
 from penstock.streams.kafka.settings import producer_configuration
 from penstock.streams.options import ConnectOptions, options_of
 
-WRITTEN_ROWS: Final = StructType([StructField("rows", LongType(), False)])
+WRITTEN_ROWS: Final = StructType([StructField("rows", LongType(), False), StructField("size_bytes", LongType(), False)])
 _FLUSH_SLICE_S: Final = 0.2
 _POLL_EVERY_ROWS: Final = 1_000
 
@@ -41,27 +42,23 @@ class DirectWriter:
     compact: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"rows": pa.array([self.write(batches)], pa.int64())})
+        rows, size_bytes = self.write(batches)
+        columns = {"rows": pa.array([rows], pa.int64()), "size_bytes": pa.array([size_bytes], pa.int64())}
+        yield pa.RecordBatch.from_pydict(columns)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Send all rows and return their number. Raises DeliveryError if one was not acknowledged."""
-        producer: TaskProducer | None = None
-        count = 0
-        for batch in batches:
-            if producer is None:
-                producer = self._task_producer()
-            producer.topics.ensure(topics_in(batch, self.topic))
-            producer.send(rows_of(batch, self.topic))
-            count += batch.num_rows
-        if producer is not None:
-            producer.flush()
-        return count
+    def write(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
+        """Send all rows. Returns their number and their bytes in Arrow's memory.
 
-    def _task_producer(self) -> TaskProducer:
+        Raises DeliveryError if one was not acknowledged.
+        """
+        first = next(batches, None)
+        return (0, 0) if first is None else self._task_producer().write(itertools.chain([first], batches))
+
+    def _task_producer(self) -> DirectProducer:
         """The producer of this worker process, kept between tasks: starting one takes longer than a small batch."""
         found = _producers.pop(self, None)
         if found is None or not found.is_usable:
-            found = TaskProducer(self)
+            found = DirectProducer(self)
             while len(_producers) >= _MOST_PRODUCERS:
                 _producers.pop(next(iter(_producers)))
         _producers[self] = found
@@ -71,15 +68,15 @@ class DirectWriter:
         return hash((self.bootstrap, self.topic))
 
 
-class TaskProducer:
-    """A producer of a Python worker."""
+class DirectProducer:
+    """A producer of a Python worker, or of the driver."""
 
     def __init__(self, writer: DirectWriter) -> None:
         options = options_of(writer.client)
         self._timeout_s = options.delivery_timeout_s
         self._failure: DeliveryError | None = None
         self.is_usable = True
-        """Whether the next task may use it: false after an error."""
+        """Whether it may be used again: false after an error."""
         configuration = {
             **producer_configuration(writer.bootstrap, options),
             "on_delivery": self._on_delivery,
@@ -89,9 +86,24 @@ class TaskProducer:
         }
         self._producer = KafkaProducer(configuration, self._timeout_s)
         admin = new_admin(writer.bootstrap, options)
-        self.topics = TopicCreator(TopicAdministration(admin), writer.partitions, compact=writer.compact)
+        self._topics = TopicCreator(TopicAdministration(admin), writer.partitions, compact=writer.compact)
+        self._topic = writer.topic
 
-    def send(self, rows: Iterator[Row]) -> None:
+    def write(self, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+        """Send all rows and wait until they are acknowledged. Returns their number and their bytes."""
+        rows = size_bytes = 0
+        for batch in batches:
+            self._topics.ensure(topics_in(batch, self._topic))
+            self._send(rows_of(batch, self._topic))
+            rows += batch.num_rows
+            size_bytes += batch.nbytes
+        self._flush()
+        return rows, size_bytes
+
+    def close(self) -> None:
+        self._producer.close()
+
+    def _send(self, rows: Iterator[Row]) -> None:
         produce = self._producer.try_produce
         with self._unusable_after_errors():
             for number, row in enumerate(rows):
@@ -103,7 +115,7 @@ class TaskProducer:
                     self._producer.poll(0)
                     self._raise_failure()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         with self._unusable_after_errors():
             deadline_s = time.monotonic() + self._timeout_s + _FLUSH_SLICE_S
             while left := self._producer.flush(_FLUSH_SLICE_S):
@@ -132,4 +144,4 @@ class TaskProducer:
 
 
 _MOST_PRODUCERS: Final = 8
-_producers: dict[DirectWriter, TaskProducer] = {}
+_producers: dict[DirectWriter, DirectProducer] = {}

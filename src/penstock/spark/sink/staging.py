@@ -4,6 +4,8 @@ A task returns a few rows with its result; it writes many rows to a file and ret
 driver one result per partition, from the attempt that finished first. A file counts if and only if a result names it,
 so files of failed, speculative and orphaned attempts are never read. Files need no temporary names, as a result names
 only complete files.
+
+Spark's own rows are staged in the JVM, by `RowStager` of our jar. In a session without the jar, Python workers do it.
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.fs
+from py4j.java_gateway import JavaClass
 from pyarrow import NativeFile
 from pyarrow.fs import FileSelector, FileType
 from pyspark import TaskContext
@@ -23,6 +29,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.errors import PipelineError
+from penstock.spark.jvm import jvm_of
 from penstock.spark.sink.file_systems import opened, sync
 from penstock.spark.values.arrow_mapping import map_in_arrow
 
@@ -228,10 +235,67 @@ class Staged:
             self.folder.remove(self.batch_id)
 
 
-def stage(frame: DataFrame, folder: StagingFolder, batch_id: int, inline_bytes: int = INLINE_BYTES) -> Staged:
-    """Run the tasks that compute and stage the rows of a batch."""
-    results = map_in_arrow(frame, Stager(folder, batch_id, inline_bytes), STAGED).toArrow()
-    return Staged(folder, batch_id, in_order(Part(**row) for row in results.to_pylist()))
+class Encoding:
+    """What a target makes of its rows before they are staged. Used by one run of one query.
+
+    `encode` may depend on the columns of a frame, but not on the batch: where Spark can do it row by row, it is planned
+    at the first batch, and again when the columns have changed.
+    """
+
+    def __init__(self, encode: Callable[[DataFrame], DataFrame]) -> None:
+        self.encode = encode
+        self._planned: Any = None
+
+    def applied(self, frame: DataFrame) -> tuple[Any, DataFrame]:
+        """A `RowStager` and the frame to give it, for this batch. None and the encoded frame in a session without."""
+        if self._planned is not None and self._planned.fits(frame._jdf):
+            return self._planned, frame
+        encoded = self.encode(frame)
+        stagers = jvm_of(frame.sparkSession).penstock.RowStager
+        if not isinstance(stagers, JavaClass):  # the session has been started without our jar
+            return None, encoded
+        self._planned = stagers.of(encoded._jdf, frame._jdf)
+        return (stagers.plain(), encoded) if self._planned is None else (self._planned, frame)
+
+
+def _as_it_is(frame: DataFrame) -> DataFrame:
+    return frame
+
+
+def stage(
+    frame: DataFrame,
+    folder: StagingFolder,
+    batch_id: int,
+    inline_bytes: int = INLINE_BYTES,
+    encoding: Encoding | None = None,
+) -> Staged:
+    """Run the tasks that compute, encode and stage the rows of a batch."""
+    stager, frame = (encoding or Encoding(_as_it_is)).applied(frame)
+    if stager is None:
+        results = map_in_arrow(frame, Stager(folder, batch_id, inline_bytes), STAGED).toArrow()
+        return Staged(folder, batch_id, in_order(Part(**row) for row in results.to_pylist()))
+    system, path = opened(folder.path)
+    is_local = isinstance(system, pyarrow.fs.LocalFileSystem)
+    files = f"{path if is_local else folder.path}/{batch_id}"
+    with tempfile.NamedTemporaryFile(prefix="penstock-staged-") as results:
+        stager.stage(frame._jdf, files, is_local, inline_bytes, results.name)
+        return Staged(folder, batch_id, in_order(parts_in(results.read())))
+
+
+def parts_in(results: bytes) -> Iterator[Part]:
+    """The parts in the results of `RowStager`, in any order."""
+    at = 0
+
+    def taken(size: int) -> bytes:
+        nonlocal at
+        at += size
+        return results[at - size : at]
+
+    while at < len(results):
+        partition, rows, size_bytes = struct.unpack(">iqq", taken(20))
+        host, file = (taken(int.from_bytes(taken(2), "big")).decode() for _ in range(2))
+        inline = taken(int.from_bytes(taken(4), "big"))
+        yield Part(partition, rows, size_bytes, host, file or None, None if file else inline)
 
 
 def in_order(parts: Iterable[Part]) -> tuple[Part, ...]:

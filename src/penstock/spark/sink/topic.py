@@ -239,7 +239,7 @@ class TopicTarget:
         try:
             if self.guarantee is Guarantee.EXACTLY_ONCE:
                 return TransactionDelivery(self, connection, identity)
-            return DirectDelivery(self, connection)
+            return DirectDelivery(self, connection, identity)
         except BaseException:
             connection.close()
             raise

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame
 from penstock.abc import Stream, TopicStream
 from penstock.errors import ConfigError, DeliveryError, FencedError, PipelineError, TopicExistsError
 from penstock.model import NewRecord, Receipt
-from penstock.spark.sink.direct import WRITTEN_ROWS, DirectWriter
+from penstock.spark.sink.direct import WRITTEN_ROWS, DirectProducer, DirectWriter
 from penstock.spark.sink.publishing import Publisher
 from penstock.spark.sink.rows import records_of, rows_of, topics_in
-from penstock.spark.sink.staging import Staged, StagingFolder, stage
+from penstock.spark.sink.staging import Encoding, Staged, StagingFolder, stage
 from penstock.spark.sink.target import Delivered, QueryIdentity
 from penstock.spark.sink.task_transactions import MOST_FILES, ParallelPublisher, TaskWriter
 from penstock.spark.sink.topics import TopicCreator
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SMALL_BYTES: Final = 256 << 10
+"""Up to this size a batch is sent by the driver rather than by Python workers."""
 _RECEIPT_S = 120.0
 
 
@@ -75,6 +77,7 @@ class TransactionDelivery:
         self._stream = stream_of(target.url)
         self._topics = topics_for(target, connection)
         self._staging = StagingFolder(identity.staging)
+        self._encoding = Encoding(target.encoded)
         kafka = kafka_of(connection)
         self._publisher = Publisher(kafka, identity, target.label, target.transaction_timeout_s)
         self._publisher.open()
@@ -92,7 +95,7 @@ class TransactionDelivery:
             self._parallel.finish(frame.sparkSession)
         if is_delivered:
             return Delivered(self._publisher.last.rows, repeated=True)
-        staged = stage(self._target.encoded(frame), self._staging, batch_id)
+        staged = stage(frame, self._staging, batch_id, encoding=self._encoding)
         try:
             letters = self._identity.evaluated(batch_id, self._stream)
         except BaseException:
@@ -171,23 +174,47 @@ class TransactionDelivery:
 
 
 class DirectDelivery:
-    """At-least-once to the embedded log and Kafka: the tasks write. The driver's connection keeps the log running."""
+    """At-least-once to the embedded log and Kafka: the tasks write, or the driver while batches are small.
 
-    def __init__(self, target: TopicTarget, connection: Connection) -> None:
-        self._target = target
+    A small batch is staged and sent by the driver, as its rows arrive there sooner than a Python worker has sent them.
+    The size of a batch is not known in advance, so the size of the one before decides. The driver's connection keeps
+    the log running.
+    """
+
+    def __init__(self, target: TopicTarget, connection: Connection, identity: QueryIdentity) -> None:
+        kafka = kafka_of(connection)
+        client: ConnectOptions = {**(target.client or {}), "librdkafka": kafka.options.librdkafka}
+        self._writer = DirectWriter(kafka.bootstrap, client, target.name, target.partitions, target.compact)
         self._connection = connection
+        self._encoding = Encoding(target.encoded)
+        self._staging = StagingFolder(identity.staging)
+        self._staging.clear()
+        self._producer: DirectProducer | None = None
+        self._last_bytes: int | None = None
         topics_for(target, connection)
 
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
-        target = self._target
-        kafka = kafka_of(self._connection)
-        client: ConnectOptions = {**(target.client or {}), "librdkafka": kafka.options.librdkafka}
-        writer = DirectWriter(kafka.bootstrap, client, target.name, target.partitions, target.compact)
-        written = map_in_arrow(target.encoded(frame), writer, WRITTEN_ROWS).toArrow()
-        return Delivered(sum(written.column("rows").to_pylist()))
+        if self._last_bytes is not None and self._last_bytes <= SMALL_BYTES:
+            rows, self._last_bytes = self._from_driver(frame, batch_id)
+        else:
+            written = map_in_arrow(self._encoding.encode(frame), self._writer, WRITTEN_ROWS).toArrow()
+            rows, self._last_bytes = (sum(written.column(name).to_pylist()) for name in WRITTEN_ROWS.names)
+        return Delivered(rows)
+
+    def _from_driver(self, frame: DataFrame, batch_id: int) -> tuple[int, int]:
+        staged = stage(frame, self._staging, batch_id, encoding=self._encoding)
+        try:
+            if self._producer is None or not self._producer.is_usable:
+                self._producer = DirectProducer(self._writer)
+            return self._producer.write(staged.batches())
+        finally:
+            staged.discard()
 
     def close(self) -> None:
-        self._connection.close()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._connection.close)
+            if self._producer is not None:
+                closing.callback(self._producer.close)
 
 
 class Appender(OpenStream):
@@ -222,12 +249,13 @@ class AppendingDelivery:
         self._target = target
         self._appender = Appender(stream, target.partitions)
         self._staging = StagingFolder(identity.staging)
+        self._encoding = Encoding(target.encoded)
         self._staging.clear()
         if target.name is not None:
             self._appender.topic(target.name)
 
     def deliver(self, frame: DataFrame, batch_id: int) -> Delivered:
-        staged = stage(self._target.encoded(frame), self._staging, batch_id)
+        staged = stage(frame, self._staging, batch_id, encoding=self._encoding)
         try:
             for batch in staged.batches():
                 self._appender.append(batch, self._target.name)

@@ -25,7 +25,7 @@ from penstock.spark.sink.publishing import check_order
 from penstock.spark.sink.refused_rows import RefusedRow
 from penstock.spark.sink.sql.columns import SqlColumn, columns_of, json_rows, plain
 from penstock.spark.sink.sql.database import SqlDatabase, SqlMark, SqlTransaction, null_keys, require_keys
-from penstock.spark.sink.staging import Staged, StagingFolder, stage
+from penstock.spark.sink.staging import Encoding, Staged, StagingFolder, stage
 from penstock.spark.sink.target import Delivered, QueryIdentity
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class SqlDelivery:
         self._keys: frozenset[str] = frozenset()
         """The columns in which no row may have null: the key, and the table's primary key."""
         self._staging = StagingFolder(identity.staging)
+        self._encoding = Encoding(plain)
         if self._run is not None:
             with database.transaction() as transaction:
                 transaction.create_marks()
@@ -81,7 +82,7 @@ class SqlDelivery:
             check_order(batch_id, self._last.batch, self._label)
             if batch_id == self._last.batch:
                 return Delivered(self._last.rows, repeated=True)
-        staged = stage(plain(frame), self._staging, batch_id)
+        staged = stage(frame, self._staging, batch_id, encoding=self._encoding)
         try:
             self._identity.evaluated(batch_id)
             self._prepare_table(frame)
