@@ -28,8 +28,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.consuming.deadlines.call import Result
 from penstock.spark import Pipeline, RealTime, SqlTable, session
+from penstock.typing import Result
 
 WITHIN_MS, GATHERED_MS = 20, 15
 ANALYSERS = ("amount", "distance", "velocity")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from penstock.consuming.consumer import Commit, OnCommit
 from penstock.consuming.deadlines.analyser import OnLate
+from penstock.consuming.deadlines.call import Result
+from penstock.consuming.deadlines.gather import AnswerTo
 from penstock.consuming.deadlines.parallel import Deadline
 from penstock.consuming.destinations import Destination
 from penstock.consuming.handlers import Middleware
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 _LAZY = {"TopicDatabase": "penstock.querying.database", "Undecodable": "penstock.querying.values"}
 
 __all__ = [
+    "AnswerTo",
     "Commit",
     "ConnectOptions",
     "Deadline",
@@ -67,6 +70,7 @@ __all__ = [
     "RedriveReport",
     "Reference",
     "RegisteredSchema",
+    "Result",
     "Schema",
     "SendOptions",
     "Setting",
