@@ -68,6 +68,7 @@ def main() -> None:
         "recovery": lambda: recovery.run(report, say),
         "spool": lambda: spool.run(report, say, rounds=options.rounds, scale=options.scale),
         "deadlines": lambda: deadlines.run(report, say, scale=options.scale),
+        "verdicts": lambda: deadlines.run_verdicts(report, say, scale=options.scale),
         "consumers": lambda: consumers.run(report, say, rounds=options.rounds, scale=options.scale),
         "groups": lambda: group_sizes.run(report, say, scale=options.scale),
         "console": lambda: console.run(report, say, rounds=options.rounds, scale=options.scale),

@@ -38,6 +38,7 @@ RATE: Final = 100
 WARM_S: Final = 15.0
 MEASURED_S: Final = 30.0
 START_S: Final = 180.0
+PROBE: Final = "probe"
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 FLUSH: Final = {"all": "verdicts with acks=all (fsync before the answer)", "1": "verdicts with acks=1"}
 os.environ.setdefault("PENSTOCK_CACHE", str(parts.cache_folder()))
@@ -96,7 +97,6 @@ def run(report: Report, say: Callable[[str], None], scale: float = 1.0) -> None:
         for figure in _measure(load, max(100, int(CALLS * scale * load.callers / CALLERS))):
             say("  " + figure.line())
             report.figures.append(figure)
-    _run_verdicts(report, say, max(5.0, MEASURED_S * scale))
     report.notes.append(
         f"Deadlines: {DEADLINE_S * 1000:.0f} ms, {CALLS:,} calls (an eighth with one caller). Late is the time from "
         "the deadline to the return of the call; an earlier return counts as 0. The bare wait is a Condition.wait of "
@@ -151,6 +151,8 @@ class Verdicts:
     """How long after its transaction was sent each verdict was received, by label."""
 
     took_ms: dict[str, list[float]] = field(default_factory=lambda: {"complete": [], "partial": []})
+    bare_ms: list[float] = field(default_factory=list)
+    """The same of records that this process sends to itself beside them: what the broker and the machine take."""
     load: float = 0.0
 
     @property
@@ -161,7 +163,9 @@ class Verdicts:
         return sum(each <= DEADLINE_S * 1000 for each in taken_ms) / len(taken_ms) * 100 if taken_ms else 0.0
 
 
-def _run_verdicts(report: Report, say: Callable[[str], None], measured_s: float) -> None:
+def run_verdicts(report: Report, say: Callable[[str], None], scale: float = 1.0) -> None:
+    """The share of verdicts that this process, which sends the transactions, receives within 20 ms."""
+    measured_s = max(5.0, MEASURED_S * scale)
     if not connector_jars():
         report.notes.append("verdicts: Spark's Kafka connector is missing: run `penstock spark jars`")
     for analysers in ("Spark", "none"):
@@ -181,6 +185,8 @@ def _run_verdicts(report: Report, say: Callable[[str], None], measured_s: float)
                 Figure(f"{what}: partial and received within 20 ms", _part(found, "partial"), "%"),
                 Figure(f"{what}: from transaction to verdict, p50", _percentile(taken_ms, 0.5), "ms"),
                 Figure(f"{what}: from transaction to verdict, p99", _percentile(taken_ms, 0.99), "ms"),
+                Figure(f"{what}: a bare record beside it: received within 20 ms", found.share(found.bare_ms), "%"),
+                Figure(f"{what}: a bare record beside it: p99", _percentile(found.bare_ms, 0.99), "ms"),
             ]
             for figure in figures:
                 say("  " + figure.line())
@@ -189,7 +195,8 @@ def _run_verdicts(report: Report, say: Callable[[str], None], measured_s: float)
     report.notes.append(
         "Gathered verdicts: transactions and scores with acks=1, in the log of one broker. A verdict that is not "
         "complete is given 15 ms after its transaction was sent. Scores on Spark are those of three queries in "
-        "real-time mode, with batches of 5 minutes, within one batch, after a warm-up."
+        "real-time mode, with batches of 5 minutes, within one batch, after a warm-up. A bare record is sent "
+        "and received by the same process beside each transaction, with the acks of the verdicts."
     )
 
 
@@ -201,14 +208,15 @@ def _part(found: Verdicts, label: str) -> float:
 def _verdicts(on_spark: bool, acks: str, measured_s: float) -> Verdicts:
     with tempfile.TemporaryDirectory(prefix="penstock-verdicts-") as folder:
         url = f"log:{folder}/data"
-        with penstock.connect(url, linger_ms=0, acks=1) as stream:
-            for topic in ("transactions", "scores", "verdicts"):
+        with contextlib.ExitStack() as running:
+            stream = running.enter_context(penstock.connect(url, linger_ms=0, acks=1))
+            probe = running.enter_context(penstock.connect(url, linger_ms=0, acks=1 if acks == "1" else "all"))
+            for topic in ("transactions", "scores", "verdicts", PROBE):
                 stream.create_topic(topic, 1)
-            with contextlib.ExitStack() as running:
-                if on_spark:
-                    running.enter_context(_job("analysers", url, acks, Path(folder)))
-                running.enter_context(_job("presenter", url, acks, Path(folder)))
-                return _sent_and_received(stream, on_spark, measured_s)
+            if on_spark:
+                running.enter_context(_job("analysers", url, acks, Path(folder)))
+            running.enter_context(_job("presenter", url, acks, Path(folder)))
+            return _sent_and_received(stream, probe, on_spark, measured_s)
 
 
 @contextlib.contextmanager
@@ -230,12 +238,18 @@ def _job(job: str, url: str, acks: str, folder: Path) -> Iterator[None]:
         process.wait()
 
 
-def _sent_and_received(stream: penstock.Connection, on_spark: bool, measured_s: float) -> Verdicts:
+def _sent_and_received(
+    stream: penstock.Connection, probe: penstock.Connection, on_spark: bool, measured_s: float
+) -> Verdicts:
     from examples.pipelines import fraud_in_time as case
 
     received: dict[int, tuple[str, int]] = {}
     sent_ns: dict[int, int] = {}
     complete = threading.Event()
+    bare_ns: list[tuple[int, int]] = []
+
+    def receive_bare(reader: penstock.Reader) -> None:
+        bare_ns.extend((int(record.value or b"0"), time.time_ns()) for record in reader)
 
     def receive(reader: penstock.Reader) -> None:
         for record in reader:
@@ -252,15 +266,20 @@ def _sent_and_received(stream: penstock.Connection, on_spark: bool, measured_s: 
             each.at = datetime.datetime.now(datetime.UTC)
             sent_ns[each.id] = time.time_ns()
             stream.send(case.transactions, each)
+            probe.send(PROBE, str(time.time_ns()))
             if not on_spark:
                 for name in case.ANALYSERS:
                     stream.send(case.scores, case.Score(each.id, name, 0))
             next_s += 1 / RATE
             time.sleep(max(0.0, next_s - time.perf_counter()))
 
-    with stream.read("verdicts", follow=True) as reader:
-        receiving = threading.Thread(target=receive, args=(reader,), daemon=True)
-        receiving.start()
+    with stream.read("verdicts", follow=True) as reader, probe.read(PROBE, follow=True) as bare_reader:
+        receiving = [
+            threading.Thread(target=receive, args=(reader,), daemon=True),
+            threading.Thread(target=receive_bare, args=(bare_reader,), daemon=True),
+        ]
+        for thread in receiving:
+            thread.start()
         first = 0
         until_s = time.monotonic() + START_S
         while not complete.is_set():  # until the first batch of every query has begun
@@ -270,6 +289,7 @@ def _sent_and_received(stream: penstock.Connection, on_spark: bool, measured_s: 
                 raise RuntimeError(f"no complete verdict within {START_S:g} s")
         send(case.generate(8, int(RATE * WARM_S), first))
         measured = case.generate(9, int(RATE * measured_s), first + int(RATE * WARM_S))
+        begun_ns = time.time_ns()
         send(measured)
         found = Verdicts(load=os.getloadavg()[0])
         until_s = time.monotonic() + 30
@@ -277,7 +297,9 @@ def _sent_and_received(stream: penstock.Connection, on_spark: bool, measured_s: 
             if time.monotonic() > until_s:
                 raise RuntimeError("not every transaction has a verdict after 30 s")
             time.sleep(0.1)
-    receiving.join()
+    for thread in receiving:
+        thread.join()
+    found.bare_ms = [(seen_ns - given_ns) / 1e6 for given_ns, seen_ns in bare_ns if given_ns >= begun_ns]
     for each in measured:
         label, seen_ns = received[each.id]
         found.took_ms[label].append((seen_ns - sent_ns[each.id]) / 1e6)
@@ -296,6 +318,7 @@ def _percentile(durations_s: list[float], part: float) -> float:
 def main() -> None:
     report = Report()
     run(report, print)
+    run_verdicts(report, print)
     print("\n".join(report.notes))
 
 

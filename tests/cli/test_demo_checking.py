@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.demo.checking import Check, Latencies, Results, checks_of, typical_second, wrong_with
+from penstock.demo.checking import (
+    Check,
+    Latencies,
+    Results,
+    checks_of,
+    figure_of_real_time,
+    typical_second,
+    wrong_with,
+)
 from penstock.demo.events import LARGE_CENTS, Event, EventSource, MalformedRow, PageEvent, Transaction, Verdict
 from penstock.demo.generator import FAULTS, Account, window_name
 from penstock.model import DeadLetter, Record
@@ -206,3 +214,47 @@ def test_a_typical_second_is_not_that_of_an_outage() -> None:
     quiet = [(second * 1000, 5) for second in range(9) for _ in range(10)]
     assert typical_second([*quiet, (9_500, 8_000)]) == Latencies(5, 5, 5)
     assert typical_second([]) == Latencies()
+
+
+def passed(*times_ms: tuple[int, int]) -> Results:
+    """Payments that were appended and passed on at these times."""
+    return Results(
+        large_latencies=[(appended_ms, passed_ms - appended_ms) for appended_ms, passed_ms in times_ms],
+        large_passed_ms=[passed_ms for _, passed_ms in times_ms],
+    )
+
+
+def test_the_figure_of_real_time_mode_is_of_payments_that_came_while_the_query_ran() -> None:
+    while_it_started = [(1_000 + number, 20_000) for number in range(50)]
+    while_it_ran = [(30_000 + number * 100, 30_012 + number * 100) for number in range(60)]
+    in_hand = [(39_995, 60_000)]
+    while_it_was_down = [(40_000 + number * 100, 60_001) for number in range(150)]
+    again = [(61_000 + number * 100, 61_012 + number * 100) for number in range(40)]
+    results = passed(*while_it_started, *while_it_ran, *in_hand, *while_it_was_down, *again)
+    found = figure_of_real_time(results, 40_000)
+    assert found.value == "12 ms / 12 ms"
+    assert found.note.startswith("of 100 payments while the query ran")
+    assert "201 others waited" in found.note
+
+
+def test_slow_payments_while_the_query_ran_are_not_left_out() -> None:
+    at_a_boundary = [(30_000, 30_700), (30_100, 30_700)]
+    others = [(31_000 + number, 31_010 + number) for number in range(98)]
+    found = figure_of_real_time(passed((1, 20_000), *at_a_boundary, *others), None)
+    assert found.value == "10 ms / 700 ms"
+
+
+def test_payments_beside_a_killed_broker_waited_for_it() -> None:
+    found = figure_of_real_time(
+        passed((1, 20_000), (29_000, 29_010), (30_000, 32_000), (31_000, 32_000), (33_000, 33_010)),
+        None,
+        [(29_990, 31_900)],
+    )
+    assert found.note.startswith("of 2 payments while the query ran")
+
+
+def test_a_query_that_does_not_come_back_has_figures_of_the_time_before() -> None:
+    found = figure_of_real_time(passed((1, 20_000), (29_000, 29_010)), 40_000)
+    assert (found.value, found.note[:13]) == ("10 ms / 10 ms", "of 1 payments")
+    assert figure_of_real_time(passed((1, 20_000)), None).value == "-"
+    assert figure_of_real_time(Results(), 40_000).value == "-"

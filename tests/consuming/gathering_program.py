@@ -1,6 +1,6 @@
 """An app with a gathering, in a process that a test kills.
 
-python tests/consuming/gathering_program.py URL MEMBER
+python tests/consuming/gathering_program.py URL MEMBER SESSION_TIMEOUT_S
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 import sys
 
 import penstock as ps
-from penstock.consuming.deadlines.call import Result
+from penstock.typing import Result
 
 
-def judge(request: bytes, result: Result) -> str:
-    return " ".join(
-        [request.decode(), result.label, *(f"{name}={result.answers[name].decode()}" for name in result.answers)]
-    )
-
-
-def main(url: str, member: str) -> None:
+def main(url: str, member: str, session_timeout_s: str) -> None:
     app = ps.App(url, group="fraud")
+
+    def judge(request: bytes, result: Result) -> str:
+        return f"{member} {request.decode()} {result.label}"
+
     app.gather(
         "requests",
         {"a": "answers-a", "b": "answers-b"},
@@ -28,6 +26,7 @@ def main(url: str, member: str) -> None:
         answer_to=lambda answer: answer,
         late="late",
         member=member,
+        session_timeout_s=float(session_timeout_s),
     )(judge)
     app.run()
 

@@ -135,6 +135,20 @@ def test_a_request_gets_its_verdict_as_soon_as_all_answers_are_there(bank: Bank)
     assert "penstock-missing" not in about
 
 
+def test_an_app_tells_how_its_gathering_gets_on(bank: Bank) -> None:
+    app = bank.start()
+    assert app.unready() == []
+    assert app.stuck() == []
+    bank.send(payments, Payment(1, 100))
+    eventually("the request is in hand", lambda: app.health()[0].partitions[0].in_flight == 1)
+    assert app.health()[0].lag == 1
+    bank.send(scores, Score(1, "amount", 10))
+    bank.send(scores, Score(1, "geo", 5))
+    eventually("nothing is left", lambda: app.health()[0].lag == 0)
+    [health] = app.health()
+    assert (health.topic, health.group, health.is_healthy, health.delivered) == ("payments", "fraud", True, 1)
+
+
 def test_answers_that_come_before_their_request_are_kept(bank: Bank) -> None:
     bank.start()
     bank.send(scores, Score(1, "geo", 5))

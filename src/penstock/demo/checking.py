@@ -68,8 +68,8 @@ class Results:
     """Payments that the query in real-time mode passed on, and how often."""
     large_latencies: list[tuple[int, int]] = field(default_factory=list)
     """As `latencies`, for those."""
-    large_since_ms: int = 0
-    """When the first of them was passed on: earlier ones had to wait for Spark to start."""
+    large_passed_ms: list[int] = field(default_factory=list)
+    """When each of them was passed on, repeats included."""
 
     def see_verdict(self, verdict: Verdict, at_ms: int) -> None:
         self.verdicts[verdict.transaction] += 1
@@ -101,7 +101,7 @@ class Results:
     def see_large(self, row: dict[str, Any], at_ms: int) -> None:
         appended = datetime.datetime.fromisoformat(row["appended"])
         self.large[row["number"]] += 1
-        self.large_since_ms = min(self.large_since_ms or at_ms, at_ms)
+        self.large_passed_ms.append(at_ms)
         if self.large[row["number"]] == 1:
             appended_ms = round(appended.timestamp() * 1000)
             self.large_latencies.append((appended_ms, max(0, at_ms - appended_ms)))
@@ -350,12 +350,38 @@ class Outcome:
         return found
 
     def _figure_of_real_time(self) -> Check:
-        """Latencies of payments that arrived while the query ran."""
-        results = self.results
-        live = [each for each in results.large_latencies if each[0] > results.large_since_ms]
-        typical = typical_second(live)
-        name = "in real-time mode, p50 / p99"
-        if not live:
-            return Check(name, "-", None, "the query started after all payments were sent, as the machine is busy")
-        value = f"{delay_text(typical.p50)} / {delay_text(typical.p99)}"
-        return Check(name, value, None, f"a typical second; {len(live):,} payments came while the query ran")
+        at_ms = {each.mark: self.began_ms + round(each.at_s * 1000) for each in self.live.events if each.mark}
+        down_ms = []
+        if "broker killed" in at_ms:
+            down_ms.append((at_ms["broker killed"], at_ms.get("broker back", at_ms["broker killed"])))
+        return figure_of_real_time(self.results, at_ms.get("driver killed"), down_ms)
+
+
+def figure_of_real_time(
+    results: Results, driver_killed_ms: int | None, down_ms: Sequence[tuple[int, int]] = ()
+) -> Check:
+    """How long payments took while the query ran, its batch boundaries included, and how many had to wait until it did.
+
+    It runs from its first result on. When its driver was killed, it runs again from the next result on. `down_ms` are
+    the times at which it had no broker.
+    """
+    starts_ms = [min(results.large_passed_ms)] if results.large_passed_ms else []
+    away_ms = [*((0, each) for each in starts_ms), *down_ms]
+    if driver_killed_ms is not None:
+        back_ms = min((each for each in results.large_passed_ms if each > driver_killed_ms), default=None)
+        away_ms.append((driver_killed_ms, max(results.large_passed_ms, default=0) + 1 if back_ms is None else back_ms))
+    ran = [
+        took_ms
+        for appended_ms, took_ms in results.large_latencies
+        if not any(appended_ms <= end and begin < appended_ms + took_ms for begin, end in away_ms)
+    ]
+    waited = len(results.large_latencies) - len(ran)
+    name = "in real-time mode, p50 / p99"
+    if not ran:
+        return Check(name, "-", None, "no payment came while the query ran, as the machine is busy")
+    found, overall = Latencies.of(ran), Latencies.of([took_ms for _, took_ms in results.large_latencies])
+    note = (
+        f"of {len(ran):,} payments while the query ran, its batch boundaries included; {waited:,} others waited until "
+        f"Spark or the broker was up, with them {delay_text(overall.p50)} / {delay_text(overall.p99)}"
+    )
+    return Check(name, f"{delay_text(found.p50)} / {delay_text(found.p99)}", None, note)

@@ -75,7 +75,8 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 1_000
 _SLICE_S: Final = 0.05
-_SAVE_EVERY_S: Final = 0.5
+_SAVE_EVERY_S: Final = 1.0
+_CHECK_EVERY_S: Final = 0.2
 _AGAIN_S: Final = 0.5
 _HAND_BACK_S: Final = 10.0
 """How long a partition that moves waits for the acknowledgements of its verdicts."""
@@ -126,9 +127,10 @@ class GatherConsumer(Background):
         self._settled: collections.deque[tuple[_Partition, Pointer | None, Receipt]] = collections.deque()
         """Acknowledged or refused verdicts and late answers. Appended to by the thread of the stream."""
         self._letters: collections.deque[tuple[_Partition, Pointer | None, DeadLetter]] = collections.deque()
+        self._saving = threading.Lock()
         self._failure: BaseException | None = None
         self._problem = ""
-        self._ended = False
+        self._has_ended = threading.Event()
         self._readers: list[_AnswerReader] = []
         self._verdicts: TopicStream | None = None
         self._late: TopicStream | None = None
@@ -155,8 +157,12 @@ class GatherConsumer(Background):
                     clock=self._clock,
                     start=gather.start,
                 )
-                deadlines = threading.Thread(target=self._watch, name=f"penstock-gather-{gather.name}", daemon=True)
-                deadlines.start()
+                threads = [
+                    threading.Thread(target=self._watch, name=f"penstock-gather-{gather.name}", daemon=True),
+                    threading.Thread(target=self._keep_saving, name=f"penstock-save-{gather.name}", daemon=True),
+                ]
+                for thread in threads:
+                    thread.start()
                 for reader in self._readers:
                     reader.start()
                 self._has_begun = True
@@ -168,11 +174,12 @@ class GatherConsumer(Background):
                         feed.close()
                     finally:
                         with self._changed:
-                            self._ended = True
+                            self._has_ended.set()
                             self._changed.notify_all()
                         for reader in self._readers:
                             reader.stop()
-                        deadlines.join()
+                        for thread in threads:
+                            thread.join()
                 if self._failure is not None:
                     raise self._failure
         finally:
@@ -265,15 +272,12 @@ class GatherConsumer(Background):
     # The thread that reads requests.
 
     def _read_requests(self, feed: LeaseGroupFeed) -> None:
-        saved_s = self._clock.monotonic_s()
+        checked_s = self._clock.monotonic_s()
         while not self._stopping.is_set() and self._failure is None:
             self._settle()
             now_s = self._clock.monotonic_s()
-            if now_s - saved_s >= _SAVE_EVERY_S:
-                saved_s = now_s
-                for partition in list(self._owned.values()):
-                    self._save(partition)
-                self._expire(now_s)
+            if now_s - checked_s >= _CHECK_EVERY_S:
+                checked_s = now_s
                 if self._is_complete():
                     return
             room = self._gather.most - sum(len(each.unsettled) for each in self._owned.values())
@@ -378,28 +382,43 @@ class GatherConsumer(Background):
                 with self._changed:
                     partition.unsettled.pop(pointer, None)
 
-    def _expire(self, now_s: float) -> None:
-        with self._changed:
-            for partition in self._owned.values():
-                for late in partition.gathering.expire(now_s):
-                    self._send_late(partition, late)
+    # The thread that saves positions, as the disk may take longer than a deadline.
+
+    def _keep_saving(self) -> None:
+        try:
+            while not self._has_ended.wait(_SAVE_EVERY_S):
+                with self._changed:
+                    owned = list(self._owned.values())
+                    for partition in owned:
+                        for late in partition.gathering.expire(self._clock.monotonic_s()):
+                            self._send_late(partition, late)
+                for partition in owned:
+                    if not partition.closed:
+                        self._save(partition)
+        except BaseException as error:
+            self.fail(error)
 
     def _save(self, partition: _Partition) -> None:
-        position = partition.position
-        if position == partition.saved:
-            return
-        checkpoint = Checkpoint(
-            position, position, processed=partition.judged, delivered=partition.settled, saved_ms=self._clock.wall_ms()
-        )
-        try:
-            self._store.store.save(partition.lease, self._key(partition.number), Change(checkpoint))
-        except FencedError as error:
-            logger.info("%s: %s", self._gather.name, error)
-        except StoreUnavailableError as error:
-            self._problem = str(error)
-            logger.warning("%s: its position is not saved: %s", self._gather.name, error)
-        else:
-            partition.saved = position
+        with self._saving:
+            with self._changed:
+                position = partition.position
+            if position == partition.saved:
+                return
+            checkpoint = Checkpoint(
+                position,
+                position,
+                processed=partition.judged,
+                delivered=partition.settled,
+                saved_ms=self._clock.wall_ms(),
+            )
+            try:
+                self._store.store.save(partition.lease, self._key(partition.number), Change(checkpoint))
+            except FencedError as error:
+                logger.info("%s: %s", self._gather.name, error)
+            except StoreUnavailableError as error:
+                logger.warning("%s: its position is not saved: %s", self._gather.name, error)
+            else:
+                partition.saved = position
 
     # The threads that read answers, and the one that watches deadlines.
 
@@ -439,7 +458,7 @@ class GatherConsumer(Background):
     def _watch(self) -> None:
         try:
             with self._changed:
-                while not self._ended:
+                while not self._has_ended.is_set():
                     now_s = self._clock.monotonic_s()
                     for partition in self._owned.values():
                         for request in partition.gathering.due(now_s):
