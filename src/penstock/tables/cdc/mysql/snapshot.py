@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import Event
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from penstock.tables.cdc.mysql.catalog import MysqlTable, ServerInfo
 from penstock.tables.cdc.mysql.changes import BinlogPosition, Place
 from penstock.tables.cdc.mysql.connections import literal, pymysql, quoted, raw_rows, rows_of
 from penstock.tables.cdc.mysql.values import ColumnType, from_text
-from penstock.tables.cdc.records import Fragments, Row
+from penstock.tables.cdc.records import Row, SnapshotWriter
 from penstock.tables.cdc.snapshots import ReadRange
 
 _POLL_S: Final = 0.02
@@ -106,9 +106,7 @@ def range_reader(connection: Any, table: MysqlTable, columns: Sequence[tuple[str
     converters = [from_text(kind, table.full_name, name) for name, kind in columns]
     order = ", ".join(quoted(name) for name in table.key)
 
-    def read(
-        after: list[str] | None, limit: int, write: Callable[[Fragments], Row], rows: list[Row]
-    ) -> list[str] | None:
+    def read(after: list[str] | None, limit: int, write: SnapshotWriter, rows: list[Row]) -> list[str] | None:
         where = "" if after is None else " WHERE " + _after(table.key, [_literal(*each) for each in _kinds(after)])
         query = f"SELECT {', '.join(selected)} FROM {table.sql_name}{where} ORDER BY {order} LIMIT {limit}"
         last: list[bytes | None] = []
