@@ -36,9 +36,8 @@ VALUES: dict[str, list[str]] = {
 def converters() -> list[Converter]:
     types = TypeCatalog()
     with psycopg.connect(shared_postgres().url) as database:
-        found = dict(
-            database.execute("SELECT typname, oid FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace")
-        )
+        query = "SELECT typname, oid FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace"
+        found: dict[str, int] = dict(database.execute(query).fetchall())
         oids = [found["_text" if each == "text[]" else each] for each in TYPES]
         return [types.converter(oid, "t", name, database) for oid, name in zip(oids, TYPES, strict=True)]
 
