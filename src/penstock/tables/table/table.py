@@ -15,6 +15,7 @@ from penstock.abc import HasAdmin, Stream
 from penstock.errors import BrokerUnavailableError, ClosedError, ConfigError, PenstockError
 from penstock.model import Pointer, Receipt, RecordMetadata
 from penstock.model.closing import Closing
+from penstock.model.observing import OBSERVED
 from penstock.model.times import check_seconds
 from penstock.serde import Topic
 from penstock.serde.topic import topic_of
@@ -230,9 +231,11 @@ class Table(_Lookups[T], Closing):
                 opening.callback(follower.stop)
                 self._closing = opening.pop_all()
             _started.add(self)
+            OBSERVED.enter(self)
 
     def close(self) -> None:
         """Stop reading. Lookups are refused from then on."""
+        OBSERVED.leave(self)
         with self._lock:
             _started.discard(self)
             self._rows = _Refusing(self._not_open)
