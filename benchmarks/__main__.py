@@ -9,6 +9,7 @@ from collections.abc import Callable
 from benchmarks import (
     against_kafka,
     arrow,
+    cdc,
     cluster,
     console,
     console_pages,
@@ -97,6 +98,7 @@ def main() -> None:
         ),
         "systems-pulsar": lambda: systems_pulsar.run(report, say, rounds=options.rounds, scale=options.scale),
         "systems-redis": lambda: systems_redis.run(report, say, rounds=options.rounds, scale=options.scale),
+        "cdc": lambda: cdc.run(report, say, rounds=options.rounds, scale=options.scale),
         "tables": lambda: tables.run(report, say, rounds=options.rounds, scale=options.scale),
         "kills": lambda: broken.extend(kills.run(report, say, scale=options.scale)),
         "systems-sql": lambda: systems_sql.run(report, say, rounds=options.rounds, scale=options.scale),

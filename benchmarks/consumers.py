@@ -62,6 +62,7 @@ ALONE: Final = (
     Job("exactly once, SQLite, a record at a time", MANY, "consumers_app", "inserting"),
     Job("exactly once, SQLite, lists", MANY, "consumers_app", "inserting_many"),
     Job("exactly once, PostgreSQL, a record at a time", SOME, "consumers_app", "inserting"),
+    Job("exactly once, PostgreSQL, an answer at a time", SOME, "consumers_app", "inserting", {"send_ahead": False}),
     Job("exactly once, PostgreSQL, lists by executemany", SOME, "consumers_app", "inserting_many", {"workers": 3}),
     Job("exactly once, PostgreSQL, lists as arrays", MANY, "consumers_app", "inserting_arrays", {"workers": 3}),
     Job("exactly once, PostgreSQL, lists by COPY", MANY, "consumers_app", "copying", {"workers": 3}),
@@ -84,6 +85,7 @@ BARS: Final = (
     ("exactly once, SQLite, a record at a time", "at least once", 0.3),
     ("exactly once, SQLite, lists", "at least once", 0.3),
     ("exactly once, PostgreSQL, a record at a time", "at least once", 0.3),
+    ("exactly once, PostgreSQL, a record at a time", "exactly once, PostgreSQL, an answer at a time", 2.5),
     ("exactly once, PostgreSQL, lists by executemany", "at least once", 0.3),
     ("exactly once, PostgreSQL, lists as arrays", "at least once", 0.3),
     ("exactly once, PostgreSQL, lists by COPY", "at least once", 0.3),
@@ -113,7 +115,9 @@ def run(report: Report, say: Say, *, rounds: int = 3, scale: float = 1.0, only: 
         f"Consumers: records of {RECORD_BYTES} B with {KEYS:,} keys in {PARTITIONS} partitions; {MANY:,} of them, "
         f"{SOME:,} for what is slower, {FEW:,} and {FEWEST:,} for what waits; rates are without the first 5 %. The "
         "broker is penstock with fsync before the answer. SQLite is in WAL mode with synchronous=NORMAL, PostgreSQL "
-        "syncs every commit; effects are rows of a table without an index; lists are of up to 2,000 records, and with "
+        "syncs every commit; effects are rows of a table without an index; an answer at a time: "
+        "PostgresCheckpoints(send_ahead=False), where a handler waits for the answer to each statement; lists are of "
+        "up to 2,000 records, and with "
         "PostgreSQL there is a worker for each partition, else one for all. Peers read further ahead than ours, and "
         "commit every 5 s; FastStream without validation and decoding, in its default, which commits what was polled "
         "rather than what was handled: its way to be at least once, ack each, is slower. "

@@ -15,6 +15,7 @@ from typing import Any, Final
 import penstock
 from benchmarks.stopwatch import Stopwatch
 from penstock.app import App
+from penstock.checkpoints.postgres.store import PostgresCheckpoints
 from penstock.consuming.context import Context
 
 BATCH: Final = 2_000
@@ -135,12 +136,22 @@ def _prepared(database: str) -> Callable[[], int]:
 
 
 def measure(
-    job: str, bootstrap: str, topic: str, *, count: int, group: str, checkpoints: str | None = None, **options: Any
+    job: str,
+    bootstrap: str,
+    topic: str,
+    *,
+    count: int,
+    group: str,
+    checkpoints: str | PostgresCheckpoints | None = None,
+    send_ahead: bool = True,
+    **options: Any,
 ) -> float:
     watch = Stopwatch(count)
+    if not send_ahead:
+        checkpoints = PostgresCheckpoints(options["database"], send_ahead=False)
     effects = _prepared(options["database"]) if "database" in options else None
     with penstock.connect(f"kafka://{bootstrap}") as connection:
-        app = App(connection, group=group, checkpoints=options.get("database", checkpoints))
+        app = App(connection, group=group, checkpoints=checkpoints or options.get("database"))
         JOBS[job](app, topic, watch, **options)
         app.run()
     if effects is not None and effects() != count:

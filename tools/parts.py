@@ -22,6 +22,7 @@ KAFKA_POM: Final = ROOT / "tools" / "kafka" / "pom.xml"
 KAFKAJS_PACKAGE: Final = ROOT / "tools" / "kafkajs" / "package.json"
 KINESIS_PACKAGE: Final = ROOT / "tools" / "kinesis" / "package.json"
 ELASTICMQ_POM: Final = ROOT / "tools" / "elasticmq" / "pom.xml"
+DEBEZIUM_POM: Final = ROOT / "tools" / "debezium" / "pom.xml"
 HADOOP_AWS_POM: Final = ROOT / "tools" / "hadoop-aws" / "pom.xml"
 HDFS_POM: Final = ROOT / "tools" / "hdfs" / "pom.xml"
 PUBSUB_MODULE: Final = ROOT / "tools" / "pubsub"
@@ -154,6 +155,11 @@ def kinesis_local() -> Path:
 def elasticmq_jars() -> Path:
     """The folder with the jars of ElasticMQ. Its class path is `FOLDER/*`."""
     return _from_cache("elasticmq", "elasticmq/jars")
+
+
+def debezium_jars() -> Path:
+    """The folder with the jars of Debezium's engine and its connector of PostgreSQL. Its class path is `FOLDER/*`."""
+    return _from_cache("debezium", "debezium/jars")
 
 
 def hadoop_aws_jars() -> Path:

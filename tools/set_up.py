@@ -166,6 +166,10 @@ def fetch_elasticmq() -> str:
     return fetch_jars("elasticmq", parts.ELASTICMQ_POM, "ElasticMQ")
 
 
+def fetch_debezium() -> str:
+    return fetch_jars("debezium", parts.DEBEZIUM_POM, "Debezium's engine")
+
+
 def fetch_hadoop_aws() -> str:
     return fetch_jars("hadoop-aws", parts.HADOOP_AWS_POM, "the S3 client of Hadoop")
 
@@ -477,6 +481,7 @@ FETCHED: Final[Sequence[Mapping[str, Callable[[], str]]]] = (
     {"kafkajs": fetch_kafkajs},
     {"kinesis-local": fetch_kinesis_local},
     {"elasticmq": fetch_elasticmq},
+    {"debezium": fetch_debezium},
     {"hadoop-aws": fetch_hadoop_aws},
     {"hdfs": fetch_hdfs},
     {"pulsar": fetch_pulsar},

@@ -81,6 +81,9 @@ def test_runs_of_records_alike_are_let_in_or_refused_as_a_plain_reading_says(dra
     section, count = drawn
     if count >= 0:
         assert is_let_in(section, count) == may_enter(section, count)
+        if is_let_in(section, count):
+            found = batches.decode(frame(Batch(0, (), max(count - 1, 0)), section, count))
+            assert check_records(section, count) == all(record.key is not None for record in found)
 
 
 @pytest.mark.parametrize("count", [1, 16, 17, 64, 65, 100, 8192, 8193, 20_000])

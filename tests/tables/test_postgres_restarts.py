@@ -127,14 +127,14 @@ def test_a_slot_that_was_replaced_during_the_snapshot_is_data_loss(
     url: str, stream: str, database: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replace(*arguments: Any) -> Any:
-        read = list(snapshot.key_range(*arguments))
+        read = list(snapshot.copied_columns(*arguments))
         if not database.execute("SELECT 1 FROM users WHERE id = 2").fetchone():
             database.execute("SELECT pg_drop_replication_slot('penstock_replaced')")
             database.execute("INSERT INTO users VALUES (2, 'Grace')")
             database.execute("SELECT pg_create_logical_replication_slot('penstock_replaced', 'pgoutput')")
         return read
 
-    monkeypatch.setattr(source, "key_range", replace)
+    monkeypatch.setattr(source, "copied_columns", replace)
     with running(url, stream, "users", name="replaced") as capture:
         error = capture.wait_for_end()
     assert isinstance(error, ChangesLostError)

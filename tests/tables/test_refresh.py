@@ -43,6 +43,7 @@ from tests.tables.captured_mysql import running as running_mariadb
 from tests.tables.test_postgres_capture import running, topic_of
 
 ROWS = 200
+FEW = 40
 _numbers = itertools.count(1)
 
 
@@ -247,7 +248,7 @@ def test_a_table_of_mariadb_that_is_altered_while_it_is_read_again_is_read_to_it
     monkeypatch.setattr(mysql_source, "_REFRESH_S", 0.001)  # a snapshot for each range
     with fresh_mariadb("altered") as url, contextlib.closing(Database(url)) as database, connect(stream) as connection:
         database.run("CREATE TABLE items (id int PRIMARY KEY, note text)")
-        database.run(f"INSERT INTO items VALUES {', '.join(f'({number}, NULL)' for number in range(ROWS))}")
+        database.run(f"INSERT INTO items VALUES {', '.join(f'({number}, NULL)' for number in range(FEW))}")
         with running_mariadb(url, stream, "items", name="altered", snapshot_rows=1) as capture:
             capture.wait_for(database)
             is_done = request_snapshot(connection, "altered", "items")
@@ -256,9 +257,29 @@ def test_a_table_of_mariadb_that_is_altered_while_it_is_read_again_is_read_to_it
             wait_until(lambda: is_done() or capture.error is not None, "it is done")
             capture.wait_for(database)
         table = materialised(stream, "altered.altered.items")
-        assert len(table.rows) == ROWS
-        assert len(table.snapshot_keys) == 2 * ROWS
-        assert table.rows[table.snapshot_keys[-1]] == {"id": ROWS - 1, "note": None, "extra": 7}
+        assert len(table.rows) == FEW
+        assert len(table.snapshot_keys) == 2 * FEW
+        assert table.rows[table.snapshot_keys[-1]] == {"id": FEW - 1, "note": None, "extra": 7}
+
+
+def test_a_request_that_lacks_a_right_is_refused_and_the_capture_goes_on(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*arguments: Any) -> Any:
+        raise ConfigError("GRANT RELOAD ON *.* TO <this user>")
+
+    monkeypatch.setattr(requests, "_EVERY_S", 0.05)
+    with fresh_mariadb("denied") as url, contextlib.closing(Database(url)) as database, connect(stream) as connection:
+        database.run("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1)")
+        with running_mariadb(url, stream, "items", name="denied") as capture:
+            capture.wait_for(database)
+            monkeypatch.setattr(mysql_source, "begin_snapshot", denied)
+            is_done = request_snapshot(connection, "denied", "items")
+            with pytest.raises(ConfigError, match="is not read again: GRANT RELOAD"):
+                wait_until(is_done, "the request is refused")
+            database.run("INSERT INTO items VALUES (2)")
+            capture.wait_for(database)
+        assert len(materialised(stream, "denied.denied.items").rows) == 2
 
 
 def test_a_request_waits_for_a_capture_that_does_not_run_and_a_newer_one_starts_over(

@@ -49,18 +49,19 @@ def stream() -> Iterator[ps.Connection]:
         yield connection
 
 
-@pytest.fixture(params=["memory", "disk"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    return None if request.param == "memory" else tmp_path / "users.db"
+@pytest.fixture(params=["memory", "disk", "kept"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Where rows are: in memory, in a file, or in both."""
+    return {} if request.param == "memory" else {"storage": tmp_path / "users.db", "in_memory": request.param == "kept"}
 
 
 def send(stream: ps.Connection, **users: User | None) -> list[ps.Receipt]:
     return [stream.send(USERS, user, key=key) for key, user in users.items()]
 
 
-def test_a_row_is_the_newest_value_of_its_key(stream: ps.Connection, storage: Path | None) -> None:
+def test_a_row_is_the_newest_value_of_its_key(stream: ps.Connection, storage: dict[str, Any]) -> None:
     send(stream, a=ANN, b=BOB)
-    with ps.Table(stream, USERS, storage=storage) as users:
+    with ps.Table(stream, USERS, **storage) as users:
         assert users["a"] == ANN
         assert users[b"a"] == ANN, "keys are text, and may be given as bytes"
         assert dict(users.items()) == {"a": ANN, "b": BOB}
@@ -74,10 +75,10 @@ def test_a_row_is_the_newest_value_of_its_key(stream: ps.Connection, storage: Pa
             users["b"]
 
 
-def test_the_table_is_what_a_dict_would_be_after_random_changes(stream: ps.Connection, storage: Path | None) -> None:
+def test_the_table_is_what_a_dict_would_be_after_random_changes(stream: ps.Connection, storage: dict[str, Any]) -> None:
     chance = random.Random(seed_of())
     expected: dict[str, User] = {}
-    with ps.Table(stream, USERS, storage=storage, indexes=["city"]) as users:
+    with ps.Table(stream, USERS, **storage, indexes=["city"]) as users:
         for _ in range(8):
             receipts = []
             for _ in range(40):
@@ -95,19 +96,19 @@ def test_the_table_is_what_a_dict_would_be_after_random_changes(stream: ps.Conne
                 assert users.by("city", city) == {key: user for key, user in expected.items() if user.city == city}
 
 
-def test_an_index_may_be_a_function(stream: ps.Connection, storage: Path | None) -> None:
+def test_an_index_may_be_a_function(stream: ps.Connection, storage: dict[str, Any]) -> None:
     send(stream, a=ANN, b=BOB, c=CID)
-    with ps.Table(stream, USERS, storage=storage, indexes={"letter": lambda user: user.city[0]}) as users:
+    with ps.Table(stream, USERS, **storage, indexes={"letter": lambda user: user.city[0]}) as users:
         assert set(users.by("letter", "O")) == {"a", "c"}
         with pytest.raises(ps.ConfigError, match="no index 'city': it has letter"):
             users.by("city", "Oslo")
 
 
-def test_changes_are_told_with_the_row_before(stream: ps.Connection, storage: Path | None) -> None:
+def test_changes_are_told_with_the_row_before(stream: ps.Connection, storage: dict[str, Any]) -> None:
     changes: list[TableChange] = []
     told = threading.Event()
     send(stream, a=ANN)
-    with ps.Table(stream, USERS, storage=storage) as users:
+    with ps.Table(stream, USERS, **storage) as users:
         users.wait_until_caught_up(TIMEOUT_S)
 
         @users.on_change
@@ -129,11 +130,11 @@ def test_changes_are_told_with_the_row_before(stream: ps.Connection, storage: Pa
     ]
 
 
-def test_a_truncate_deletes_the_rows_of_its_partition(stream: ps.Connection, storage: Path | None) -> None:
+def test_a_truncate_deletes_the_rows_of_its_partition(stream: ps.Connection, storage: dict[str, Any]) -> None:
     for partition, key in ((0, "a"), (0, "b"), (1, "c")):
         stream.send(USERS, ANN, key=key, partition=partition)
     truncate = b'{"__op":"t","__lsn":1,"__ts_ms":2}'
-    with ps.Table(stream, USERS, storage=storage, indexes=["city"]) as users:
+    with ps.Table(stream, USERS, **storage, indexes=["city"]) as users:
         users.wait_until_caught_up(TIMEOUT_S)
         stream.send("users", truncate, key=TRUNCATE_KEY, partition=0)
         users.wait_for(stream.send(USERS, BOB, key="b", partition=0), TIMEOUT_S)
@@ -176,11 +177,11 @@ def test_debezium_events_delete_truncate_and_say_nothing() -> None:
 
 
 def test_a_row_that_cannot_be_decoded_is_an_error_of_its_lookup_alone(
-    stream: ps.Connection, storage: Path | None
+    stream: ps.Connection, storage: dict[str, Any]
 ) -> None:
     send(stream, a=ANN)
     stream.send("users", b"no user", key="b")
-    with ps.Table(stream, USERS, storage=storage, indexes=["city"]) as users:
+    with ps.Table(stream, USERS, **storage, indexes=["city"]) as users:
         assert users["a"] == ANN
         with pytest.raises(SerdeError, match="users"):
             users["b"]
@@ -188,19 +189,37 @@ def test_a_row_that_cannot_be_decoded_is_an_error_of_its_lookup_alone(
         assert users["b"] == BOB
 
 
-def test_a_table_on_disk_continues_where_it_was(stream: ps.Connection, tmp_path: Path) -> None:
-    send(stream, a=ANN, b=BOB)
-    with ps.Table(stream, USERS, storage=tmp_path / "users.db") as users:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_table_on_disk_continues_where_it_was(stream: ps.Connection, tmp_path: Path, in_memory: bool) -> None:
+    send(stream, a=ANN, b=BOB, d=CID)
+    with ps.Table(stream, USERS, storage=tmp_path / "users.db", in_memory=in_memory) as users:
         users.wait_until_caught_up(TIMEOUT_S)
         kept = users.pointers
     send(stream, b=None, c=CID)
     seen: list[Any] = []
-    users = ps.Table(stream, USERS, storage=tmp_path / "users.db")
+    index = ["city"] if in_memory else []  # in memory, it is made of the rows; in the file, rows were read again
+    users = ps.Table(stream, USERS, storage=tmp_path / "users.db", in_memory=in_memory, indexes=index)
     users.on_change(lambda change: seen.append((change.partition, change.pointer)))
     with users:
-        assert dict(users.items()) == {"a": ANN, "c": CID}
+        assert dict(users.items()) == {"a": ANN, "c": CID, "d": CID}
+        assert not in_memory or set(users.by("city", "Oslo")) == {"a", "c", "d"}
     assert len(seen) == 2
     assert all(pointer >= kept[partition] for partition, pointer in seen), "nothing was read again"
+
+
+def test_rows_that_cannot_be_decoded_are_kept_for_memory_too(stream: ps.Connection, tmp_path: Path) -> None:
+    send(stream, a=ANN)
+    stream.send("users", b"no JSON", key="bad")
+    for _ in range(2):
+        with ps.Table(stream, USERS, storage=tmp_path / "users.db", in_memory=True) as users:
+            assert users["a"] == ANN
+            with pytest.raises(SerdeError):
+                users["bad"]
+
+
+def test_rows_in_memory_need_a_file_to_be_kept(stream: ps.Connection) -> None:
+    with pytest.raises(ps.ConfigError, match="add storage="):
+        ps.Table(stream, USERS, in_memory=True)
 
 
 def test_a_file_holds_the_rows_of_one_topic_in_one_way(stream: ps.Connection, tmp_path: Path) -> None:
@@ -230,10 +249,10 @@ def test_two_tables_do_not_share_a_file(stream: ps.Connection, tmp_path: Path) -
 
 
 def test_a_deleted_topic_is_an_error_and_one_made_again_another_table(
-    stream: ps.Connection, storage: Path | None, monkeypatch: pytest.MonkeyPatch
+    stream: ps.Connection, storage: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(stream, a=ANN, b=BOB)
-    with ps.Table(stream, USERS, storage=storage) as users:
+    with ps.Table(stream, USERS, **storage) as users:
         assert users["a"] == ANN
         stream.delete_topic("users")
         refused = threading.Event()
@@ -355,7 +374,10 @@ def test_missing_pointers_of_a_compacted_topic_are_not_taken_for_history(tmp_pat
                         users.as_of({0: 2})
 
 
-def test_a_topic_of_the_log_that_is_made_again_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_topic_of_the_log_that_is_made_again_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
     monkeypatch.setattr(following, "CHECK_S", 0.05)
     with ps.connect(f"log:{tmp_path / 'data'}") as log:
         settings = {"cleanup.policy": "compact,delete"}
@@ -363,19 +385,19 @@ def test_a_topic_of_the_log_that_is_made_again_is_read_again(tmp_path: Path, mon
         for receipt in send(log, a=ANN, b=BOB, c=CID):
             receipt.result(TIMEOUT_S)
         path = tmp_path / "users.db"
-        with ps.Table(log, USERS, storage=path) as users:
+        with ps.Table(log, USERS, storage=path, in_memory=in_memory) as users:
             assert len(users) == 3
         log.delete_topic("users")
         log.create_topic("users", 1, settings)
         for receipt in send(log, x=ANN, y=BOB, z=CID):
             receipt.result(TIMEOUT_S)
-        with ps.Table(log, USERS, storage=path) as users:
+        with ps.Table(log, USERS, storage=path, in_memory=in_memory) as users:
             assert set(users) == {"x", "y", "z"}, "as many records as before, but those of another topic"
         log.admin().delete_before("users", {0: 3})
         for receipt in send(log, v=ANN, w=BOB):
             receipt.result(TIMEOUT_S)
         log.admin().delete_before("users", {0: 4})
-        with ps.Table(log, USERS, storage=path) as users:
+        with ps.Table(log, USERS, storage=path, in_memory=in_memory) as users:
             assert set(users) == {"w"}, "a record expired before it was read"
 
 

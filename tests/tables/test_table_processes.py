@@ -36,7 +36,8 @@ def log(tmp_path: Path) -> Iterator[ps.Connection]:
         yield connection
 
 
-def test_a_killed_table_has_lost_nothing_and_repeats_nothing(log: ps.Connection, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_a_killed_table_has_lost_nothing_and_repeats_nothing(log: ps.Connection, tmp_path: Path, where: str) -> None:
     chance = random.Random(seed_of())
     log.create_topic("users", 2, {"cleanup.policy": "compact"})
     storage = tmp_path / "users.db"
@@ -56,7 +57,7 @@ def test_a_killed_table_has_lost_nothing_and_repeats_nothing(log: ps.Connection,
                 expected[key] = value
 
     for _ in range(times(2, soak=40)):
-        command = [sys.executable, str(PROGRAM), log.url, str(storage)]
+        command = [sys.executable, str(PROGRAM), log.url, str(storage), where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             try:
                 assert child.stdout is not None
@@ -69,7 +70,7 @@ def test_a_killed_table_has_lost_nothing_and_repeats_nothing(log: ps.Connection,
     with contextlib.closing(sqlite3.connect(storage)) as file:
         kept = {at: int(next) for at, next in file.execute("SELECT partition, next FROM penstock_table_pointers")}
     read: list[tuple[int, int]] = []
-    users = ps.Table(log, "users", storage=storage)
+    users = ps.Table(log, "users", storage=storage, in_memory=where == "memory")
     users.on_change(lambda change: read.append((change.partition, change.pointer)))
     with users:
         assert dict(users.items()) == expected

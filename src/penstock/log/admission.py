@@ -42,7 +42,7 @@ class Admission:
         }
         self._level = levels.get(self._codec or NONE)
         self._needs_keys = config.compacts
-        self.rewrites = self._stamps or self._needs_keys or self._codec is not None
+        self.rewrites = self._stamps or self._codec is not None
         """Whether `rewrite` has anything to do for this topic."""
 
     def check_times(self, base_timestamp: int, max_timestamp: int, now_ms: int) -> None:
@@ -60,27 +60,26 @@ class Admission:
                 f"topic allows {self.before_max_ms} (message.timestamp.before.max.ms)"
             )
 
+    def check_keys(self, batch: memoryview) -> None:
+        """Raise InvalidRecordError for a batch with records without a key, if the topic needs keys."""
+        if not self._needs_keys:
+            return
+        keyless = [number for number, record in enumerate(records_of(batch)) if record.key is None]
+        raise InvalidRecordError(
+            f"{len(keyless)} records of the batch have no key; this topic is compacted, and compaction keeps the last "
+            "record of each key. Send a key, or set cleanup.policy=delete.",
+            keyless,
+        )
+
     def rewrite(self, batch: memoryview, now_ms: int) -> memoryview:
-        """Rewrite the batch for this topic: check keys, recompress with the topic's codec, set the append time."""
+        """Rewrite the batch for this topic: recompress with the topic's codec, set the append time."""
         header = read_header(batch)
-        if self._needs_keys:
-            _require_keys(batch)
         if self._codec is not None and self._codec != header.codec:
             plain = header._replace(attributes=header.attributes & ~LOG_APPEND_TIME)
             batch = memoryview(rebuild_batch(plain, records_of(batch), codec=self._codec, level=self._level))
         if self._stamps:
             _stamp(batch, now_ms)
         return batch
-
-
-def _require_keys(batch: memoryview) -> None:
-    keyless = [number for number, record in enumerate(records_of(batch)) if record.key is None]
-    if keyless:
-        raise InvalidRecordError(
-            f"{len(keyless)} records of the batch have no key; this topic is compacted, and compaction keeps the last "
-            "record of each key. Send a key, or set cleanup.policy=delete.",
-            keyless,
-        )
 
 
 def _stamp(batch: memoryview, now_ms: int) -> None:

@@ -192,7 +192,9 @@ class PartitionLog:
             admission.check_times(base_ts, max_ts, now_ms)
         codec = attributes & CODEC_MASK
         section = batch[HEADER_BYTES:]
-        check_records(decompress(codec, section, MAX_DECOMPRESSED_BYTES) if codec else section, count)
+        plain = decompress(codec, section, MAX_DECOMPRESSED_BYTES) if codec else section
+        if not check_records(plain, count):
+            admission.check_keys(batch)
         append_time = -1
         if admission.rewrites:
             batch = admission.rewrite(batch, now_ms)

@@ -18,8 +18,9 @@ import psycopg
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.tables.events import EventStore, Projection, StoredEvent
+from penstock.tables.events import EventStore, Projection, StoredEvent, projections
 from tests.postgres import shared_postgres
+from tests.sampling import times
 from tests.seeds import seed_of
 from tests.servers import Penstock
 from tests.tables.captured import wait_a_while, wait_until
@@ -112,11 +113,15 @@ def test_a_running_projection_follows_new_events(url: str, tmp_path: Path) -> No
 def test_a_projection_that_is_killed_counts_each_event_once(url: str, tmp_path: Path) -> None:
     database = f"sqlite:{tmp_path / 'bank.db'}"
     chance = random.Random(seed_of())
-    for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-m", "tests.tables.events.test_projections", url, database])
-        wait_a_while(chance.uniform(0.5, 2.0))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    begun: list[str] = []
+    for _ in range(times(3, soak=20)):
+        command = [sys.executable, "-m", "tests.tables.events.test_projections", url, database]
+        with subprocess.Popen([*command, str(chance.randint(1, 60))], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            begun.append(process.stdout.readline())
+            wait_a_while(chance.uniform(0.0, 0.1))
+            process.send_signal(signal.SIGKILL)
+    assert begun[0] == "begun\n", "it was killed while it worked"
     with EventStore(url, "accounts", Account) as store:
         balances(store, database).build()
         events = {id: store.load(id).version for id in store.ids()}
@@ -135,6 +140,22 @@ def test_projections_that_cannot_work_are_refused(url: str) -> None:
             Projection(store, "balances", "sqlite:./x.db", tables={"t": "id int"}).build()
 
 
+def build_to_be_killed(url: str, database: str, count: int) -> None:
+    """Build, a few events in a transaction, and say so after so many events."""
+    projections._BATCH = 5  # type: ignore[misc]
+    with EventStore(url, "accounts", Account) as store:
+        projection = balances(store, database)
+        deposited = projection._functions[Deposited]
+        left = iter(range(count - 1, -1, -1))
+
+        def watched(connection: Any, stored: StoredEvent) -> None:
+            deposited(connection, stored)
+            if next(left, None) == 0:
+                print("begun", flush=True)
+
+        projection._functions[Deposited] = watched
+        projection.build()
+
+
 if __name__ == "__main__":
-    with EventStore(sys.argv[1], "accounts", Account) as opened:
-        balances(opened, sys.argv[2]).build()
+    build_to_be_killed(sys.argv[1], sys.argv[2], int(sys.argv[3]))

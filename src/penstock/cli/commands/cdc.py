@@ -71,9 +71,6 @@ Source = Annotated[
         help="The database: postgresql://USER@HOST/DATABASE, mysql://... or mariadb://..., or sqlite:FILE.",
     ),
 ]
-Compared = Annotated[
-    str, typer.Argument(metavar="SOURCE_URL", help="The database: postgresql://USER@HOST/DATABASE or sqlite:FILE.")
-]
 Target = Annotated[
     str,
     typer.Argument(metavar="TARGET_URL", help="The copy: postgresql://USER@HOST/DATABASE or sqlite:FILE."),
@@ -240,7 +237,7 @@ def apply(
     ),
 )
 def compare(
-    source: Compared,
+    source: Source,
     target: Target,
     table: Annotated[str, typer.Option("--table", "-t", help="The table of the source, and of the target.")],
     target_table: Annotated[str | None, typer.Option(help="The table of the target, if it has another name.")] = None,

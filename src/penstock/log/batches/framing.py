@@ -31,23 +31,28 @@ _VARINT_BITS: Final = 32
 _VARLONG_BITS: Final = 64
 
 
-def check_records(section: bytes | memoryview, count: int) -> None:
-    """Raise InvalidRecordError unless the section is exactly `count` records with the offsets 0, 1, 2 and so on."""
+def check_records(section: bytes | memoryview, count: int) -> bool:
+    """Raise InvalidRecordError unless the section is exactly `count` records with the offsets 0, 1, 2 and so on.
+
+    Returns whether each has a key.
+    """
     if len(section) < _LARGE_RECORD_BYTES * count:
         section = bytes(section)  # faster to index; a section with large records is not copied
     if count > MOST_RECORDS:
         raise InvalidRecordError(f"the batch claims {count} records; send at most {MOST_RECORDS} in one")
     try:
-        end = _check(section, count)
+        end, all_have_keys = _check(section, count)
     except IndexError:
         raise InvalidRecordError("the batch ends within a record: it holds fewer than its header says") from None
     if end != len(section):
         raise InvalidRecordError(f"{len(section) - end} bytes follow the {count} records that the batch says it holds")
+    return all_have_keys
 
 
-def _check(section: bytes | memoryview, count: int) -> int:
-    """Where the last record ends. Raises IndexError if the section ends before it."""
+def _check(section: bytes | memoryview, count: int) -> tuple[int, bool]:
+    """Where the last record ends, and whether each has a key. Raises IndexError if the section ends before it."""
     number = at = 0
+    all_have_keys = True
     not_before, skip = 1, _SHORTEST_RUN
     while number < count:
         start = at
@@ -81,7 +86,9 @@ def _check(section: bytes | memoryview, count: int) -> int:
         at += 1
         if byte >= 0x80:
             byte, at = _number(section, at - 1, _VARINT_BITS)
-        if not byte & 1:
+        if byte & 1:
+            all_have_keys = False  # the records of a run that follows have keys of the same size
+        else:
             at += byte >> 1
         byte = section[at]
         at += 1
@@ -112,7 +119,7 @@ def _check(section: bytes | memoryview, count: int) -> int:
                 not_before, skip = number + 1, _SHORTEST_RUN
             else:
                 not_before, skip = number + skip, min(2 * skip, _MOST_SKIPPED)
-    return at
+    return at, all_have_keys
 
 
 def _check_headers(section: bytes | memoryview, at: int, end: int, number: int) -> int:

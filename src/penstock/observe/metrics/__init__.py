@@ -1,4 +1,5 @@
-"""The metrics of this process, for Prometheus: its consumers, producers, deadlines, captures and pipelines.
+"""The metrics of this process, for Prometheus: its consumers, producers, deadlines, captures, tables and
+pipelines.
 
 `App(..., metrics="127.0.0.1:9464")` and `penstock run --metrics` serve them. To serve them beside your own, mount
 `registry()` in your server: `prometheus_client.make_asgi_app(registry())`. Except for handler durations, the numbers
@@ -17,7 +18,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.model.observing import OBSERVED
-from penstock.observe.metrics.totals import CaptureTotals, ConsumerTotals, CountTotals
+from penstock.observe.metrics.totals import CaptureTotals, ConsumerTotals, CountTotals, RelayTotals, TableGauges
 
 PIPELINES: Final = "penstock.spark.run.progress"
 """The module in which pipelines count, if this process has any."""
@@ -30,7 +31,7 @@ class LibraryCollector(Collector):
     """Everything of the library in this process, also what has ended."""
 
     def __init__(self) -> None:
-        self._kinds = (ConsumerTotals(), CountTotals(), CaptureTotals())
+        self._kinds = (ConsumerTotals(), CountTotals(), CaptureTotals(), RelayTotals(), TableGauges())
         OBSERVED.when_left(self._left)
         OBSERVED.is_timed = True
 

@@ -203,5 +203,53 @@ CAPTURE_TIME_TO_LOSS: Final = gauge(
     "unknown.",
     "Alert on less than it takes you to react. 0: changes were lost; take a new snapshot.",
 )
+OUTBOX_DELIVERED: Final = counter(
+    "penstock_outbox_delivered",
+    ("outbox",),
+    "Events of an outbox that its relay has delivered.",
+    "Flat while events wait: look at `penstock_outbox_problem` and the relay's log.",
+)
+OUTBOX_WAITING: Final = gauge(
+    "penstock_outbox_waiting_events",
+    ("outbox",),
+    "Committed events that the relay has not delivered, at its last look.",
+    "Rising: applications commit more than the relay delivers, or the stream is away.",
+)
+OUTBOX_OLDEST: Final = gauge(
+    "penstock_outbox_oldest_seconds",
+    ("outbox",),
+    "How long ago the oldest of those was sent. 0 if there is none.",
+    "Alert on more than readers of the events may be late.",
+)
+OUTBOX_PROBLEM: Final = gauge(
+    "penstock_outbox_problem",
+    ("outbox",),
+    "1 while the relay retries because the database or the stream is unavailable, else 0.",
+    "1 for minutes: the relay's log has the reason.",
+)
+TABLE_ROWS: Final = gauge(
+    "penstock_table_rows",
+    ("topic",),
+    "Rows of the tables of a topic in this process: of the largest, if there are several.",
+    "Compare with the keys that the topic should have; in memory, each row costs some.",
+)
+TABLE_PROBLEM: Final = gauge(
+    "penstock_table_problem",
+    ("topic",),
+    "1 while a table is not being brought up to date, else 0.",
+    "1: lookups find old rows, or fail; `Table.progress.problem` has the reason.",
+)
+TABLE_CAUGHT_UP: Final = gauge(
+    "penstock_table_caught_up",
+    ("topic",),
+    "1 if rows can be looked up: everything that the topic had when the table was opened was read. Else 0.",
+    "0 for long after the start: the topic is large; keep the rows in a file (`storage=`).",
+)
+PROJECTION_BUILT: Final = gauge(
+    "penstock_projection_built",
+    ("projection", "version"),
+    "1 if the views of a running projection show this version, 0 while its tables are being filled.",
+    "0 for long: look at the lag of the group penstock-projection-NAME-vVERSION.",
+)
 
 LIBRARY: Final = tuple(each for each in list(globals().values()) if isinstance(each, Definition))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import logging
@@ -19,11 +20,14 @@ from penstock.consuming.counts import BOUNDS_S, Counts, Timings
 from penstock.consuming.deadlines.statistics import Counting, DeadlineStatistics
 from penstock.consuming.health import STALLED_S, Health
 from penstock.consuming.loop_consumer import LoopConsumer
+from penstock.errors import ClosedError
 from penstock.observe.metrics import library as defined
 from penstock.observe.metrics.definition import Definition
 from penstock.producing.engine import Engine
 from penstock.streams.sending import CountingSender
-from penstock.tables import Capture
+from penstock.tables import Capture, Relay, Table
+from penstock.tables.events import Projection
+from penstock.tables.table import TableFreshness
 
 logger = logging.getLogger(__name__)
 
@@ -324,6 +328,68 @@ class CaptureTotals:
                 if number is not None:
                     family.add_metric([each.name], number)
         yield from (lag, room, loss)
+
+
+class RelayTotals:
+    """Sums over all relays of outboxes with the same name, running or ended."""
+
+    def __init__(self) -> None:
+        self._gone: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def left(self, part: object) -> None:
+        if isinstance(part, Relay):
+            with self._lock:
+                self._gone[part.name] += part.delivered
+
+    def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
+        relays = [each for each in parts if isinstance(each, Relay)]
+        with self._lock:
+            totals = Counter(self._gone)
+        delivered = defined.OUTBOX_DELIVERED.counter()
+        waiting, oldest, problem = (
+            definition.gauge() for definition in (defined.OUTBOX_WAITING, defined.OUTBOX_OLDEST, defined.OUTBOX_PROBLEM)
+        )
+        for each in relays:
+            totals[each.name] += each.delivered
+            problem.add_metric([each.name], each.problem is not None)
+            if each.waiting is not None:
+                oldest_ms = each.oldest_ms
+                waiting.add_metric([each.name], each.waiting)
+                oldest.add_metric([each.name], 0 if oldest_ms is None else max(0, time.time() - oldest_ms / 1000))
+        for name, count in totals.items():
+            delivered.add_metric([name], count)
+        yield from (delivered, waiting, oldest, problem)
+
+
+class TableGauges:
+    """The tables of topics and the projections that run."""
+
+    def left(self, part: object) -> None:
+        """Nothing: there are no counts of what has ended."""
+
+    def collect(self, parts: Iterable[object]) -> Iterator[Metric]:
+        rows, problems, caught_up, built = (
+            definition.gauge()
+            for definition in (
+                defined.TABLE_ROWS,
+                defined.TABLE_PROBLEM,
+                defined.TABLE_CAUGHT_UP,
+                defined.PROJECTION_BUILT,
+            )
+        )
+        tables: dict[str, list[TableFreshness]] = {}
+        for each in parts:
+            if isinstance(each, Table):
+                with contextlib.suppress(ClosedError):  # it was closed in this moment
+                    tables.setdefault(each.topic.name, []).append(each.progress)
+            elif isinstance(each, Projection):
+                built.add_metric([each.name, str(each.version)], each.is_built)
+        for topic, found in tables.items():
+            rows.add_metric([topic], max(each.rows for each in found))
+            problems.add_metric([topic], any(each.problem is not None for each in found))
+            caught_up.add_metric([topic], all(each.is_caught_up for each in found))
+        yield from (rows, problems, caught_up, built)
 
 
 def _captured(capture: Capture, totals: dict[str, tuple[int, int]]) -> tuple[int, int]:

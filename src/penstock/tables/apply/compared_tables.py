@@ -1,4 +1,4 @@
-"""The rows of a table as captures write them, in PostgreSQL or SQLite, a range of keys at a time."""
+"""The rows of a table as captures write them, a range of keys at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import msgspec
 from penstock.databases.sqlite import BUSY_TIMEOUT_S, connect
 from penstock.databases.statements import listed, quoted
 from penstock.errors import ConfigError, SourceUnavailableError
+from penstock.streams.schemes import scheme_of
 from penstock.tables.apply.decoding import Row
 from penstock.tables.apply.target import is_sqlite
+from penstock.tables.cdc.capture import MYSQL
 from penstock.tables.cdc.sqlite import json_value
 
 Key = tuple[Any, ...]
@@ -46,10 +48,18 @@ class ComparedTable(Protocol):
     def close(self) -> None: ...
 
 
+def is_mysql(url: str) -> bool:
+    return scheme_of(url) in MYSQL
+
+
 def open_compared(url: str, table: str) -> ComparedTable:
     """Raises ConfigError for a table that does not exist, or has no key."""
-    if is_sqlite(url):
+    if not is_mysql(url) and is_sqlite(url):
         return SqliteTableRows(url.partition(":")[2], table)
+    if is_mysql(url):
+        from penstock.tables.apply.mysql_rows import MysqlTableRows  # needs an extra
+
+        return MysqlTableRows(url, table)
     from penstock.tables.apply.postgres_rows import PostgresTableRows  # needs an extra
 
     return PostgresTableRows(url, table)

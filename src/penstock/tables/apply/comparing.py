@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +18,12 @@ from typing import Any, Final
 
 from penstock.databases.statements import names_in
 from penstock.errors import ConfigError, SchemaMismatchError
-from penstock.tables.apply.compared_tables import ComparedTable, Key, Rows, open_compared
+from penstock.tables.apply.compared_tables import ComparedTable, Key, Rows, is_mysql, open_compared
 from penstock.tables.apply.decoding import Row, RowChange
 from penstock.tables.apply.target import TargetTable, is_sqlite
 from penstock.tables.changes import Outcome
 
+_MOMENT: Final = re.compile(r"(?:[0-9]+-[0-9]{2}-[0-9]{2}T)?-?[0-9]{2,3}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?Z?")
 _PAGE: Final = 1_000
 _LARGEST_PAGE: Final = 5_000
 
@@ -89,6 +91,8 @@ def compare(
     if pause_s < 0:
         raise ConfigError(f"pause_s={pause_s!r} must not be negative")
     names_in(table)
+    if is_mysql(target):
+        raise ConfigError("a table of MySQL or MariaDB can only be the source: compare it with its copy elsewhere")
     result = Comparison()
     with _opened(source, table) as ours, _opened(target, target_table or table) as theirs:
         comparer = _Comparer(ours, theirs, reads, pause_s, wait)
@@ -195,12 +199,18 @@ class _Comparer:
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether two JSON values mean the same in two databases: 1 and true, 12.5 and "12.50", an array and its text."""
+    """Whether two JSON values mean the same in two databases: 1 and true, 12.5 and "12.50", an array and its text,
+    10:00:00.5 and 10:00:00.500000."""
     if ours == theirs:
         return True
     if ours is None or theirs is None:
         return False
     kinds = (type(ours), type(theirs))
+    if kinds == (str, str):
+        if ours[:1] in ("{", "[") and theirs[:1] in ("{", "["):
+            with contextlib.suppress(ValueError):
+                return bool(json.loads(ours) == json.loads(theirs))
+        return _MOMENT.fullmatch(ours) is not None and _trimmed(ours) == _trimmed(theirs)
     if str in kinds and (list in kinds or dict in kinds):
         text, other = (ours, theirs) if isinstance(ours, str) else (theirs, ours)
         with contextlib.suppress(ValueError):
@@ -210,3 +220,11 @@ def same(ours: Any, theirs: Any) -> bool:
         with contextlib.suppress(InvalidOperation):
             return Decimal(str(ours)) == Decimal(str(theirs))
     return False
+
+
+def _trimmed(text: str) -> str:
+    """A time without zeros at the end of its fraction."""
+    found = _MOMENT.fullmatch(text)
+    if found is None or found[1] is None:
+        return text
+    return text.replace(found[1], found[1].rstrip("0").rstrip("."))

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 from penstock.tables.apply.compared_tables import Key, Rows, bytes_of
 from penstock.tables.cdc.postgres.catalog import ColumnInfo, find_tables
 from penstock.tables.cdc.postgres.connections import connect, parsed_url, translated
-from penstock.tables.cdc.postgres.snapshot import RawRow, key_range, rows_by_key
+from penstock.tables.cdc.postgres.snapshot import RawRow, copied, range_query, rows_by_key
 from penstock.tables.cdc.postgres.values import TypeCatalog, binary
 
 _decode: Final = msgspec.json.Decoder().decode
@@ -46,7 +46,7 @@ class PostgresTableRows:
         after: list[str] | None = None
         while True:  # ends: keys only grow
             with translated(self._where):
-                rows = list(key_range(self._connection, self._table, after, limit))
+                rows = list(copied(self._connection, range_query(self._table, after, limit)))
             if not rows:
                 return
             yield self._named(self.columns, rows)

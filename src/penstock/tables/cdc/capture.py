@@ -28,9 +28,10 @@ from penstock.errors import (
     UrlError,
 )
 from penstock.model.observing import OBSERVED
+from penstock.streams import Connection
 from penstock.streams.connecting import connect
 from penstock.streams.schemes import scheme_of
-from penstock.streams.url import without_password
+from penstock.streams.url import KAFKA_SCHEMES, without_password
 from penstock.tables.cdc.delivery import Delivery, open_delivery
 from penstock.tables.cdc.records import CaptureFormat
 from penstock.tables.cdc.reports import FAILED, STOPPED, WAITING, Reporter
@@ -187,7 +188,7 @@ class Capture:
             topics = self._source.topics()
             stream: Stream
             if isinstance(self._stream_given, str):
-                stream = closing.enter_context(connect(self._stream_given))
+                stream = closing.enter_context(_connected(self._stream_given))
             else:
                 stream = self._stream_given
             self._has_started = True
@@ -293,6 +294,11 @@ def _open_source(url: str, options: SourceOptions, slot: str | None, publication
         f"{without_password(url)!r} is not a database that can be captured: postgresql://..., mysql://..., "
         "mariadb://... or sqlite:FILE"
     )
+
+
+def _connected(url: str) -> Connection:
+    """Every record names its table, database and columns: compressed, a topic takes a fraction of the disk."""
+    return connect(url, compression="lz4") if scheme_of(url) in KAFKA_SCHEMES else connect(url)
 
 
 def _database_name(url: str) -> str:

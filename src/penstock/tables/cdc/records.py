@@ -6,9 +6,10 @@ database sends, and nothing is parsed twice.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -31,7 +32,9 @@ another key, so its delete follows."""
 Fragments = Sequence[bytes]
 
 _encode = msgspec.json.encode
-_UNPLAIN: Final = re.compile(rb'[\x00-\x1f"\\\x7f]').search
+UNPLAIN: Final = bytes([*range(32), *b'"\\', 0x7F])
+"""What a JSON string may not contain as it is, or what our JSON does not."""
+_UNPLAIN: Final = re.compile(b"[" + re.escape(UNPLAIN) + b"]").search
 
 
 class CaptureFormat(StrEnum):
@@ -117,20 +120,14 @@ class TableRecords:
     def truncated(self, at: Moment) -> Row:
         return self.topic, self._value(b"null", b"null", b"t", at), TRUNCATE_KEY, EVERY_PARTITION
 
-    def snapshot_writer(self, at: Moment) -> Callable[[Fragments], Row]:
+    def snapshot_writer(self, at: Moment) -> SnapshotWriter:
         """`created` for many rows of one snapshot, with everything computed that they share."""
-        topic, key_template, key_of, row_template = self.topic, self._key_template, self._key_of, self._row_template
         if self._form is CaptureFormat.FLAT:
-            value_template = row_template[:-1] + self._flat_tail(b"r", at).replace(b"%", b"%%")
+            template = self._row_template[:-1] + self._flat_tail(b"r", at).replace(b"%", b"%%")
         else:
             tail = self._envelope_tail(b"r", at).replace(b"%", b"%%")
-            value_template = b'{"before":null,"after":' + row_template + tail
-
-        def write(row: Fragments) -> Row:
-            values = tuple(row)
-            return topic, value_template % values, key_template % key_of(values), BY_KEY
-
-        return write
+            template = b'{"before":null,"after":' + self._row_template + tail
+        return SnapshotWriter(self.topic, template, self._key_template, self._key_indexes)
 
     def _value(self, before: bytes, after: bytes, op: bytes, at: Moment) -> bytes:
         if self._form is CaptureFormat.FLAT:
@@ -153,6 +150,26 @@ class TableRecords:
             op,
             self._now_ms(),
         )
+
+
+class SnapshotWriter:
+    """Makes records of the rows of one snapshot."""
+
+    def __init__(self, topic: str, value_template: bytes, key_template: bytes, key_indexes: tuple[int, ...]) -> None:
+        self._topic = topic
+        self._value = value_template
+        self._key = key_template
+        self._key_indexes = key_indexes
+
+    def __call__(self, row: Fragments) -> Row:
+        values = tuple(row)
+        return self._topic, self._value % values, self._key % tuple(values[each] for each in self._key_indexes), BY_KEY
+
+    def of_columns(self, columns: Sequence[Fragments]) -> Iterator[Row]:
+        """The records of rows that are given by column: in a fraction of the time."""
+        values = map(self._value.__mod__, zip(*columns, strict=True))
+        keys = map(self._key.__mod__, zip(*(columns[each] for each in self._key_indexes), strict=True))
+        return zip(itertools.repeat(self._topic), values, keys, itertools.repeat(BY_KEY))
 
 
 def text_json(text: bytes) -> bytes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords
+from penstock.tables.cdc.records import Moment, Row, SnapshotWriter, TableRecords
 from penstock.tables.cdc.source import (
     DONE,
     LEFT,
@@ -24,7 +25,7 @@ from penstock.tables.cdc.source import (
 
 logger = logging.getLogger(__name__)
 
-ReadRange = Callable[[list[str] | None, int, Callable[[Fragments], Row], list[Row]], list[str] | None]
+ReadRange = Callable[[list[str] | None, int, SnapshotWriter, list[Row]], list[str] | None]
 """Appends the records of the next rows after a key, up to a limit, made by the function. Returns the last key."""
 
 
@@ -93,27 +94,32 @@ def snapshot_batches(
     progress: CaptureProgress,
     stopping: threading.Event,
 ) -> Iterator[SourceBatch]:
-    """The rest of the snapshot of one table."""
-    while not stopping.is_set():
-        table = saved[name]
-        at = moment()
+    """The rest of the snapshot of one table. The next range is read while one is stored."""
+
+    def read_range(after: list[str] | None) -> tuple[list[Row], list[str] | None]:
         rows: list[Row] = []
-        if table.is_again and table.after is None:
-            rows.append(records.truncated(at))
-        extra = len(rows)
-        after = read(table.after, limit, records.snapshot_writer(at), rows)
-        count = len(rows) - extra
-        is_done = count < limit
-        table = msgspec.structs.replace(
-            table,
-            after=None if is_done else after,
-            rows=table.rows + count,
-            snapshot=DONE if is_done else PENDING,
-        )
-        yield SourceBatch(rows, {TABLE + name: msgspec.json.encode(table)})
-        saved[name] = table
-        progress.snapshot_rows += count
-        shown = progress.tables[name]
-        shown.rows, shown.is_done = table.rows, is_done
-        if is_done:
-            return
+        return rows, read(after, limit, records.snapshot_writer(moment()), rows)
+
+    table = saved[name]
+    begun = [records.truncated(moment())] if table.is_again and table.after is None else []
+    with ThreadPoolExecutor(1, thread_name_prefix="penstock-snapshot") as reader:
+        reading = reader.submit(read_range, table.after)
+        while not stopping.is_set():
+            rows, after = reading.result()
+            is_done = len(rows) < limit
+            if not is_done:
+                reading = reader.submit(read_range, after)
+            table = msgspec.structs.replace(
+                table,
+                after=None if is_done else after,
+                rows=table.rows + len(rows),
+                snapshot=DONE if is_done else PENDING,
+            )
+            yield SourceBatch([*begun, *rows] if begun else rows, {TABLE + name: msgspec.json.encode(table)})
+            begun = []
+            saved[name] = table
+            progress.snapshot_rows += len(rows)
+            shown = progress.tables[name]
+            shown.rows, shown.is_done = table.rows, is_done
+            if is_done:
+                return

@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import ChangesLostError, ConfigError, SourceUnavailableError
-from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords, check_topics, text_json, topic_name
+from penstock.tables.cdc.records import Moment, Row, SnapshotWriter, TableRecords, check_topics, text_json, topic_name
 from penstock.tables.cdc.snapshots import (
     pending_tables,
     refresh_batch,
@@ -335,9 +335,7 @@ class SqliteSource:
         keys = ", ".join(map(_quoted, table.key))
         places = [[column for column, _ in table.columns].index(each) for each in table.key]
 
-        def read(
-            after: list[str] | None, limit: int, write: Callable[[Fragments], Row], rows: list[Row]
-        ) -> list[str] | None:
+        def read(after: list[str] | None, limit: int, write: SnapshotWriter, rows: list[Row]) -> list[str] | None:
             marks = ", ".join("?" for _ in table.key)
             where = "" if after is None else f" WHERE ({keys}) > ({marks})"
             query = f"SELECT {columns} FROM {_quoted(table.name)}{where} ORDER BY {keys} LIMIT {limit}"

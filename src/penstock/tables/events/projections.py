@@ -19,6 +19,7 @@ from penstock.consuming.options import ConsumerOptions
 from penstock.databases.statements import quoted
 from penstock.errors import ConfigError, StoreUnavailableError
 from penstock.model import Guarantee, Ordering, Position
+from penstock.model.observing import OBSERVED
 from penstock.model.retry import Retry
 from penstock.tables.events.store import EventStore, StoredEvent
 
@@ -75,6 +76,8 @@ class Projection:
         self._database = database
         self._tables = dict(tables)
         self._functions: dict[type, Callable[[Any, StoredEvent], object]] = {}
+        self.is_built = False
+        """Whether the views show this version, or a later one."""
         self._stopping = threading.Event()
         self._consumer: HandlerConsumer | None = None
 
@@ -108,12 +111,17 @@ class Projection:
             return
         with self._opened() as checkpoints:
             self._switch(checkpoints)
+        self.is_built = True
 
     def run(self) -> None:
         """`build`, then handle events until `stop`."""
-        self.build()
-        if not self._stopping.is_set():
-            self._consume(None)
+        OBSERVED.enter(self)
+        try:
+            self.build()
+            if not self._stopping.is_set():
+                self._consume(None)
+        finally:
+            OBSERVED.leave(self)
 
     def stop(self) -> None:
         """Make `run` or `build` return. Thread-safe."""

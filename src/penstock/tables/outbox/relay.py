@@ -7,6 +7,7 @@ import logging
 import random
 import re
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
@@ -15,6 +16,7 @@ import msgspec
 
 from penstock.abc import Stream
 from penstock.errors import ConfigError, PenstockError
+from penstock.model.observing import OBSERVED
 from penstock.streams.connecting import connect
 from penstock.streams.declared import provide_topic
 from penstock.tables.cdc.capture import is_passing
@@ -29,6 +31,8 @@ DELIVERED: Final = "delivered"
 
 _NAME: Final = re.compile(r"[a-z0-9_]{1,50}")
 _MOST_BYTES: Final = 8 * 1024 * 1024
+_LOOK_S: Final = 5.0
+"""How often a relay that is behind looks how many events wait."""
 _FIRST_POLL_S: Final = 0.01
 _LONGEST_POLL_S: Final = 0.25
 _FIRST_PAUSE_S: Final = 0.2
@@ -69,6 +73,13 @@ class Relay:
         self.delivered = 0
         """Events that this object has delivered."""
         self.guarantee = ""
+        self.waiting: int | None = None
+        """Committed events that were not delivered at the last look; None before the first one."""
+        self.oldest_ms: int | None = None
+        """When the first of them was sent; None if there is none."""
+        self.problem: str | None = None
+        """Why events are not being delivered; None while they are."""
+        self._look_due_s = 0.0
         self._stream_given = stream
         self._batch_rows = batch_rows
         self._keep = keep
@@ -86,20 +97,25 @@ class Relay:
         OvertakenError if another relay with this name has taken over.
         """
         pause_s = _FIRST_PAUSE_S
-        while True:  # ends when stopped, or with an error that another attempt would not change
-            before = self.delivered
-            try:
-                self._run_once(once)
-                return
-            except PenstockError as error:
-                if not self._has_started or not is_passing(error):
-                    raise
-                if self.delivered != before:
-                    pause_s = _FIRST_PAUSE_S
-                logger.warning("the relay %r will be retried: %s", self.name, error)
-            if self._stopping.wait(random.uniform(pause_s / 2, pause_s)):
-                return
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        OBSERVED.enter(self)
+        try:
+            while True:  # ends when stopped, or with an error that another attempt would not change
+                before = self.delivered
+                try:
+                    self._run_once(once)
+                    return
+                except PenstockError as error:
+                    if not self._has_started or not is_passing(error):
+                        raise
+                    if self.delivered != before:
+                        pause_s = _FIRST_PAUSE_S
+                    self.problem = str(error)
+                    logger.warning("the relay %r will be retried: %s", self.name, error)
+                if self._stopping.wait(random.uniform(pause_s / 2, pause_s)):
+                    return
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            OBSERVED.leave(self)
 
     def stop(self) -> None:
         """Make `run` return once the present batch is delivered. Thread-safe."""
@@ -138,11 +154,15 @@ class Relay:
         while not self._stopping.is_set():
             events = storage.oldest(self._batch_rows, _MOST_BYTES)
             if not events:
+                self.waiting, self.oldest_ms, self.problem = 0, None, None
                 if once or self._stopping.wait(poll_s):
                     return
                 poll_s = min(2 * poll_s, _LONGEST_POLL_S)
                 continue
             poll_s = _FIRST_POLL_S
+            if time.monotonic() >= self._look_due_s:
+                self.waiting, self.oldest_ms = storage.waiting()
+                self._look_due_s = time.monotonic() + _LOOK_S
             self._provide(stream, events)
             ids = [(event[0], event[1]) for event in events]
             rows = [(topic, value, key, partition) for _, _, topic, key, value, partition, _, _ in events]
@@ -150,6 +170,7 @@ class Relay:
             delivery.deliver(rows, {DELIVERED: msgspec.json.encode(ids)}, headers=headers)
             storage.remove(ids, keep=self._keep)
             self.delivered += len(events)
+            self.problem = None
 
     def _provide(self, stream: Stream, events: Sequence[Event]) -> None:
         for _, _, topic, _, _, _, partitions, _ in events:

@@ -42,7 +42,7 @@ _NEXT: Final = """
                row_number() OVER (ORDER BY id) AS place
         FROM (SELECT * FROM penstock_outbox WHERE delivered_ms IS NULL ORDER BY id LIMIT :rows) AS oldest
     ) AS measured WHERE size_bytes <= :bytes OR place = 1 ORDER BY id"""
-_COUNT: Final = "SELECT count(*) FROM penstock_outbox WHERE delivered_ms IS NULL"
+_WAITING: Final = "SELECT count(*), min(sent_us) / 1000 FROM penstock_outbox WHERE delivered_ms IS NULL"
 
 Event = tuple[int, int, str, bytes | None, bytes | None, int, int | None, bytes | None]
 """Id, time of sending, topic, key, value, partition, the number of partitions that its topic is declared with, and the
@@ -70,8 +70,8 @@ class OutboxStorage(Protocol):
     def remove(self, ids: Sequence[EventId], *, keep: bool) -> None:
         """Delete events, or mark them as delivered."""
 
-    def waiting(self) -> int:
-        """How many events are committed and not removed."""
+    def waiting(self) -> tuple[int, int | None]:
+        """How many events are committed and not removed, and when the first of them was sent, in milliseconds."""
 
     def close(self) -> None: ...
 
@@ -119,8 +119,9 @@ class _PostgresStorage:
         chosen = "(id, sent_us) IN (SELECT * FROM unnest(%s::bigint[], %s::bigint[]))"
         self._pool.execute(f"{change} WHERE {chosen} RETURNING id", values)
 
-    def waiting(self) -> int:
-        return int(self._pool.execute(_COUNT)[0][0])
+    def waiting(self) -> tuple[int, int | None]:
+        count, oldest_ms = self._pool.execute(_WAITING)[0]
+        return count, oldest_ms
 
     def close(self) -> None:
         self._pool.close()
@@ -142,8 +143,9 @@ class _SqliteStorage:
             else:
                 cursor.executemany("DELETE FROM penstock_outbox WHERE id = ? AND sent_us = ?", ids)
 
-    def waiting(self) -> int:
-        return int(self._database.read(_COUNT)[0][0])
+    def waiting(self) -> tuple[int, int | None]:
+        count, oldest_ms = self._database.read(_WAITING)[0]
+        return count, oldest_ms
 
     def close(self) -> None:
         self._database.close()

@@ -15,7 +15,7 @@ from penstock.databases.sqlite import SqliteDatabase, connect
 from penstock.errors import ClosedError, ConfigError, SerdeError
 from penstock.model import Batch, Pointer
 from penstock.tables.changes import ChangeDecoder, Outcome
-from penstock.tables.table.rows import Identity, Indexes, TableChange
+from penstock.tables.table.rows import Identity, Indexes, MemoryRows, TableChange
 
 SCHEMA: Final = Schema(
     "rows",
@@ -128,6 +128,13 @@ class DiskRows:
             for stored, value in page:
                 yield self._decoder.loaded_key(stored), self._decoder.row(value)
             after = page[-1][0]
+
+    def stored_rows(self) -> Iterator[tuple[bytes, int, bytes]]:
+        """Each stored key with its partition and value."""
+        rows: Iterator[tuple[bytes, int, bytes]]
+        with self._cursor() as cursor:
+            rows = cursor.execute("SELECT key, partition, value FROM penstock_table_rows")
+            yield from rows
 
     def by(self, index: str, value: Any) -> dict[Any, Any]:
         self._indexes.require(index)
@@ -311,6 +318,37 @@ class DiskRows:
 
     def _translated(self, error: sqlite3.Error) -> Exception:
         return self._database.translated(error)
+
+
+class KeptRows(MemoryRows):
+    """Rows in memory that a file keeps for the next start."""
+
+    def __init__(self, stored: DiskRows, decoder: ChangeDecoder, indexes: Indexes) -> None:
+        super().__init__(decoder, indexes)
+        self._stored = stored
+        try:
+            self.load(((decoder.loaded_key(key), partition, data) for key, partition, data in stored.stored_rows()))
+        except BaseException:
+            stored.close()
+            raise
+        self._pointers = stored.pointers()
+        self.identity, self.fresh_ms = stored.identity, stored.fresh_ms
+
+    def apply(self, batches: Sequence[Batch], now_ms: int, *, wanted: bool) -> list[TableChange]:
+        self._stored.apply(batches, now_ms, wanted=False)  # first: if it fails, nothing has changed
+        return super().apply(batches, now_ms, wanted=wanted)
+
+    def touch(self, now_ms: int) -> None:
+        self._stored.touch(now_ms)
+        super().touch(now_ms)
+
+    def restart(self, identity: Identity) -> None:
+        self._stored.restart(identity)
+        super().restart(identity)
+        self.fresh_ms = 0
+
+    def close(self) -> None:
+        self._stored.close()
 
 
 def _index_bytes(value: Any) -> bytes:

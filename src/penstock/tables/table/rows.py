@@ -150,6 +150,11 @@ class MemoryRows(dict[Any, Any]):
         with self._lock:
             self._apply(batch, None, end)
 
+    def load(self, rows: Iterable[tuple[Any, int, bytes]]) -> None:
+        """Keys, with the partition and the value of each. Nobody else has these rows yet."""
+        for key, partition, data in rows:
+            self._set(key, data, partition)
+
     def touch(self, now_ms: int) -> None:
         self.fresh_ms = now_ms
 

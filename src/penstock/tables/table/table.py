@@ -15,6 +15,7 @@ from penstock.abc import HasAdmin, Stream
 from penstock.errors import BrokerUnavailableError, ClosedError, ConfigError, PenstockError
 from penstock.model import Pointer, Receipt, RecordMetadata
 from penstock.model.closing import Closing
+from penstock.model.observing import OBSERVED
 from penstock.model.times import check_seconds
 from penstock.serde import Topic
 from penstock.serde.topic import topic_of
@@ -24,7 +25,7 @@ from penstock.streams.connecting import check_url, connect
 from penstock.streams.declared import provide_topic
 from penstock.streams.url import without_password
 from penstock.tables.changes import ChangeDecoder, ChangeFormat, field_of
-from penstock.tables.table.disk import DiskRows
+from penstock.tables.table.disk import DiskRows, KeptRows
 from penstock.tables.table.following import Follower
 from penstock.tables.table.history import When, read_as_of
 from penstock.tables.table.rows import Indexes, MemoryRows, Readable, Rows, TableChange
@@ -132,6 +133,7 @@ class Table(_Lookups[T], Closing):
         topic: str,
         *,
         storage: str | os.PathLike[str] | None = None,
+        in_memory: bool = False,
         indexes: Sequence[str] | Mapping[str, Callable[[Any], Any]] = (),
         format: str = "plain",
         timeout_s: float = _TIMEOUT_S,
@@ -144,6 +146,7 @@ class Table(_Lookups[T], Closing):
         topic: Topic[T],
         *,
         storage: str | os.PathLike[str] | None = None,
+        in_memory: bool = False,
         indexes: Sequence[str] | Mapping[str, Callable[[T], Any]] = (),
         format: str = "plain",
         timeout_s: float = _TIMEOUT_S,
@@ -155,6 +158,7 @@ class Table(_Lookups[T], Closing):
         topic: str | Topic[Any],
         *,
         storage: str | os.PathLike[str] | None = None,
+        in_memory: bool = False,
         indexes: Sequence[str] | Mapping[str, Callable[[Any], Any]] = (),
         format: str = "plain",
         timeout_s: float = _TIMEOUT_S,
@@ -163,10 +167,11 @@ class Table(_Lookups[T], Closing):
         change data capture have dicts.
 
         `storage` is a SQLite file that keeps the rows with the pointers after them: for tables larger than memory, and
-        to continue after a restart where the table was. Without it the rows are in memory, and are read from the
-        beginning of the topic. `indexes` are fields of the rows, or functions of a row by name. `format` is "plain" for
-        rows as they are, "flat" or "debezium" for the topics of change data capture, where a key is the value of the
-        primary key. A lookup waits for at most `timeout_s` until the table has caught up.
+        to continue after a restart where the table was. With `in_memory`, rows are looked up in memory all the same,
+        and the file is read at the start. Without `storage` they are in memory, and are read from the beginning of the
+        topic. `indexes` are fields of the rows, or functions of a row by name. `format` is "plain" for rows as they
+        are, "flat" or "debezium" for the topics of change data capture, where a key is the value of the primary key. A
+        lookup waits for at most `timeout_s` until the table has caught up.
         """
         if isinstance(stream, str):
             check_url(stream)
@@ -174,6 +179,8 @@ class Table(_Lookups[T], Closing):
             raise ConfigError(f"{stream!r} is not a stream: pass a URL such as 'log:./data', or a `connect` result")
         if storage is not None and not os.fspath(storage):
             raise ConfigError("storage has an empty path: use storage='./rows.db', or omit it for rows in memory")
+        if in_memory and storage is None:
+            raise ConfigError("in_memory=True is for a table with a file: add storage='./rows.db', or omit it")
         check_seconds(timeout_s, "timeout_s")
         try:
             self._format = ChangeFormat(format)
@@ -182,6 +189,7 @@ class Table(_Lookups[T], Closing):
         self.topic: Topic[Any] = topic_of(topic)
         self._given = stream
         self._storage = None if storage is None else os.fspath(storage)
+        self._in_memory = in_memory
         self._decoder = ChangeDecoder(self.topic, self._format)
         self._indexes = Indexes(_extracts(indexes, self._decoder.is_bytes, self.topic.name))
         self._timeout_s = timeout_s
@@ -204,11 +212,7 @@ class Table(_Lookups[T], Closing):
                 stream: Stream = opening.enter_context(connect(given)) if isinstance(given, str) else given
                 self._provide(stream)
                 name = current_topic(stream, self.topic.name)
-                rows: Rows
-                if self._storage is None:
-                    rows = MemoryRows(self._decoder, self._indexes)
-                else:
-                    rows = DiskRows(self._storage, self.topic.name, self._decoder, str(self._format), self._indexes)
+                rows = self._open_rows()
                 opening.callback(rows.close)
                 self._rows = _Refusing(self._wait_for_rows)
                 follower = Follower(
@@ -230,9 +234,11 @@ class Table(_Lookups[T], Closing):
                 opening.callback(follower.stop)
                 self._closing = opening.pop_all()
             _started.add(self)
+            OBSERVED.enter(self)
 
     def close(self) -> None:
         """Stop reading. Lookups are refused from then on."""
+        OBSERVED.leave(self)
         with self._lock:
             _started.discard(self)
             self._rows = _Refusing(self._not_open)
@@ -321,6 +327,14 @@ class Table(_Lookups[T], Closing):
     @property
     def index_names(self) -> list[str]:
         return list(self._indexes.extracts)
+
+    def _open_rows(self) -> Rows:
+        if self._storage is None:
+            return MemoryRows(self._decoder, self._indexes)
+        # Indexes of rows in memory are in memory, too.
+        indexes = Indexes({}) if self._in_memory else self._indexes
+        stored = DiskRows(self._storage, self.topic.name, self._decoder, str(self._format), indexes)
+        return KeptRows(stored, self._decoder, self._indexes) if self._in_memory else stored
 
     def _following(self) -> tuple[Follower, Rows]:
         follower, target = self._follower, self._target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ from penstock.cli.logs import show_log_of
 from penstock.cli.options import AsJson, examples
 from penstock.cli.output import print_json, say
 from penstock.model.stop_signals import on_stop_signals
+from penstock.model.text import duration_text
+from penstock.observe.metrics.serving import serve
 from penstock.streams.url import without_password
 from penstock.tables import Relay
 from penstock.tables.outbox.storage import open_outbox_storage
@@ -46,6 +49,12 @@ def relay(
         str | None,
         typer.Option(metavar="URL", help="Where delivered ids are kept, for a stream without transactions."),
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve metrics for Prometheus there.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that other machines can reach: there is no login.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and errors.")] = False,
 ) -> None:
     """Deliver committed events in order, until stopped.
@@ -53,15 +62,19 @@ def relay(
     SIGTERM and Ctrl-C deliver the present batch, then end. Killed at any moment, it continues where it was.
     """
     show_log_of("penstock", quiet=True)
-    with Relay(
-        database,
-        stream,
-        name=name,
-        batch_rows=batch_rows,
-        keep=keep,
-        partitions=partitions,
-        checkpoints=checkpoints,
-    ) as found:
+    serving = contextlib.nullcontext() if metrics is None else serve(metrics, insecure=insecure)
+    with (
+        serving,
+        Relay(
+            database,
+            stream,
+            name=name,
+            batch_rows=batch_rows,
+            keep=keep,
+            partitions=partitions,
+            checkpoints=checkpoints,
+        ) as found,
+    ):
         with on_stop_signals(lambda _: found.stop(), once=True):
             found.run(once=once)
         if not quiet:
@@ -73,10 +86,12 @@ def relay(
 
 @app.command("status", epilog=examples("penstock outbox status postgresql://localhost/shop --json"))
 def status(database: Database, as_json: AsJson = False) -> None:
-    """Show how many events wait for a relay."""
+    """Show how many events wait for a relay, and for how long the oldest has waited."""
     with contextlib.closing(open_outbox_storage(database)) as storage:
-        waiting = storage.waiting()
+        waiting, oldest_ms = storage.waiting()
+    oldest_s = None if oldest_ms is None else max(0.0, time.time() - oldest_ms / 1000)
     if as_json:
-        print_json({"waiting": waiting})
+        print_json({"waiting": waiting, "oldest_s": oldest_s})
     else:
-        say(f"{waiting:,} events wait in {without_password(database)}")
+        oldest = "" if oldest_s is None else f", the oldest for {duration_text(oldest_s)}"
+        say(f"{waiting:,} events wait in {without_password(database)}{oldest}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Event
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -13,8 +13,9 @@ from penstock.tables.cdc.mysql.catalog import MysqlTable, ServerInfo
 from penstock.tables.cdc.mysql.changes import BinlogPosition, Place
 from penstock.tables.cdc.mysql.connections import literal, pymysql, quoted, raw_rows, rows_of
 from penstock.tables.cdc.mysql.values import ColumnType, from_text
-from penstock.tables.cdc.records import Fragments, Row
-from penstock.tables.cdc.snapshots import ReadRange
+from penstock.tables.cdc.records import Fragments
+
+Made = TypeVar("Made")
 
 _POLL_S: Final = 0.02
 _TRIES: Final = 500
@@ -90,35 +91,26 @@ def binlog_status(connection: Any, where: str) -> tuple[str | None, ...]:
     return rows[0]
 
 
-def range_reader(connection: Any, table: MysqlTable, columns: Sequence[tuple[str, ColumnType]]) -> ReadRange:
-    """Reads the next rows by key."""
+def range_reader(
+    connection: Any, table: MysqlTable, columns: Sequence[tuple[str, ColumnType]]
+) -> Callable[[list[str] | None, int, Callable[[Fragments], Any], list[Any]], list[str] | None]:
+    """Reads the next rows by key, as a `ReadRange` does."""
     types = dict(columns)
-    selected = [kind.read_by(quoted(name)) for name, kind in columns]
-    names = [name for name, _ in columns]
-    places: list[int] = []
-    for name in table.key:
-        key = types[name].key_by(quoted(name))
-        if key == types[name].read_by(quoted(name)):
-            places.append(names.index(name))
-        else:
-            places.append(len(selected))
-            selected.append(key)
-    converters = [from_text(kind, table.full_name, name) for name, kind in columns]
+    selected, places = _selected(table, columns)
     order = ", ".join(quoted(name) for name in table.key)
+    converted = _converter(table, columns)
 
     def read(
-        after: list[str] | None, limit: int, write: Callable[[Fragments], Row], rows: list[Row]
+        after: list[str] | None, limit: int, write: Callable[[Fragments], Any], rows: list[Any]
     ) -> list[str] | None:
-        where = "" if after is None else " WHERE " + _after(table.key, [_literal(*each) for each in _kinds(after)])
-        query = f"SELECT {', '.join(selected)} FROM {table.sql_name}{where} ORDER BY {order} LIMIT {limit}"
+        where = "" if after is None else " WHERE " + _after(table.key, [key_literal(*each) for each in _kinds(after)])
+        query = f"SELECT {selected} FROM {table.sql_name}{where} ORDER BY {order} LIMIT {limit}"
         last: list[bytes | None] = []
         with connection.cursor() as cursor:
             # Back to the savepoint lets go of the table, so that ALTER TABLE does not wait for the whole snapshot.
             cursor.execute("SAVEPOINT penstock")
             for last in raw_rows(connection, query):
-                rows.append(
-                    write([b"null" if each is None else convert(each) for each, convert in zip(last, converters)])  # noqa: B905
-                )
+                rows.append(write(converted(last)))
             cursor.execute("ROLLBACK TO SAVEPOINT penstock")
         return (
             [_key_text(last[place], types[name]) for name, place in zip(table.key, places, strict=True)]
@@ -130,6 +122,41 @@ def range_reader(connection: Any, table: MysqlTable, columns: Sequence[tuple[str
         return [(text, types[name]) for text, name in zip(after, table.key, strict=True)]
 
     return read
+
+
+def rows_reader(connection: Any, table: MysqlTable, where: str, write: Callable[[Fragments], Made]) -> Iterator[Made]:
+    """The rows that meet a condition."""
+    selected, _ = _selected(table, table.columns)
+    converted = _converter(table, table.columns)
+    for row in raw_rows(connection, f"SELECT {selected} FROM {table.sql_name} WHERE {where}"):
+        yield write(converted(row))
+
+
+def _selected(table: MysqlTable, columns: Sequence[tuple[str, ColumnType]]) -> tuple[str, list[int]]:
+    """The list of a SELECT, and the places of the key in it."""
+    types = dict(columns)
+    selected = [kind.read_by(quoted(name)) for name, kind in columns]
+    names = [name for name, _ in columns]
+    places: list[int] = []
+    for name in table.key:
+        key = types[name].key_by(quoted(name))
+        if key == types[name].read_by(quoted(name)):
+            places.append(names.index(name))
+        else:
+            places.append(len(selected))
+            selected.append(key)
+    return ", ".join(selected), places
+
+
+def _converter(
+    table: MysqlTable, columns: Sequence[tuple[str, ColumnType]]
+) -> Callable[[list[bytes | None]], list[bytes]]:
+    converters = [from_text(kind, table.full_name, name) for name, kind in columns]
+
+    def converted(row: list[bytes | None]) -> list[bytes]:
+        return [b"null" if each is None else convert(each) for each, convert in zip(row, converters)]  # noqa: B905
+
+    return converted
 
 
 def _after(key: Sequence[str], values: Sequence[str]) -> str:
@@ -145,7 +172,8 @@ def _key_text(value: bytes | None, kind: ColumnType) -> str:
     return value.hex() if kind.is_bytes else value.decode()
 
 
-def _literal(text: str, kind: ColumnType) -> str:
+def key_literal(text: str, kind: ColumnType) -> str:
+    """A value of a key in SQL: a number, text, or hexadecimal digits."""
     if kind.is_bytes:
         return f"X'{text}'"
     return text if kind.is_number else literal(text)

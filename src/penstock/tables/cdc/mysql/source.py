@@ -107,6 +107,8 @@ class MysqlSource:
         self._is_again = options.snapshot is SnapshotMode.AGAIN
         self._watch = logs.BinlogWatch()
         self._looked_s = -math.inf
+        self._may_snapshot = False
+        """Whether this user is known to have the right to begin a snapshot."""
 
     @property
     def identity(self) -> str:
@@ -325,6 +327,11 @@ class MysqlSource:
             yield from reader.batches(stopping)
 
     def refresh(self, table: str, request: str) -> bool:
+        if not self._may_snapshot:  # in MySQL, that takes a right that changes do not need
+            with translated(self._where):
+                begin_snapshot(self._queries, self._found_server, self._where, None, threading.Event())
+                self._queries.rollback()
+            self._may_snapshot = True
         return take_request(self._saved, table, request)
 
     def _refresh_some(
@@ -338,6 +345,7 @@ class MysqlSource:
         with translated(self._where):
             if begin_snapshot(queries, self._found_server, self._where, stored.place, stopping).place < stored.place:
                 return
+            self._may_snapshot = True
             try:
                 table = find_table(queries, name, self._found_server)
                 if table is None:  # it was dropped, which the binlog will say

@@ -21,7 +21,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -58,9 +58,9 @@ from penstock.tables.cdc.postgres.connections import (
 )
 from penstock.tables.cdc.postgres.pgoutput import Relation
 from penstock.tables.cdc.postgres.slots import SlotWatch
-from penstock.tables.cdc.postgres.snapshot import key_range
-from penstock.tables.cdc.postgres.values import Converter, TypeCatalog
-from penstock.tables.cdc.records import Fragments, Moment, Row, TableRecords, check_topics, topic_name
+from penstock.tables.cdc.postgres.snapshot import copied_columns, range_query
+from penstock.tables.cdc.postgres.values import Converter, TypeCatalog, column_json
+from penstock.tables.cdc.records import Moment, Row, SnapshotWriter, TableRecords, check_topics, topic_name
 from penstock.tables.cdc.snapshots import (
     ReadRange,
     pending_tables,
@@ -429,15 +429,13 @@ class PostgresSource:
         names = [column.name for column in table.columns]
         key_places = [names.index(name) for name in table.key]
 
-        def read(
-            after: list[str] | None, limit: int, write: Callable[[Fragments], Row], rows: list[Row]
-        ) -> list[str] | None:
-            last: list[bytes | None] = []
-            for last in key_range(connection, table, after, limit):
-                rows.append(
-                    write([b"null" if text is None else convert(text) for text, convert in zip(last, converters)])  # noqa: B905
-                )
-            return [(last[place] or b"").decode() for place in key_places] if last else after
+        def read(after: list[str] | None, limit: int, write: SnapshotWriter, rows: list[Row]) -> list[str] | None:
+            last = after
+            for columns in copied_columns(connection, range_query(table, after, limit), len(names)):
+                converted = [column_json(column, convert) for column, convert in zip(columns, converters, strict=True)]
+                rows += write.of_columns(converted)
+                last = [(columns[place][-1] or b"").decode() for place in key_places]
+            return last
 
         return read
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.databases.postgres import psycopg
 from penstock.errors import UnsupportedTypeError
-from penstock.tables.cdc.records import quoted_json, text_json
+from penstock.tables.cdc.records import UNPLAIN, quoted_json, text_json
 
 Converter = Callable[[bytes], bytes]
 """From PostgreSQL's text to JSON."""
@@ -57,6 +57,56 @@ def timetz(text: bytes) -> bytes:
     """With minutes in the offset: 12:00:00+02:00."""
     return b'"%b"' % (text + b":00" if text[-3:-2] in (b"+", b"-") else text)
 
+
+def column_json(texts: list[bytes | None], convert: Converter) -> list[bytes]:
+    """The values of one column as JSON. Common types are converted together, in a fraction of the time."""
+    together = _TOGETHER.get(convert, _one_by_one)
+    if None not in texts:
+        return together(texts, convert)  # type: ignore[arg-type]  # none is None
+    found = iter(together([each for each in texts if each is not None], convert))
+    return [b"null" if each is None else next(found) for each in texts]
+
+
+def _one_by_one(texts: list[bytes], convert: Converter) -> list[bytes]:
+    return list(map(convert, texts))
+
+
+def _unchanged(texts: list[bytes], convert: Converter) -> list[bytes]:
+    return texts
+
+
+def _quoted(texts: list[bytes], convert: Converter) -> list[bytes]:
+    return [b'"' + text + b'"' for text in texts]
+
+
+def _texts(texts: list[bytes], convert: Converter) -> list[bytes]:
+    joined = b"".join(texts)
+    if len(joined.translate(None, UNPLAIN)) == len(joined):
+        return _quoted(texts, convert)
+    return _one_by_one(texts, convert)
+
+
+def _timestamps(texts: list[bytes], convert: Converter) -> list[bytes]:
+    joined = b"\n".join(texts)
+    if b"BC" in joined:
+        return _one_by_one(texts, convert)
+    return _quoted(joined.replace(b" ", b"T").split(b"\n"), convert)
+
+
+def _timestamptzs(texts: list[bytes], convert: Converter) -> list[bytes]:
+    ended = b"\n".join([*texts, b""])
+    if ended.count(b"+00\n") != len(texts):  # some are before Christ, or infinite
+        return _one_by_one(texts, convert)
+    return _quoted(ended.replace(b" ", b"T").replace(b"+00\n", b"Z\n").split(b"\n")[:-1], convert)
+
+
+_TOGETHER: Final[dict[Converter, Callable[[list[bytes], Converter], list[bytes]]]] = {
+    plain: _unchanged,
+    quoted_json: _quoted,
+    text_json: _texts,
+    timestamp: _timestamps,
+    timestamptz: _timestamptzs,
+}
 
 _CONVERTERS: Final[dict[str, Converter]] = {
     **dict.fromkeys(("int2", "int4", "int8", "oid", "xid", "cid", "xid8"), plain),
