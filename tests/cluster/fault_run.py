@@ -280,7 +280,7 @@ class FaultRun:
             missing = set(expected) - seen.keys()
             if not missing or missing <= self._letters(stream, way):
                 return seen
-            if len(missing) < fewest:  # slow is not lost: after several deaths, records are handled one at a time
+            if len(missing) < fewest:  # slow is not lost: after several deaths, records are handled in groups
                 fewest, deadline_s = len(missing), time.monotonic() + SETTLED_S
             if time.monotonic() > deadline_s:
                 self._tell_what_is_stuck(way, stream)

@@ -165,3 +165,27 @@ def test_an_attempt_that_is_counted_before_it_is_made_is_counted_once() -> None:
     assert tracked.attempts(0) == 0
     assert tracked.failed(0, 0, 1, "ValueError", 1).attempts == 1
     assert tracked.begin_suspect(0) == 2
+
+
+def test_records_that_are_tried_together_are_marked_until_each_of_them_is_finished() -> None:
+    tracked = tracker()
+    tracked.read(batch_of([0, 1, 2], 0, 3))
+    tracked.failed(1, 1, 2, "ValueError", 1)
+    tracked.begin_suspects([0, 1, 2])
+    assert [(each.pointer, each.attempts) for each in tracked.checkpoint().failing] == [(0, 0), (1, 1), (2, 0)]
+    assert [tracked.attempts(pointer) for pointer in (0, 1, 2)] == [0, 1, 0], "it is no attempt of theirs"
+    assert tracked.any_was_in_hand
+    tracked.succeeded_after_failing(2, 2, 3, 1)
+    assert [tracked.was_in_hand(pointer) for pointer in (0, 1, 2)] == [True, True, False]
+    assert tracked.failed(0, 0, 1, "ValueError", 1).attempts == 1
+    assert not tracked.was_in_hand(0)
+
+
+def test_an_owner_that_ends_in_order_leaves_no_suspects() -> None:
+    tracked = tracker()
+    tracked.read(batch_of([0, 1, 2], 0, 3))
+    failed = tracked.failed(1, 1, 2, "ValueError", 1)
+    tracked.begin_suspects([0, 1, 2])
+    tracked.succeeded_after_failing(0, 0, 1, 1)
+    assert tracked.change(last=True).checkpoint.failing == (failed,)
+    assert not tracked.any_was_in_hand

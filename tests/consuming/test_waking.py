@@ -11,7 +11,7 @@ import pytest
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
 from penstock.consuming import Context
-from penstock.consuming.loop.ownership import SUSPICIOUS_RESTARTS
+from penstock.consuming.loop.suspects import SUSPICIOUS_RESTARTS
 from penstock.model import Change, Checkpoint, CheckpointKey
 from penstock.streams.memory import MemoryStream
 

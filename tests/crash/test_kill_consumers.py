@@ -102,9 +102,9 @@ def test_without_a_crash_nothing_is_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("order", "workers"), [("partition", 1), ("key", 3)])
-def test_what_stands_behind_records_that_are_tried_one_at_a_time_does_not_overtake_them(
+def test_what_stands_behind_records_that_are_tried_in_groups_does_not_overtake_them(
     order: str, workers: int, tmp_path: Path
 ) -> None:
-    """After some deaths, what was in hand then is suspected, and handled with care, while more is read."""
+    """After some deaths, what was in hand then is suspected, and handled in groups, while more is read."""
     deaths: deque[Kill] = deque([Death("handler", 12, after=False), *[Death("handler", 1, after=False)] * 3])
     assert len(live_and_die(Run(tmp_path, "at-least-once", order, workers), deaths)) == 4

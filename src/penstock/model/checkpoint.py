@@ -66,10 +66,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """A record that has failed and is not finished."""
+    """A record that has failed and is not finished, or that was in hand when an owner died."""
 
     pointer: Pointer
     attempts: int
+    """How many have failed; 0 if it was only in hand, with others, when an owner died."""
     error: str
     first_ms: int
     last_ms: int

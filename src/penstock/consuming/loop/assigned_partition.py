@@ -35,7 +35,7 @@ class AssignedPartition:
     state: dict[bytes, bytes]
     """Keyed state as handlers see it; newer than what is saved."""
     suspects_end: Pointer
-    """Records before this may have killed earlier owners; they are handled one at a time."""
+    """Records before this may have killed earlier owners; `SuspectDispatcher` hands them out."""
     end: Pointer | None = None
     """Where a run with an `end` stops."""
     lane: Lane = field(init=False)
@@ -51,6 +51,9 @@ class AssignedPartition:
     closed: bool = False
     """Released or lost: further reports about it are ignored."""
     suspects: collections.deque[tuple[Batch, int]] = field(default_factory=collections.deque)
+    """Suspects that are not handed out yet, and records that must not overtake them."""
+    suspects_at_once: int = 1
+    """How many of them are handed out together."""
     redeliver: Callable[[Pointer, float, str], None] | None = None
     """Returns a failed record to its queue, with a delay and the error. None: it is retried here."""
     uncommitted: list[Uncommitted] = field(default_factory=list)
@@ -102,5 +105,5 @@ class AssignedPartition:
 
 
 def awaits_reports(partitions: Collection[AssignedPartition]) -> bool:
-    """Whether reading must wait for handlers: a suspect is handled alone, or all partitions are read to their end."""
+    """Whether reading must wait for handlers: suspects are handed out in turn, or all partitions are read to an end."""
     return any(assigned.suspects for assigned in partitions) or all(assigned.is_read for assigned in partitions)

@@ -23,6 +23,7 @@ from penstock.consuming.loop.failures import FailureHandler
 from penstock.consuming.loop.ownership import FencedPartitions, PartitionOwnership
 from penstock.consuming.loop.reading import FeedReader, InFlightLimit
 from penstock.consuming.loop.reports import Reports
+from penstock.consuming.loop.suspects import SuspectDispatcher
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.stages import Stages
 from penstock.consuming.workers.lanes import Lanes, Task
@@ -47,8 +48,6 @@ _REPORT_WAIT_S: Final = 0.01
 _OTHERS_EVERY_S: Final = 0.2
 """How often a run with an `end` checks the progress of other members."""
 _MOST_AT_ONCE: Final = 2_000
-DEADLY_ATTEMPTS: Final = 5
-"""A record that killed this many processes becomes a dead letter."""
 _REPORTS_AT_ONCE: Final = 100
 
 Commit = concurrent.futures.Future[dict[int, Pointer]]
@@ -96,6 +95,7 @@ class Loop:
         self._reports = Reports(
             options, lanes, failures, dedup, stages, clock, counts, outputs_in_transaction=outputs_in_transaction
         )
+        self._suspects = SuspectDispatcher(self._reports, dedup, failures, self._save)
         self._reported = threading.Event()
         self._workers = make_workers(self._on_report)
         self._feed: GroupFeed | None = None
@@ -361,7 +361,7 @@ class Loop:
                 continue
             if batch.start < assigned.suspects_end or assigned.suspects:  # later records wait for the suspects
                 assigned.suspects.extend((batch, index) for low, high in spans for index in range(low, high))
-                self._dispatch_suspect(assigned)
+                self._suspects.hand_out(assigned)
             else:
                 self._lanes.put(assigned, batch, spans, batch.keys() if self._has_keys else ())
 
@@ -378,7 +378,7 @@ class Loop:
         for assigned, batch, index in due:
             if batch.pointer(index) < assigned.suspects_end and not assigned.closed:
                 assigned.suspects.append((batch, index))
-                self._dispatch_suspect(assigned)
+                self._suspects.hand_out(assigned)
             else:
                 self._reports.put_records([(assigned, batch, index)])
 
@@ -390,29 +390,6 @@ class Loop:
             if of is assigned:
                 for low, high in spans:
                     assigned.tracker.succeeded(batch.edge(low), batch.edge(high), 0, self._clock.wall_ms())
-
-    def _dispatch_suspect(self, assigned: AssignedPartition) -> None:
-        """Handle records that may have killed earlier owners one at a time, and save that before each try."""
-        while assigned.suspects and assigned.in_flight == len(
-            assigned.suspects
-        ) + assigned.delayed + self._dedup.waiting(assigned):
-            batch, index = assigned.suspects.popleft()
-            pointer = batch.pointer(index)
-            if pointer >= assigned.suspects_end:
-                self._reports.put_records(
-                    [(assigned, batch, index), *((assigned, *each) for each in assigned.suspects)]
-                )
-                assigned.suspects.clear()
-                return
-            with assigned.tracker.lock:
-                deaths = assigned.tracker.begin_suspect(pointer)
-            self._save(assigned)
-            if assigned.closed:
-                return
-            if deaths > DEADLY_ATTEMPTS:
-                self._failures.give_up_deadly(assigned, batch, index)
-                return
-            self._reports.put_records([(assigned, batch, index)])
 
     def _on_report(self, report: Report) -> None:
         """Take a report. Called by workers."""
@@ -439,7 +416,7 @@ class Loop:
             self._save_awaiting()
         for assigned in list(self.partitions.values()):
             if assigned.suspects:
-                self._dispatch_suspect(assigned)
+                self._suspects.hand_out(assigned)
 
     def _save_awaiting(self) -> None:
         """Save finished tasks, then release their lanes. Tasks that ended together share one save."""
@@ -520,7 +497,7 @@ class Loop:
         now_s = self._clock.monotonic_s()
         for assigned in list(self.partitions.values()):
             pending = assigned.tracker.dirty or assigned.uncommitted
-            idle = assigned.in_flight == assigned.uncommitted_count
+            idle = assigned.in_flight == assigned.uncommitted_count + len(assigned.suspects)
             soon = now or idle or assigned.tracker.is_urgent
             if pending and (soon or now_s - assigned.saved_s >= self._options.commit_interval_s):
                 self._save(assigned)

@@ -11,15 +11,14 @@ from penstock.abc import CheckpointStore, Clock, Feature, GroupFeed, Resharding,
 from penstock.consuming.handlers import Handler
 from penstock.consuming.loop.assigned_partition import AssignedPartition
 from penstock.consuming.loop.checkpointing import CheckpointSaver
-from penstock.consuming.loop.tracker import DIED, Tracker
+from penstock.consuming.loop.suspects import SUSPICIOUS_RESTARTS
+from penstock.consuming.loop.tracker import Tracker
 from penstock.consuming.options import ConsumerOptions
 from penstock.errors import BrokerUnavailableError, FencedError, StreamError
-from penstock.model import Checkpoint, CheckpointKey, Lease, Pointer, Position
+from penstock.model import Checkpoint, CheckpointKey, Guarantee, Lease, Pointer, Position
 
 logger = logging.getLogger(__name__)
 
-SUSPICIOUS_RESTARTS: Final = 3
-"""After this many owners died without progress, process one record at a time."""
 RECLAIM_EVERY_S: Final = 1.0
 """How often this member tries to claim a fenced partition again."""
 
@@ -124,12 +123,13 @@ class Ownership:
         state = dict(self._store.state(key)) if Feature.STATE in self._store.features else {}
         if self._serves_state:
             tracker.saved_state = dict(state)
-        suspicious = checkpoint.restarts >= SUSPICIOUS_RESTARTS or any(
-            failing.error == DIED for failing in checkpoint.failing
+        # At most once, no record is handled again, so none can kill a second owner.
+        suspicious = self._options.guarantee is not Guarantee.AT_MOST_ONCE and (
+            checkpoint.restarts >= SUSPICIOUS_RESTARTS or tracker.any_was_in_hand
         )
         if suspicious:
             logger.warning(
-                "%s: earlier owners died between %d and %d; these records are handled one at a time",
+                "%s: earlier owners died between %d and %d; these records are handled in groups, to find the one",
                 key,
                 checkpoint.start,
                 checkpoint.next,

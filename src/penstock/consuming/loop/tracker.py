@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from penstock.abc import Clock
@@ -18,6 +18,8 @@ _CLEAN_EVERY_S: Final = 60.0
 _ERROR_LENGTH: Final = 2_000
 DIED: Final = "its handler did not return: the process died"
 """Saved as the error of a suspect before it is tried; it remains only if the process dies."""
+DIED_AMONG: Final = "the process died while this record was in hand, with others"
+"""The same for suspects that are tried together. It is no attempt of any of them."""
 
 
 class Tracker:
@@ -58,6 +60,8 @@ class Tracker:
         self._finished = RunSet(checkpoint.finished)
         self._restored_end: Pointer = self._finished.end or checkpoint.start
         self._suspect: Pointer | None = None
+        self._in_hand: dict[Pointer, Failing | None] = {}
+        """Suspects that are tried together, and what was known about them before."""
         self._failing = {failing.pointer: failing for failing in checkpoint.failing}
         self._plain = RunSet()
         self._plain_begun_ms = 0
@@ -155,6 +159,35 @@ class Tracker:
         self.dirty = True
         return attempts
 
+    def begin_suspects(self, pointers: Iterable[Pointer]) -> None:
+        """Mark records before they are tried together, in case one of them kills the process."""
+        now_ms = self._clock.wall_ms()
+        self._in_hand = {pointer: self._failing.get(pointer) for pointer in pointers}
+        for pointer, before in self._in_hand.items():
+            attempts, first_ms = (before.attempts, before.first_ms) if before else (0, now_ms)
+            self._failing[pointer] = Failing(pointer, attempts, DIED_AMONG, first_ms, now_ms)
+        self.dirty = True
+
+    def _put_back(self) -> None:
+        """Remove the marks of suspects that were not tried: this owner has not died."""
+        for pointer, before in self._in_hand.items():
+            failing = self._failing.get(pointer)
+            if failing is not None and failing.error == DIED_AMONG:
+                if before is None:
+                    del self._failing[pointer]
+                else:
+                    self._failing[pointer] = before
+        self._in_hand = {}
+
+    def was_in_hand(self, pointer: Pointer) -> bool:
+        """Whether an earlier owner died with this record in hand."""
+        failing = self._failing.get(pointer)
+        return failing is not None and failing.error in (DIED, DIED_AMONG)
+
+    @property
+    def any_was_in_hand(self) -> bool:
+        return any(map(self.was_in_hand, self._failing))
+
     def remember(self, id: str) -> None:
         """Remember that the record with this idempotency key is finished."""
         self._handled.append(Handled(id, self._clock.wall_ms()))
@@ -201,6 +234,7 @@ class Tracker:
         """The change to save now; `last` when this owner ends in order and no other change follows."""
         if last:
             self.restarts = 0
+            self._put_back()
         now_s = self._clock.monotonic_s()
         if last or now_s >= self._history_due_s:
             self._history_due_s = now_s + HISTORY_EVERY_S
