@@ -105,7 +105,7 @@ def _as_kafka_0_10(request: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-@pytest.mark.system("Kafka")
+@pytest.mark.system("Apache Kafka")
 def test_kafka_0_10() -> None:
     with scripted(_as_kafka_0_10) as address:
         check_refused(
@@ -114,7 +114,7 @@ def test_kafka_0_10() -> None:
         )
 
 
-@pytest.mark.system("Kafka")
+@pytest.mark.system("Apache Kafka")
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SSL", "SASL_SSL"])
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 def test_kafka_0_10_behind_tls_or_a_login(protocol: str, mechanism: str, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_postgresql_12() -> None:
                 penstock.connect(each)
 
 
-@pytest.mark.system("Kafka")
+@pytest.mark.system("Apache Kafka")
 def test_kafka_0_9_which_hangs_up_on_requests_for_its_versions() -> None:
     with scripted(lambda request: b"") as address:
         check_refused(lambda: penstock.connect(f"kafka://{address}"), r"or is older than Kafka 0\.10")

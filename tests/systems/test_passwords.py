@@ -17,8 +17,9 @@ from penstock.abc import Queue
 from penstock.errors import BrokerUnavailableError, ConfigError, DeliveryError, PenstockError
 from penstock.model import NewRecord
 from penstock.queues import open_queue
+from penstock.queues.amqp import FEATURES
 from penstock.testing import TcpProxy
-from tests import real_parts
+from tests import real_parts, system_table
 from tests.consuming.eventually import wait_until
 from tests.servers import free_ports
 from tests.systems.rabbitmq_server import RabbitMq
@@ -70,6 +71,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         with contextlib.closing(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port))) as each:
             each.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "classic"})
         ports = {"amqp": server.port, "amqp1": server.port, "stomp": stomp_port, "rabbitmq-stream": server.stream_port}
+        system_table.met("RabbitMQ 4", f"RabbitMQ {server.version}, AMQP 0-9-1", FEATURES)
         yield Secured(server, {scheme: stack.enter_context(TcpProxy(port)) for scheme, port in ports.items()})
 
 
