@@ -1,7 +1,7 @@
 """The stream systems, queues and channels that a test run met: server, version, features, and how its tests ended.
 
-Tests of a system carry `pytestmark = pytest.mark.system("Redis")`, and say once what they met, with `met`. The run ends
-with a table of them.
+Tests of a system carry `pytestmark = pytest.mark.system("NATS JetStream")`, and say once what they met, with `met`. The
+run ends with a table of them.
 """
 
 from __future__ import annotations

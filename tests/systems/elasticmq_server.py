@@ -41,6 +41,11 @@ class ElasticMqServer:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def version(self) -> str:
+        [jar] = Path(real_parts.elasticmq_class_path()).parent.glob("elasticmq-server_*.jar")
+        return jar.stem.rpartition("-")[2]
+
     def start(self) -> None:
         """Start on the folder, and on the port of the first start; returns when it answers."""
         config = self.folder / "elasticmq.conf"

@@ -46,6 +46,10 @@ class KinesisServer:
     def data(self) -> Path:
         return self.folder / "kinesis-data.json"
 
+    @property
+    def version(self) -> str:
+        return str(json.loads((real_parts.kinesis_local() / "package.json").read_text("utf-8"))["version"])
+
     def start(self) -> None:
         program = real_parts.kinesis_local()
         preload = self.folder / "loopback.cjs"

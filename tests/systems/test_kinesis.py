@@ -61,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KinesisServer]:
             patch.setenv(name, value)
         patch.setenv(ENDPOINT, f"http://{proxy.address}")
         with open_kinesis() as stream:
-            system_table.met("Kinesis", "kinesis-local 0.6.2", stream.features)
+            system_table.met("Kinesis", f"kinesis-local {server.version}", stream.features)
         _running.append(KinesisOutage(server, proxy))
         yield server
         _running.pop()

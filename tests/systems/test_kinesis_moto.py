@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
 
 import penstock
@@ -20,7 +22,7 @@ pytestmark = [
 def open_moto() -> penstock.Connection:
     endpoint = moto_server.shared_endpoint()
     stream = penstock.connect(f"kinesis://{REGION}?endpoint_url={endpoint}&read_interval_s=0.01")
-    system_table.met("Kinesis (moto)", "moto", stream.features)
+    system_table.met("Kinesis (moto)", f"moto {importlib.metadata.version('moto')}", stream.features)
     return stream
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 import redis
 
@@ -21,7 +23,9 @@ import penstock
 from penstock.errors import BrokerUnavailableError, ConfigError, PenstockError
 from penstock.queues import open_queue
 from tests import real_parts
+from tests.postgres import shared_postgres
 from tests.redis_server import RedisServer
+from tests.secured_kafka import make_certificates
 from tests.systems.nats_server import NatsServer, version
 from tests.systems.older_server import relay_that_replaces
 
@@ -30,7 +34,7 @@ KAFKA_0_10 = {0: (0, 2), 1: (0, 3), 2: (0, 1), 3: (0, 2), 18: (0, 0)}
 
 
 @contextlib.contextmanager
-def scripted(answer: Callable[[bytes], bytes]) -> Iterator[str]:
+def scripted(answer: Callable[[bytes], bytes], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The address of a server that answers what it reads first, and then says nothing more."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -40,7 +44,10 @@ def scripted(answer: Callable[[bytes], bytes]) -> Iterator[str]:
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                with connection, contextlib.suppress(OSError):
+                with (
+                    contextlib.suppress(OSError),
+                    connection if tls is None else tls.wrap_socket(connection, server_side=True) as connection,
+                ):
                     connection.sendall(answer(connection.recv(1 << 16)))
                     connection.shutdown(socket.SHUT_WR)
                     while connection.recv(1 << 16):  # ends: with the client
@@ -88,6 +95,8 @@ def test_redis(tmp_path: Path) -> None:
 
 
 def _as_kafka_0_10(request: bytes) -> bytes:
+    if not request:  # it was asked whether anybody is there
+        return b""
     (key,) = struct.unpack_from(">h", request, 4)
     if key != 18:
         return b""  # it hangs up when it does not know a request
@@ -96,7 +105,7 @@ def _as_kafka_0_10(request: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-@pytest.mark.system("Kafka")
+@pytest.mark.system("Apache Kafka")
 def test_kafka_0_10() -> None:
     with scripted(_as_kafka_0_10) as address:
         check_refused(
@@ -105,7 +114,41 @@ def test_kafka_0_10() -> None:
         )
 
 
-@pytest.mark.system("Kafka")
+@pytest.mark.system("Apache Kafka")
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SSL", "SASL_SSL"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_kafka_0_10_behind_tls_or_a_login(protocol: str, mechanism: str, tmp_path: Path) -> None:
+    tls = None
+    settings = {"security.protocol": protocol}
+    if protocol != "SSL":
+        settings |= {"sasl.mechanism": mechanism, "sasl.username": "me", "sasl.password": "secret"}
+    if protocol != "SASL_PLAINTEXT":
+        make_certificates(tmp_path, tmp_path / "ca.pem", tmp_path / "server.pem")
+        settings["ssl.ca.location"] = str(tmp_path / "ca.pem")
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(tmp_path / "server.pem")
+    with scripted(_as_kafka_0_10, tls) as address:
+        check_refused(
+            lambda: penstock.connect(f"kafka://{address}", librdkafka=settings),
+            rf"broker at {address} is too old: .*Kafka 0\.11 or newer is needed: upgrade",
+        )
+
+
+@pytest.mark.system("PostgreSQL")
+def test_postgresql_12() -> None:
+    url = shared_postgres().fresh_database()
+    with psycopg.connect(url) as connection:
+        version, port = str(connection.info.parameter_status("server_version")), connection.info.port
+        name, user = connection.info.dbname, connection.info.user
+    said, instead = (b"server_version\0" + each.encode() for each in (version, f"12{version[2:]}"))
+    with relay_that_replaces(port, said, instead) as address:
+        tables = f"postgresql://{user}@{address}/{name}?sslmode=disable"
+        for each in (tables, f"{tables}&id_column=id"):
+            with pytest.raises(ConfigError, match=r"PostgreSQL 12\S* .*too old, 13 or newer is needed: upgrade"):
+                penstock.connect(each)
+
+
+@pytest.mark.system("Apache Kafka")
 def test_kafka_0_9_which_hangs_up_on_requests_for_its_versions() -> None:
     with scripted(lambda request: b"") as address:
         check_refused(lambda: penstock.connect(f"kafka://{address}"), r"or is older than Kafka 0\.10")

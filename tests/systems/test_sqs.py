@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElasticMqServer
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
         patch.setenv(ENDPOINT, f"http://{proxy.address}")
-        system_table.met("SQS", "ElasticMQ 1.7.1", opened("features").features)
+        system_table.met("SQS", f"ElasticMQ {server.version}", opened("features").features)
         _running.append(ElasticMqOutage(server, proxy))
         yield server
         _running.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def open_moto(visibility_s: int, folder: Path) -> Queue:
     endpoint = moto_server.shared_endpoint()
     url = f"sqs://{REGION}/{folder.name}?endpoint_url={endpoint}&create=true&request_timeout_s=4"
     queue = open_queue(url, visibility_timeout_s=visibility_s)
-    system_table.met("SQS (moto)", "moto", queue.features)
+    system_table.met("SQS (moto)", f"moto {importlib.metadata.version('moto')}", queue.features)
     return queue
 
 

@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from penstock.databases.schema import Schema
 from penstock.errors import (
@@ -52,6 +52,9 @@ logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 class PostgresConnection(psycopg.Connection[Any]):
     """A connection in autocommit."""
 
+    oldest_major: ClassVar[int] = 0
+    """The oldest major version of PostgreSQL that will do."""
+
     @classmethod
     def connect(cls, conninfo: str = "", **settings: Any) -> Self:
         """Besides libpq's settings: `idle_in_transaction_s`, and `on_failure`, which is called with the error."""
@@ -59,6 +62,12 @@ class PostgresConnection(psycopg.Connection[Any]):
         idle_in_transaction_s: float | None = settings.pop("idle_in_transaction_s", None)
         try:
             connection = super().connect(conninfo, autocommit=True, **settings)
+            if connection.info.server_version < 10_000 * cls.oldest_major:
+                version = connection.info.parameter_status("server_version")
+                connection.close()
+                raise psycopg.NotSupportedError(
+                    f"PostgreSQL {version} is too old, {cls.oldest_major} or newer is needed: upgrade it"
+                )
             if idle_in_transaction_s is not None:
                 limit = f"{round(idle_in_transaction_s * 1000)}ms"
                 connection.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (limit,))

@@ -11,7 +11,14 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from penstock.errors import BrokerUnavailableError, ConnectionClosedError, PenstockError
 from penstock.model.retry import Retry
-from penstock.streams.backend_url import BackendUrl, check_counts, check_key_has_certificate, check_positive, check_tls
+from penstock.streams.backend_url import (
+    BackendUrl,
+    PasswordSettings,
+    check_counts,
+    check_key_has_certificate,
+    check_positive,
+    check_tls,
+)
 
 LONGEST_BACKOFF_S: Final = 5.0
 """The longest pause between two attempts to reconnect."""
@@ -19,7 +26,7 @@ _AGAIN: Final = Retry(None, max_delay_s=LONGEST_BACKOFF_S, jitter=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSettings:
+class LinkSettings(PasswordSettings):
     """Settings that every URL of such a queue may have."""
 
     prefetch: int = 200
@@ -134,6 +141,11 @@ class ReconnectingLink(Generic[D]):
             self._end()
             self._changed.notify_all()
         self._thread.join(self._answer_timeout_s)
+
+    def _login_refused(self, text: str, settings: LinkSettings) -> BrokerUnavailableError:
+        """The error for a refused login. A password outside the URL may be replaced while the connection is lost."""
+        may_pass = settings.password_may_change and self._generation > 0
+        return BrokerUnavailableError(f"{self._shown} refused the user or the password{text}", retriable=may_pass)
 
     def _is_hopeless(self) -> bool:
         """Whether the problem cannot pass by waiting."""

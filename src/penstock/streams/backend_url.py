@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -23,6 +25,8 @@ from penstock.streams.url import Host, without_password
 
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
+
+_LONGEST_PASSWORD: Final = 1 << 16
 
 S = TypeVar("S")
 
@@ -49,6 +53,49 @@ class BackendUrl:
     @property
     def host(self) -> Host:
         return self.hosts[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PasswordSettings:
+    """Settings for a password that is not in the URL. The user is that of the URL."""
+
+    password_env: str | None = None
+    """The environment variable with the password, which is then not in the URL."""
+    password_file: str | None = None
+    """A file with the password, which is then not in the URL. It is read for each connection, so that the password can
+    be replaced while the program runs."""
+
+    def password_of(self, url: BackendUrl) -> str | None:
+        """The present password for a new connection. ConfigError if it cannot be had."""
+        given = [name for name in ("password_env", "password_file") if getattr(self, name) is not None]
+        if not given:
+            return url.password
+        if len(given) > 1 or url.password is not None:
+            given += ["the password in the URL"] if url.password is not None else []
+            raise ConfigError(f"{url.shown}: {' and '.join(given)} exclude each other: choose one")
+        if url.user is None:
+            raise ConfigError(f"{url.shown}: {given[0]} needs a user in the URL: {url.scheme}://USER@{url.host}/...")
+        if self.password_env is not None:
+            return _one_line(os.environ.get(self.password_env, ""), f"the environment variable {self.password_env}")
+        try:
+            with open(Path(self.password_file or "").expanduser(), encoding="utf-8") as opened:
+                return _one_line(opened.read(_LONGEST_PASSWORD), f"password_file={self.password_file}")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"{url.shown}: password_file={self.password_file} cannot be read: {reason}") from None
+
+    @property
+    def password_may_change(self) -> bool:
+        """Whether the next connection may have another password than this one."""
+        return self.password_env is not None or self.password_file is not None
+
+
+def _one_line(text: str, whose: str) -> str:
+    """A password without the line end behind it."""
+    password = text.rstrip("\r\n")
+    if not password or any(character in password for character in "\r\n\0"):
+        raise ConfigError(f"{whose} must hold the password, in one line")
+    return password
 
 
 def parse_backend_url(url: str, default_port: int | None = None) -> BackendUrl:

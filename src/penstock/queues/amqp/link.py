@@ -14,6 +14,7 @@ from typing import Any, Final
 from penstock.abc import Outcome
 from penstock.errors import (
     BrokerUnavailableError,
+    ConfigError,
     PenstockError,
     RecordTooLargeError,
     StaleDeliveryError,
@@ -63,6 +64,7 @@ class AmqpLink(ReconnectingLink[AmqpDelivery]):
             answer_timeout_s=settings.send_timeout_s,
         )
         self._pika = _import_pika()
+        self._url = url
         self._queue = queue
         self._settings = settings
         self._parameters = self._connection_parameters(url, vhost)
@@ -151,6 +153,7 @@ class AmqpLink(ReconnectingLink[AmqpDelivery]):
         self._refusal = None
         self._has_opened = False
         try:
+            self._parameters.credentials = self._credentials()
             self._connection = self._pika.SelectConnection(
                 self._parameters,
                 on_open_callback=self._on_open,
@@ -158,6 +161,8 @@ class AmqpLink(ReconnectingLink[AmqpDelivery]):
                 on_close_callback=self._on_close,
             )
             self._connection.ioloop.start()
+        except ConfigError as error:  # the password cannot be read at the moment
+            self._lost(BrokerUnavailableError(str(error)))
         except Exception as error:  # pika raises what it likes; the caller must hear of it, and the thread go on
             self._lost(self._unavailable(error))
         finally:
@@ -366,7 +371,7 @@ class AmqpLink(ReconnectingLink[AmqpDelivery]):
     def _unavailable(self, reason: object) -> BrokerUnavailableError:
         exceptions = self._pika.exceptions
         if isinstance(reason, exceptions.ProbableAuthenticationError):
-            return BrokerUnavailableError(f"{self._shown} refused the user or the password", retriable=False)
+            return self._login_refused("", self._settings)
         if isinstance(reason, exceptions.ProbableAccessDeniedError):
             return BrokerUnavailableError(
                 f"{self._shown} refused access to the virtual host: check its name and the user's permissions",
@@ -391,6 +396,10 @@ class AmqpLink(ReconnectingLink[AmqpDelivery]):
             "space or memory there, or change disk_free_limit or vm_memory_high_watermark"
         )
 
+    def _credentials(self) -> Any:
+        password = self._settings.password_of(self._url)
+        return self._pika.PlainCredentials(self._url.user or "guest", password or "guest")
+
     def _connection_parameters(self, url: BackendUrl, vhost: str) -> Any:
         settings = self._settings
         settings.check_tls(url, "amqps")
@@ -402,7 +411,7 @@ class AmqpLink(ReconnectingLink[AmqpDelivery]):
             host=url.host.name,
             port=url.host.port,
             virtual_host=vhost,
-            credentials=self._pika.PlainCredentials(url.user or "guest", url.password or "guest"),
+            credentials=self._credentials(),
             heartbeat=settings.heartbeat_s,
             connection_attempts=1,
             socket_timeout=settings.connect_timeout_s,

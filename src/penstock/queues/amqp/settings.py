@@ -19,7 +19,8 @@ class AmqpSettings(LinkSettings):
     """The queue for rejected messages, declared with the queue. Empty: rejected messages are dropped. For a queue that
     exists already, its own policy decides."""
     delivery_limit: int | None = None
-    """For a quorum queue that is declared: after this many returns, the broker moves a message to the dead letters."""
+    """For a quorum queue that is declared: after this many returns, the broker moves a message to the dead letters.
+    None: it never does, also on RabbitMQ 4, which has a limit of 20 by itself."""
     declare: bool = True
     """Declare the queue if it does not exist. false: raise an error instead."""
     heartbeat_s: int = 10

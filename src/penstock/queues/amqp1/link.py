@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.abc import Outcome
-from penstock.errors import BrokerUnavailableError, PenstockError, RecordTooLargeError, StaleDeliveryError, StreamError
+from penstock.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    PenstockError,
+    RecordTooLargeError,
+    StaleDeliveryError,
+    StreamError,
+)
 from penstock.queues.amqp1.limit_check import LimitCheck
 from penstock.queues.amqp1.login import Login
 from penstock.queues.amqp1.products import Product, product_of
@@ -187,6 +194,9 @@ class Amqp1Link(ReconnectingLink[Arrival]):
         host = next(self._hosts)
         try:
             wire = Wire(host.name, host.port, self._login, self._waker, self._settings.connect_timeout_s)
+        except ConfigError as error:  # the password cannot be read at the moment
+            self._lost(BrokerUnavailableError(str(error)))
+            return
         except (OSError, self._proton.ProtonException) as error:
             self._lost(self._unreachable(error))
             return
@@ -314,10 +324,8 @@ class Amqp1Link(ReconnectingLink[Arrival]):
     def _on_transport_error(self, transport: Any) -> None:
         condition = transport.condition
         if condition is not None and condition.name == _UNAUTHORIZED:
-            problem = (
-                f"{self._shown} refused the user or the password ({self._login.mechanism}): {condition.description}"
-            )
-            raise _Ended(BrokerUnavailableError(problem, retriable=False))
+            said = f" ({self._login.mechanism}): {condition.description}"
+            raise _Ended(self._login_refused(said, self._settings))
         if condition is not None and condition.name == _FRAMING:
             problem = f"{self._shown} does not answer as an AMQP 1.0 broker does: {condition.description}"
             raise _Ended(BrokerUnavailableError(problem, retriable=self._generation > 0))

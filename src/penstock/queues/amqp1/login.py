@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,8 @@ class Login:
     hostname: str | None
     """What the broker is told to be called. None: the name by which it is reached."""
     user: str | None
-    password: str | None
+    read_password: Callable[[], str | None] = field(repr=False)
+    """Called for each connection, as the password may change."""
     tls: ssl.SSLContext | None
     idle_timeout_s: float
     has_certificate: bool = False
@@ -44,11 +46,13 @@ class Login:
 
 def login_of(url: BackendUrl, settings: Amqp1Settings, container: str) -> Login:
     """How to connect. Without a user in the URL, that of Qpid's connection file, if it is about the same host."""
-    user, password = url.user, url.password
+    user = url.user
+    read_password = functools.partial(settings.password_of, url)
+    read_password()
     ca_file, cert_file, key_file = settings.ca_file, settings.cert_file, settings.key_file
     if user is None and cert_file is None:
         found = connect_file(url)
-        user, password = found.get("user"), found.get("password")
+        user, read_password = found.get("user"), functools.partial(found.get, "password")
         tls = found.get("tls", {})
         if url.scheme != TLS_SCHEME and (tls or found.get("scheme") == "amqps"):
             raise ConfigError(f"the connection file for {url.shown} asks for TLS: write {TLS_SCHEME}://")
@@ -60,7 +64,7 @@ def login_of(url: BackendUrl, settings: Amqp1Settings, container: str) -> Login:
         container=container,
         hostname=settings.virtual_host,
         user=user,
-        password=password,
+        read_password=read_password,
         tls=context,
         idle_timeout_s=2 * settings.heartbeat_s,
         has_certificate=context is not None and cert_file is not None,

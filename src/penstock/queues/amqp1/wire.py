@@ -37,7 +37,7 @@ class Wire:
         self.connection.hostname = login.hostname or host
         if login.user is not None:
             self.connection.user = login.user
-            self.connection.password = login.password or ""
+            self.connection.password = login.read_password() or ""
         self.transport = proton.Transport()
         sasl = self.transport.sasl()
         sasl.allowed_mechs(login.mechanism)

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from penstock.errors import (
     BrokerUnavailableError,
+    ConfigError,
     ConnectionClosedError,
     NotAllowedError,
     PenstockError,
@@ -98,6 +99,7 @@ class Link(ReconnectingLink[StompDelivery]):
         self._settings = settings
         self._destination = destination
         settings.check_tls(url, "stomp+ssl")
+        settings.password_of(url)
         self._tls = (
             tls_context(url.shown, settings.ca_file, settings.cert_file, settings.key_file)
             if url.scheme == "stomp+ssl"
@@ -305,9 +307,7 @@ class Link(ReconnectingLink[StompDelivery]):
                     f"{self._shown} does not speak STOMP {VERSION}: {text}. Upgrade the broker", retriable=False
                 )
             if any(word in lower for word in REFUSALS):
-                return BrokerUnavailableError(
-                    f"{self._shown} refused the user or the password: {text}", retriable=False
-                )
+                return self._login_refused(f": {text}", self._settings)
             return BrokerUnavailableError(f"{self._shown} refused the connection: {text}")
         if any(word in lower for word in REFUSALS):
             return NotAllowedError(f"{self._shown} denied a request: {text}")
@@ -344,6 +344,10 @@ class _Session:
 
     def connect(self, host: Host, settings: StompSettings, tls: ssl.SSLContext | None, url: BackendUrl) -> None:
         """Open the connection and wait for the broker's answer."""
+        try:
+            password = settings.password_of(url)
+        except ConfigError as error:  # it cannot be read at the moment
+            raise BrokerUnavailableError(str(error)) from error
         timeout_s = settings.connect_timeout_s
         self._transport = new_transport(self, host, settings, tls, self._deliver)
         try:
@@ -365,7 +369,7 @@ class _Session:
             "heart-beat": f"{2 * beat_ms},{beat_ms}",
         }
         if url.user is not None:
-            headers |= {"login": url.user, "passcode": url.password or ""}
+            headers |= {"login": url.user, "passcode": password or ""}
         # This frame is not escaped, for brokers that know STOMP 1.0 only.
         lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
         self.write(f"CONNECT\n{lines}\n\0".encode(), timeout_s)

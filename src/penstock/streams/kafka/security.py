@@ -34,6 +34,10 @@ class Security:
         """Whether requests need neither TLS nor a login."""
         return self.protocol == "plaintext"
 
+    def without_login(self) -> Security:
+        """The same with TLS, if there is any, but without SASL."""
+        return Security({**self.settings, PROTOCOL: "ssl" if self.protocol.endswith("ssl") else "plaintext"})
+
     def wrapped(self, plain: socket.socket, host: str) -> socket.socket:
         """The socket, inside TLS if that is set. Raises OSError if the handshake fails."""
         if not self.protocol.endswith("ssl"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import random
 import re
@@ -17,6 +18,7 @@ from urllib.parse import quote
 
 from penstock.errors import (
     BrokerUnavailableError,
+    ConfigError,
     ConnectionClosedError,
     NotAllowedError,
     PenstockError,
@@ -51,7 +53,7 @@ class StreamClient:
         self.where = f"RabbitMQ at {','.join(map(str, url.hosts))}"
         self._login = Login(
             user=url.user or "guest",
-            password=url.password or ("guest" if url.user is None else ""),
+            password=self._password(),
             vhost=url.path or "/",
             mechanism="EXTERNAL" if settings.login == "certificate" else "PLAIN",
             name=settings.client_id,
@@ -59,10 +61,14 @@ class StreamClient:
             heartbeat_s=settings.heartbeat_s,
             tls=_tls(url, settings),
         )
+        self._has_connected = False
         self._connecting = threading.Lock()
         self._connections: list[StreamConnection] = []
         self._closed = False
         self._forks = FORKS.count
+
+    def _password(self) -> str:
+        return self._settings.password_of(self._url) or ("guest" if self._url.user is None else "")
 
     def connection(self) -> StreamConnection:
         """A connection to any node."""
@@ -116,7 +122,7 @@ class StreamClient:
         base = settings.management or f"{scheme}://{Host(url.host.name, port)}"
         query = "columns=name,type,arguments,effective_policy_definition"
         request = urllib.request.Request(f"{base.rstrip('/')}/api/{what}/{quote(self._login.vhost, safe='')}?{query}")
-        secret = base64.b64encode(f"{self._login.user}:{self._login.password}".encode()).decode()
+        secret = base64.b64encode(f"{self._login.user}:{self._password()}".encode()).decode()
         request.add_header("Authorization", f"Basic {secret}")
         shown = f"the management API of RabbitMQ at {base}"
         try:
@@ -174,13 +180,20 @@ class StreamClient:
     def _connect(self, hosts: Sequence[Host]) -> StreamConnection:
         """A new connection to one of these. The caller holds `_connecting`."""
         problem: BrokerUnavailableError | None = None
+        try:
+            password = self._password()
+        except ConfigError as error:  # it cannot be read at the moment
+            raise BrokerUnavailableError(str(error)) from error
         for host in random.sample(hosts, len(hosts)):
             try:
-                connection = StreamConnection(host, self._login)
+                connection = StreamConnection(host, dataclasses.replace(self._login, password=password))
             except BrokerUnavailableError as error:
-                if not error.retriable:
+                if error.retriable:
+                    problem = error
+                elif self._has_connected and self._settings.password_may_change:  # it may be replaced meanwhile
+                    problem = BrokerUnavailableError(str(error))
+                else:
                     raise
-                problem = error
                 continue
             if _version(connection) < OLDEST:
                 connection.close()
@@ -190,6 +203,7 @@ class StreamClient:
                     retriable=False,
                 )
             self._connections.append(connection)
+            self._has_connected = True
             return connection
         assert problem is not None
         raise problem

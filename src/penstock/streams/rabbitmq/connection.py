@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import BrokerUnavailableError, PenstockError, StreamError, UnknownTopicError
@@ -64,7 +64,7 @@ class Login:
     """How a connection logs in."""
 
     user: str
-    password: str
+    password: str = field(repr=False)
     vhost: str
     mechanism: str
     name: str

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.streams.backend_url import check_counts, check_key_has_certificate, check_seconds
+from penstock.streams.backend_url import PasswordSettings, check_counts, check_key_has_certificate, check_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class RabbitMqSettings:
+class RabbitMqSettings(PasswordSettings):
     """Settings of RabbitMQ streams, behind the question mark of their URL or as options of `connect`."""
 
     partitions: int = 1
@@ -54,6 +54,8 @@ class RabbitMqSettings:
         check_key_has_certificate(self, "key_file", "cert_file")
         if self.login == "certificate" and self.cert_file is None:
             raise ConfigError("login=certificate needs cert_file and key_file")
+        if self.login == "certificate" and self.password_may_change:
+            raise ConfigError("login=certificate takes no password: omit password_env and password_file")
         if self.max_age_s is not None and self.max_age_s < 1:
             raise ConfigError(
                 f"max_age_s={self.max_age_s!r} must be at least 1, which is the least that RabbitMQ takes"

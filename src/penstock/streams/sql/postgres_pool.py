@@ -67,6 +67,7 @@ class PostgresSettings(TopicSettings):
 class TableConnection(PostgresConnection):
     """A connection on which no statement waits forever, even if the server is silent."""
 
+    oldest_major = 13
     request_timeout_s = 0.0
 
     @classmethod

@@ -1,11 +1,12 @@
 """Checks whether brokers can be reached, and says what to do if not.
 
-Without TLS and login, this asks one broker over a plain connection. Otherwise librdkafka connects, with the settings
-that everything else will use, because it supports all of them and reports why it failed.
+This asks one broker for its versions, over a connection of its own. With TLS or a login, librdkafka connects then, with
+the settings that everything else will use, because it supports all of them and reports why it failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def check_reachable(url: KafkaUrl, options: Options) -> None:
     security = Security(options.librdkafka)
     check_there(url.hosts, options.connect_timeout_s, is_plain=security.is_plain)
     if not security.is_plain:
+        _check_version(url.hosts, security, deadline_s)
         _check_login(url, options, deadline_s)
     elif options.librdkafka:
         new_admin(url.bootstrap, options)
@@ -83,6 +85,17 @@ def check_there(hosts: Sequence[Host], timeout_s: float, *, is_plain: bool) -> N
         f"{'; '.join(_explain(host, error) for host, error in problems)}. {advice}",
         retriable=any(isinstance(error, OSError) for _, error in problems),
     )
+
+
+def _check_version(hosts: Sequence[Host], security: Security, deadline_s: float) -> None:
+    """Raise BrokerUnavailableError if a broker is too old. It tells its versions to those who have not logged in, too.
+    Whatever else is wrong is left to librdkafka, which has all settings and says the reason."""
+    for host in hosts:
+        patience_s = max(_SHORTEST_S, min(_FIRST_ROUND_S, (deadline_s - time.monotonic()) / 2))
+        with contextlib.suppress(OSError, NotKafkaError, ConfigError):
+            with PlainConnection(host, patience_s, security.without_login()) as connection:
+                connection.check_version()
+            return
 
 
 def _check_login(url: KafkaUrl, options: Options, deadline_s: float) -> None:
