@@ -27,7 +27,7 @@ _PING_S: Final = 60.0
 _LOOK_AGAIN_S: Final = 0.5
 
 
-class BrokerKeeper:
+class EmbeddedBrokerKeeper:
     """Holds one idle connection to the broker, in a thread of its own, while the log is in use.
 
     The connection keeps the broker from stopping as idle, and tells at once when the broker dies. A broker that stops
@@ -135,6 +135,6 @@ def open_log(url: str, given: Mapping[str, Any]) -> KafkaStream:
         exit_when_idle_s=options.exit_when_idle_s,
         deadline_s=time.monotonic() + options.connect_timeout_s,
     )
-    keeper = BrokerKeeper(folder, found, options)
+    keeper = EmbeddedBrokerKeeper(folder, found, options)
     bootstrap = str(Host(found.address.host, found.address.port))
     return KafkaStream(url, bootstrap, options, keeper, log_folder=folder)
