@@ -37,8 +37,8 @@ class Move:
         if not 0 <= self.version < _MOST:
             raise ConfigError(
                 f"{self.application}: position {self.version} does not fit into the 64 bits that lake tables have for "
-                "it: this stream's pointers are larger than Kafka's offsets. Mirror the topic into Kafka or an "
-                "embedded log first: penstock mirror"
+                "it: this stream's pointers are larger than Kafka's offsets. Carry the topic into Kafka or an "
+                "embedded log first: penstock gateway"
             )
 
 
