@@ -2,7 +2,7 @@
 
 `python -m benchmarks sql` sends orders to an embedded log once, and copies them to two Parquet files: one with the JSON
 texts, one with typed columns. Then all ways answer the same question, in turn, with two threads of DuckDB. The warm-up
-fills the cache of closed segments for the two ways that use it.
+fills the cache of closed segments for the ways that use it.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def run(report: Report, say: Callable[[str], None], *, rounds: int = ROUNDS, sca
                 ways: dict[str, Callable[[], Any]] = {
                     "JSON in segments": lambda: untyped.query(_FROM_JSON.format("orders")),
                     "fields of JSON in segments": lambda: untyped.query(_TYPED.format("orders")),
+                    "fields of JSON in cached segments": lambda: cached_json.query(_TYPED.format("orders")),
                     "JSON in cached segments": lambda: cached_json.query(_FROM_JSON.format("orders")),
                     "JSON in Parquet": lambda: plain.sql(_FROM_JSON.format(f"'{json_file}'")).to_arrow_table(),
                     "typed, in segments": lambda: typed.query(_TYPED.format("orders")),
@@ -84,6 +85,7 @@ def run(report: Report, say: Callable[[str], None], *, rounds: int = ROUNDS, sca
                 rates = _measure(ways, records, rounds, say)
     for ours, peer, bar in (
         ("JSON in segments", "JSON in Parquet", JSON_BAR),
+        ("fields of JSON in cached segments", "JSON in Parquet", JSON_BAR),
         ("typed, in cached segments", "typed Parquet", CACHED_BAR),
     ):
         say(f"    {ours}: {rates[ours]:,.0f} rows/s, {rates[ours] / rates[peer]:.2f}x {peer}'s {rates[peer]:,.0f}")
@@ -95,7 +97,8 @@ def run(report: Report, say: Callable[[str], None], *, rounds: int = ROUNDS, sca
         f"SQL: {records:,} orders in one partition, sums by customer; median of {rounds} rounds in turn after one to "
         f"warm up; DuckDB {duckdb.__version__} with {THREADS} threads on both sides; Parquet with zstd, read from the "
         f"page cache as the segments are, of {SEGMENT_BYTES >> 20} MiB each. Cached segments are Parquet files, too; "
-        "the last segment is still open, and read as it is. Other ways in the same rounds: "
+        "only the last record is in a segment that is still open, of which some 300,000 typed records a second are "
+        "decoded by each query. Other ways in the same rounds: "
         + ", ".join(f"{way} {rates[way]:,.0f} rows/s" for way in others)
         + "."
     )
@@ -109,6 +112,10 @@ def _send(stream: ps.Connection, records: int) -> None:
             ORDERS, Order(f"customer-{chance.randrange(1_000)}", float(chance.randrange(100)), chance.randrange(9))
         )
     stream.flush()
+    # The last record begins a segment, so that all others are in closed ones.
+    stream.admin().change_config(ORDERS.name, {"segment.ms": "1"})
+    time.sleep(0.1)
+    stream.send(ORDERS, Order("customer-0", 0.0, 0)).result(30)
 
 
 def _measure(

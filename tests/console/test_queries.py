@@ -90,3 +90,20 @@ def test_a_closed_page_ends_its_query_and_others_wait_for_a_place(
         asking[0].join(0.05)
     assert len(ended) == queries.AT_ONCE
     assert service.open_query().run("select 1").rows == [("1",)]
+
+
+def test_queries_use_the_cache_that_the_console_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    url, topic = f"log:{tmp_path}/data", fresh()
+    with penstock.connect(url) as stream:
+        stream.create_topic(topic, 1, config={"segment.bytes": str(1 << 20)})
+        for number in range(2_000):
+            stream.send(topic, {"n": number}, headers={"filler": b"x" * 1_000})
+        stream.flush(30)
+        with Service(url, every_s=60.0, sql_cache_bytes=1 << 30) as service:
+            answer = service.open_query().run(f'select sum(n)::bigint from "{topic}"')
+    assert answer.rows == [(str(sum(range(2_000))),)]
+    assert answer.records_cached > 500
+    assert list((tmp_path / "cache" / "sql").iterdir())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fastavro
+import msgspec
 import pytest
 
 import penstock
@@ -17,9 +22,11 @@ from penstock.querying.database import TopicDatabase
 from penstock.querying.topic_table import TopicSource
 from penstock.serde import AvroSerde
 from penstock.serde.registry.client import SchemaRegistry
+from penstock.serde.registry.schema import Reference, Schema, SchemaKind
 from penstock.streams.capability import capability
 from penstock.tables.changes import TRUNCATE_KEY
 from tests.clients.names import fresh
+from tests.clients.waiting import eventually
 from tests.querying.orders import ORDERS, Order
 from tests.serde.registry_server import registry_server
 
@@ -132,6 +139,159 @@ def test_a_registry_has_the_types_of_topics(stream: penstock.Connection, url: st
             assert rows(database, f'select customer from "{untyped}"') == [("bob",)]
     with TopicDatabase(stream, url, registry=address) as database, pytest.raises(RegistryError):
         database.query(f'from "{typed}"')
+
+
+JSON_SCHEMA = {
+    "title": "Sale",
+    "type": "object",
+    "properties": {
+        "customer": {"type": "string"},
+        "cents": {"type": ["integer", "null"]},
+        "ratio": {"anyOf": [{"type": "null"}, {"type": "number"}]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "address": {"$ref": "#/$defs/Address"},
+        "anything": {},
+        "file name": {"type": "boolean"},
+    },
+    "$defs": {"Address": {"type": "object", "properties": {"city": {"type": "string"}, "next": {"$ref": "#"}}}},
+}
+
+
+def framed(id: int, value: object) -> bytes:
+    """A value as serialisers with a registry write it."""
+    return b"\0" + id.to_bytes(4, "big") + msgspec.json.encode(value)
+
+
+def test_a_json_schema_in_the_registry_has_columns(stream: penstock.Connection, url: str) -> None:
+    topic = fresh()
+    with registry_server() as server:
+        id = SchemaRegistry(server.url).register(f"{topic}-value", Schema(json.dumps(JSON_SCHEMA), SchemaKind.JSON))
+        whole = {
+            "customer": "ann", "cents": 7, "ratio": 0.5, "tags": ["a", "b"], "address": {"city": "Oslo", "zip": 1},
+            "anything": [1], "file name": True, "unknown": 1,
+        }  # fmt: skip
+        for value in (whole, {"customer": "bob", "cents": None}, {"customer": 5}):
+            stream.send(topic, framed(id, value), partition=0)
+        stream.flush(30)
+        with TopicDatabase(stream, url, registry=server.url) as database:
+            result = database.run(f'select customer, cents, ratio, tags, address.city from "{topic}" order by "offset"')
+    assert [tuple(row.values()) for row in result.table.to_pylist()] == [
+        ("ann", 7, 0.5, ["a", "b"], "Oslo"),
+        ("bob", None, None, None, None),
+        (None, None, None, None, None),
+    ]
+    undecodable, left_out = sorted(result.warnings, key=lambda text: "no columns" in text)
+    assert "1 cell could not be decoded" in undecodable
+    assert "no columns for address.next, anything, file name, whose" in left_out
+
+
+def test_an_avro_schema_that_refers_to_others_has_columns(stream: penstock.Connection, url: str) -> None:
+    topic = fresh()
+    street = {"type": "record", "name": "Street", "namespace": "roads", "fields": [{"name": "name", "type": "string"}]}
+    city = {
+        "type": "record", "name": "City", "namespace": "geo",
+        "fields": [{"name": "name", "type": "string"}, {"name": "street", "type": ["null", "roads.Street"]}],
+    }  # fmt: skip
+    order = {
+        "type": "record", "name": "Order", "namespace": "shop",
+        "fields": [
+            {"name": "cents", "type": "long"},
+            {"name": "home", "type": "geo.City"},
+            {"name": "other", "type": {"type": "array", "items": "geo.City"}},
+        ],
+    }  # fmt: skip
+    home = {"name": "Oslo", "street": {"name": "Karl Johans gate"}}
+    with registry_server() as server:
+        registry = SchemaRegistry(server.url)
+        registry.register("streets", Schema(json.dumps(street), SchemaKind.AVRO))
+        to_street = (Reference("roads.Street", "streets", 1),)
+        registry.register("cities", Schema(json.dumps(city), SchemaKind.AVRO, to_street))
+        to_city = (Reference("geo.City", "cities", 1),)
+        id = registry.register(f"{topic}-value", Schema(json.dumps(order), SchemaKind.AVRO, to_city))
+        named: dict[str, Any] = {}
+        for each in (street, city):
+            fastavro.parse_schema(each, named_schemas=named)
+        parsed, encoded = fastavro.parse_schema(order, named_schemas=named), io.BytesIO()
+        fastavro.schemaless_writer(encoded, parsed, {"cents": 7, "home": home, "other": [home]})
+        stream.send(topic, b"\0" + id.to_bytes(4, "big") + encoded.getvalue()).result(30)
+        with TopicDatabase(stream, url, registry=server.url) as database:
+            result = database.run(f'select cents, home.name, home.street.name as s, other[1].name as o from "{topic}"')
+    assert [tuple(row.values()) for row in result.table.to_pylist()] == [(7, "Oslo", "Karl Johans gate", "Oslo")]
+    assert result.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        (SchemaKind.PROTOBUF, 'syntax = "proto3"; message M { int32 a = 1; }', "pass types="),
+        (SchemaKind.JSON, '{"type": "array"}', "not objects with properties"),
+        (SchemaKind.AVRO, '["int", "string"]', "several types"),
+    ],
+)
+def test_a_registered_type_without_columns_is_said_to_have_none(
+    stream: penstock.Connection, url: str, kind: SchemaKind, text: str, why: str
+) -> None:
+    topic = fresh()
+    stream.send(topic, "plain").result(30)
+    with registry_server() as server:
+        SchemaRegistry(server.url).register(f"{topic}-value", Schema(text, kind))
+        with TopicDatabase(stream, url, registry=server.url) as database:
+            result = database.run(f'select value from "{topic}"')
+    assert result.table.to_pylist() == [{"value": "plain"}]
+    [warning] = result.warnings
+    assert warning.startswith(f"topic {topic!r}: ")
+    assert why in warning
+
+
+def test_queries_of_one_database_see_what_has_become_of_a_topic(stream: penstock.Connection, url: str) -> None:
+    """Connections of DuckDB and readers of files are used again, and must know nothing from before."""
+    topic, other = fresh(), fresh()
+    for number in range(3):
+        stream.send(topic, {"n": number}, "k", partition=0).result(30)
+    stream.send(other, "other").result(30)
+    with TopicDatabase(stream, url) as database:
+        count, newest = f'select count(*) from "{topic}"', f"select value from latest('{topic}')"
+        assert rows(database, count) == [(3,)]
+        assert rows(database, newest) == [('{"n":2}',)]
+        assert rows(database, f'from "{topic}" limit 1')[0][0] == 0
+        assert rows(database, newest) == [('{"n":2}',)]
+        assert database.run(f'from "{topic}"', limit=1).is_cut
+        stream.send(topic, {"n": 7, "more": True}, "k", partition=0).result(30)
+        assert rows(database, count) == [(4,)]
+        stream.admin().delete_before(topic, {0: 2})
+        assert rows(database, count) == [(2,)]
+        with pytest.raises(QueryError):
+            database.query(f"select value from latest('{other}') union all select nothing from \"{topic}\"")
+        with pytest.raises(QueryError):
+            database.query("select * from query_table('records of ' || 'nothing')")
+        stream.delete_topic(topic)
+        eventually("the topic is gone", lambda: topic not in stream.topics())
+        with pytest.raises(UnknownTopicError):
+            database.query(count)
+        stream.create_topic(topic, 1)
+        assert rows(database, count) == [(0,)]
+        for _ in range(5):
+            stream.send(topic, "again", partition=0).result(30)
+        assert rows(database, count) == [(5,)]
+        assert rows(database, f'select "offset", value from "{topic}" where "offset" = 4') == [(4, "again")]
+
+
+def test_a_database_that_is_closed_has_no_open_files(stream: penstock.Connection, url: str) -> None:
+    topic = fresh()
+    for number in range(50):
+        stream.send(topic, {"n": number}, partition=0)
+    stream.flush(30)
+
+    def opened() -> list[str]:
+        links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+        return [target for link in links if os.path.lexists(link) and topic in (target := os.readlink(link))]
+
+    database = TopicDatabase(stream, url)
+    assert rows(database, f'select count(*) from "{topic}"') == [(50,)]
+    assert database.run(f'from "{topic}"', limit=3).is_cut
+    assert opened()
+    database.close()
+    assert opened() == []
 
 
 def test_a_typed_topic_has_a_column_for_each_field(typed: TopicDatabase) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
@@ -232,3 +233,80 @@ def test_types_that_parquet_does_not_keep_are_read_from_the_segments(
         stream.send(topic, Timed(datetime.timedelta(seconds=number)), headers={"filler": b"x" * 1_000})
     stream.flush(30)
     assert not same(url, topic, 'select max(took) as took from "{}"').records_cached
+
+
+def test_fields_of_json_are_columns_of_the_files(stream: penstock.Connection, url: str, folder: Path) -> None:
+    topic = small_segments(stream)
+    chance = random.Random(seed_of())
+    for number in range(RECORDS):
+        value = {
+            "n": number,
+            "ratio": number / 4,
+            "name": f"c{chance.randrange(9)}",
+            "even": number % 2 == 0,
+            "part": {"a": [number, None]},
+            "rare": None if number % 3 else number,
+            'quo"ted': 1,
+        }
+        stream.send(topic, value if number % 7 else [1], f"k{number % KEYS}", headers={"filler": b"x" * 1_000})
+    stream.flush(30)
+    untyped = penstock.Topic(topic)
+    same(url, untyped, 'from "{}" order by partition, "offset"', types=False)
+    kinds = pq.read_schema(next(iter(files(folder))))
+    assert [str(kinds.field(name).type) for name in ("n", "ratio", "name", "even", "part", "rare", 'quo"ted')] == [
+        *("int64", "double", "string", "bool", "string", "int64", "int64"),
+    ]
+    for query in (
+        'select n, ratio, name, even, part, rare, "quo""ted", value from "{}" order by partition, "offset"',
+        'select name, sum(n)::bigint as n, count(rare) as rare from "{}" group by 1 order by 1',
+        "select part->>'a' as a from \"{}\" where n = 77",
+        'select typeof(part) as t, count(*) as n from "{}" group by 1',
+        "select key, n from latest('{}') order by key",
+    ):
+        same(url, untyped, query, types=False)
+    with penstock.sql(url, cache_bytes=PLENTY) as cached:
+        plan = cached.query(f'explain select sum(n) from "{topic}"').to_pylist()
+    assert "READ_PARQUET" in str(plan)
+
+
+def test_files_keep_their_fields_when_a_later_sample_has_others(
+    stream: penstock.Connection, url: str, folder: Path
+) -> None:
+    topic = small_segments(stream)
+    untyped = penstock.Topic(topic)
+
+    def send(numbers: range, **more: Any) -> None:
+        for number in numbers:
+            stream.send(topic, {"n": number, **more}, partition=0, headers={"filler": b"x" * 1_000})
+        stream.flush(30)
+
+    send(range(2_500))
+    same(url, untyped, 'select sum(n)::bigint as n from "{}"', types=False)
+    first = files(folder)
+    assert first
+    send(range(2_500, 5_000), city="Oslo")
+    result = same(url, untyped, 'select city, sum(n)::bigint as n from "{}" group by 1 order by 1', types=False)
+    assert result.table.to_pylist() == [
+        {"city": "Oslo", "n": sum(range(2_500, 5_000))},
+        {"city": None, "n": sum(range(2_500))},
+    ]
+    assert first < files(folder)
+    same(url, untyped, 'select n, city from "{}" order by n', types=False)
+
+
+@pytest.mark.parametrize("odd", [b'{"n": "many"}', b"{", b'{"n": 1.5}'], ids=["text", "cut", "fraction"])
+def test_a_segment_with_a_value_that_does_not_fit_is_kept_as_text(
+    stream: penstock.Connection, url: str, folder: Path, odd: bytes
+) -> None:
+    topic = small_segments(stream)
+    for number in range(4_000):
+        value = odd if number == 500 else msgspec.json.encode({"n": number})
+        stream.send(topic, value, partition=0, headers={"filler": b"x" * 1_000})
+    stream.flush(30)
+    untyped = penstock.Topic(topic)
+    result = same(url, untyped, 'select count(*) as n, count(value) as v from "{}"', types=False)
+    assert (result.table.to_pylist(), result.warnings) == ([{"n": 4_000, "v": 4_000}], [])
+    assert {"n" in pq.read_schema(file).names for file in files(folder)} == {True, False}
+    result = same(url, untyped, 'select sum(n)::bigint as n from "{}"', types=False)
+    assert result.table.to_pylist() == [{"n": sum(range(4_000)) - 500}]
+    assert len(result.warnings) == 1

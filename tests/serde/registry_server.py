@@ -121,9 +121,7 @@ class Registry:
         try:
             if schema["schemaType"] == "AVRO":
                 named: dict[str, Any] = {}
-                for each in schema["references"]:
-                    referred = self._schema(self._ids(each["subject"])[each["version"] - 1])
-                    fastavro.parse_schema(json.loads(referred["schema"]), named_schemas=named)
+                self._add_references(schema, named)
                 fastavro.parse_schema(json.loads(schema["schema"]), named_schemas=named)
             elif schema["schemaType"] == "JSON":
                 json.loads(schema["schema"])
@@ -131,6 +129,13 @@ class Registry:
                 base64.b64decode(schema["schema"], validate=True)
         except Exception as error:
             raise Refused(422, 42201, f"Invalid schema: {error}") from error
+
+    def _add_references(self, schema: dict[str, Any], named: dict[str, Any]) -> None:
+        for each in schema["references"]:
+            if each["name"] not in named:
+                referred = self._schema(self._ids(each["subject"])[each["version"] - 1])
+                self._add_references(referred, named)
+                fastavro.parse_schema(json.loads(referred["schema"]), named_schemas=named)
 
     def _objections(self, subject: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         """For Avro, BACKWARD: what is written with the old schema can be read with the new one."""

@@ -27,13 +27,20 @@ class Query:
     """The queries of one page. Any thread may `cancel`."""
 
     def __init__(
-        self, link: Link, url: str, places: threading.Semaphore, types: Sequence[Topic[Any]], registry: str | None
+        self,
+        link: Link,
+        url: str,
+        places: threading.Semaphore,
+        types: Sequence[Topic[Any]],
+        registry: str | None,
+        cache_bytes: int | None,
     ) -> None:
         self._link = link
         self._url = url
         self._places = places
         self._types = types
         self._registry = registry
+        self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._running: TopicDatabase | None = None
         self._is_closed = False
@@ -47,7 +54,7 @@ class Query:
         if not self._places.acquire(blocking=False):
             raise ConfigError(f"{AT_ONCE} queries are running already: wait until one has ended")
         try:
-            database = TopicDatabase(
+            with TopicDatabase(
                 self._link.connection(),
                 self._url,
                 types=self._types,
@@ -55,16 +62,17 @@ class Query:
                 timeout_s=TIMEOUT_S,
                 memory_limit=MEMORY,
                 threads=THREADS,
-            )
-            with self._lock:
-                if self._is_closed or self._running is not None:
-                    raise ConfigError("this page runs a query already, or is closed")
-                self._running = database
-            try:
-                result = database.run(text, limit=MOST_ROWS)
-            finally:
+                cache_bytes=self._cache_bytes,
+            ) as database:
                 with self._lock:
-                    self._running = None
+                    if self._is_closed or self._running is not None:
+                        raise ConfigError("this page runs a query already, or is closed")
+                    self._running = database
+                try:
+                    result = database.run(text, limit=MOST_ROWS)
+                finally:
+                    with self._lock:
+                        self._running = None
         finally:
             self._places.release()
         fields = list(enumerate(result.table.schema))
@@ -74,6 +82,7 @@ class Query:
             [tuple(None if cell is None else _cut(cell_text(cell)) for cell in row) for row in rows_of(result.table)],
             result.is_cut,
             result.records_read,
+            result.records_cached,
             result.took_s,
             tuple(result.warnings),
         )
@@ -101,17 +110,27 @@ class Query:
 class Queries:
     """The queries of all pages."""
 
-    def __init__(self, link: Link, url: str, *, types: Sequence[Topic[Any]] = (), registry: str | None = None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        url: str,
+        *,
+        types: Sequence[Topic[Any]] = (),
+        registry: str | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        """`cache_bytes` is that of `penstock.sql`."""
         self._link = link
         self._url = url
         self._types = types
         self._registry = registry
+        self._cache_bytes = cache_bytes
         self._places = threading.Semaphore(AT_ONCE)
         self._lock = threading.Lock()
         self._open: list[Query] = []
 
     def open(self) -> Query:
-        query = Query(self._link, self._url, self._places, self._types, self._registry)
+        query = Query(self._link, self._url, self._places, self._types, self._registry, self._cache_bytes)
         with self._lock:
             self._open = [each for each in self._open if not each.is_closed]
             self._open.append(query)

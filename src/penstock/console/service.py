@@ -82,7 +82,7 @@ class Service:
     log's records, or else in the working folder. `dead_letters`, `checkpoints` and `pipelines` say where those are,
     where that is not the default (see `observe.StreamObserver`), and `programs` where a supervisor keeps its logs.
     `rules` is the file of alert rules, `registry` the URL of a schema registry. `types` are topics whose types the SQL
-    page uses.
+    page uses, `sql_cache_bytes` the size of its cache (see `penstock.sql`).
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class Service:
         rules: Path | None = None,
         registry: str | None = None,
         types: Sequence[Topic[Any]] = (),
+        sql_cache_bytes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.url = without_password(url)
@@ -135,7 +136,7 @@ class Service:
         self._groups = Groups(self._link, self.snapshot, self.look_now, self._now, self._consumers.stores)
         self._letters = Letters(self._link, dead_letters, self.snapshot, self.look_now, self._clock)
         self._jobs = Jobs(self._clock)
-        self._queries = Queries(self._link, url, types=types, registry=registry)
+        self._queries = Queries(self._link, url, types=types, registry=registry, cache_bytes=sql_cache_bytes)
         self._tails: list[Tail] = []
         self._tails_lock = threading.Lock()
 

@@ -43,6 +43,7 @@ class QueryAnswer:
     is_cut: bool
     """Whether there are more rows."""
     records_read: int
+    records_cached: int
     took_s: float
     warnings: tuple[str, ...]
 

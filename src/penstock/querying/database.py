@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Self, Unpack
 
-from penstock.errors import (
-    ConfigError,
-    MissingExtraError,
-    QueryError,
-    QueryStoppedError,
-    RegistryError,
-    UnknownTopicError,
-)
+from penstock.errors import ConfigError, MissingExtraError, QueryError, QueryStoppedError, UnknownTopicError
 
 try:
     import duckdb
@@ -37,9 +28,10 @@ except ModuleNotFoundError as error:
 
 from penstock.java.downloads import cache_folder
 from penstock.querying.json_fields import MISFIT, JsonFields, json_fields, quoted
+from penstock.querying.registered_types import RegisteredType, registered_type
 from penstock.querying.segment_cache import CachedSegments, SegmentCache
 from penstock.querying.statements import LATEST, Statement, parse, plain
-from penstock.querying.topic_table import Stopping, TopicSource, TopicTable
+from penstock.querying.topic_table import Readers, Stopping, TopicSource, TopicTable
 from penstock.querying.values import (
     ABOUT,
     KEY,
@@ -52,9 +44,8 @@ from penstock.querying.values import (
     Undecodable,
     texts_of,
 )
-from penstock.serde import AvroSerde, Topic
+from penstock.serde import Topic
 from penstock.serde.registry.client import SchemaRegistry
-from penstock.serde.registry.schema import SchemaKind
 from penstock.streams import Connection
 from penstock.streams.connecting import connect
 from penstock.streams.options import ConnectOptions
@@ -67,6 +58,7 @@ _ROWS_AT_ONCE: Final = 10_000
 _LONGEST_QUERY: Final = 100_000
 _UNDECODABLE: Final = ("Malformed JSON", "Could not convert string", MISFIT)
 """What DuckDB says of a value that is not JSON, or has a field that does not fit its column."""
+_IDLE_CONNECTIONS: Final = 2
 _SAMPLE_KEPT_S: Final = 10.0
 """How long what a sample of a topic told is taken for true."""
 
@@ -86,9 +78,9 @@ def sql(
     """The topics of a stream as tables that SQL can query. Use it in a `with` block, or `close` it.
 
     Tables have the columns partition, "offset", timestamp, key, value and headers. If `types` has a Topic of that name,
-    or `registry` the Avro schema of its values, each field of the type is a column. Otherwise keys and values are text
-    where they are UTF-8, and bytes where they are not; if the values are JSON objects, the fields that a sample of them
-    has are columns, except those that are called like a column of the record.
+    or `registry` the Avro or JSON Schema of its values, each field of the type is a column. Otherwise keys and values
+    are text where they are UTF-8, and bytes where they are not; if the values are JSON objects, the fields that a
+    sample of them has are columns, except those that are called like a column of the record.
 
     `undecodable`: what becomes of a value that cannot be decoded: "null", with a warning, or "error". A query ends
     after `timeout_s` with a QueryStoppedError, and fails when it needs more memory than `memory_limit`. `threads` are
@@ -125,10 +117,12 @@ class QueryResult:
     undecodable: Mapping[str, int]
     """How many keys and values of each topic could not be decoded, and are null. Topics without any are omitted."""
     took_s: float
+    notes: Sequence[str] = ()
+    """Why fields of a registered schema are not columns."""
 
     @property
     def warnings(self) -> list[str]:
-        return [
+        return [*self.notes] + [
             f"topic {topic!r}: {count:,} {'cell' if count == 1 else 'cells'} could not be decoded, and "
             f"{'is' if count == 1 else 'are'} null"
             for topic, count in self.undecodable.items()
@@ -153,6 +147,25 @@ class _Run:
     stopping: Stopping = field(default_factory=Stopping)
     cached: dict[str, CachedSegments] = field(default_factory=dict)
     """By topic."""
+    notes: list[str] = field(default_factory=list)
+    """What there is to say about the types of topics."""
+    registered: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+    """The views and macros that were made for the query, each with its kind."""
+    has_ended_well: bool = False
+    """Whether the connection can run another query."""
+
+    def make(self, kind: str, name: str, definition: str) -> None:
+        """Make a view or a table macro for this query alone."""
+        self.connection.execute(f"create temp {kind} {name}{definition}")
+        self.made.append(f"{'macro table' if kind == 'macro' else kind} {name}")
+
+    def clean_up(self) -> None:
+        """Remove all that was made for the query."""
+        for each in reversed(self.made):
+            self.connection.execute(f"drop {each}")
+        for name in self.registered:
+            self.connection.unregister(name)
 
     def stop(self, why: str) -> None:
         self.stopping.why = self.stopping.why or why
@@ -192,6 +205,11 @@ class TopicDatabase:
             self._settings["threads"] = threads
         self._cache = None if cache_bytes is None else SegmentCache(cache_folder() / "sql", cache_bytes)
         self._owns_connection = owns_connection
+        self._readers = Readers()
+        self._idle: list[tuple[bool, duckdb.DuckDBPyConnection]] = []
+        """Connections that no query uses, and whether they may read the cache: making one takes longer than many
+        queries."""
+        self._is_closed = False
         self._samples: dict[str, _Sampled] = {}
         self._running: set[_Run] = set()
         self._lock = threading.Lock()
@@ -240,6 +258,12 @@ class TopicDatabase:
 
     def close(self) -> None:
         self.cancel()
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+        self._readers.close()
         if self._owns_connection:
             self._connection.close()
 
@@ -253,7 +277,14 @@ class TopicDatabase:
 
     @contextlib.contextmanager
     def _started(self, cache: SegmentCache | None) -> Iterator[_Run]:
-        with contextlib.closing(_locked_down(self._settings, None if cache is None else cache.folder)) as connection:
+        reads_cache = cache is not None
+        with self._lock:
+            at = next((at for at, (reads, _) in enumerate(self._idle) if reads is reads_cache), None)
+            connection = None if at is None else self._idle.pop(at)[1]
+        if connection is None:
+            connection = _locked_down(self._settings, None if cache is None else cache.folder)
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
             run = _Run(connection, cache)
             with self._lock:
                 self._running.add(run)
@@ -269,7 +300,13 @@ class TopicDatabase:
                 if timer is not None:
                     timer.cancel()
                 with self._lock:
-                    self._running.discard(run)
+                    self._running.discard(run)  # from here on, nothing interrupts it
+            if run.has_ended_well and not run.stopping.event.is_set():
+                run.clean_up()
+                with self._lock:
+                    if not self._is_closed and len(self._idle) < _IDLE_CONNECTIONS:
+                        self._idle.append((reads_cache, connection))
+                        stack.pop_all()
 
     def _stop(self, run: _Run, why: str) -> None:
         with self._lock:
@@ -288,6 +325,7 @@ class TopicDatabase:
         except duckdb.Error as error:
             raise _told(error, run, tables, self._settings["memory_limit"]) from error
         run.stopping.check()
+        run.has_ended_well = not is_cut  # a reader that was not read to its end may still hold it
         undecodable = {name: each.columns.undecodable for name, each in tables.items()}
         for name, cached in run.cached.items():
             undecodable[name] += cached.undecodable
@@ -298,6 +336,7 @@ class TopicDatabase:
             sum(each.records for each in run.cached.values()),
             {name: count for name, count in undecodable.items() if count},
             time.monotonic() - begun_s,
+            tuple(run.notes),
         )
 
     def _register(self, run: _Run, statement: Statement, tables: dict[str, TopicTable], *, checks_json: bool) -> None:
@@ -309,16 +348,16 @@ class TopicDatabase:
             tables[name] = self._registered(run, name, statement, checks_json=checks_json)
         for latest in statement.latest:
             name = wanted[latest,]
-            run.connection.execute(_latest_view(name, latest, tables[name]))
+            run.make("view", *_latest_view(name, latest, tables[name]))
         if statement.latest:
-            run.connection.execute(
-                f"create temp macro {LATEST}(topic) as table select * from query_table('{LATEST} ' || hex(topic))"
-            )
+            run.make("macro", LATEST, f"(topic) as table select * from query_table('{LATEST} ' || hex(topic))")
 
     def _registered(self, run: _Run, name: str, statement: Statement, *, checks_json: bool) -> TopicTable:
         """Let the query read a topic."""
-        source = TopicSource(self._connection, self._url, name, run.stopping)
-        typed = self._types.get(name) or self._registered_type(name)
+        source = TopicSource(self._connection, self._url, name, run.stopping, self._readers)
+        typed, note = self._type_of(name)
+        if note:
+            run.notes.append(f"topic {name!r}: {note}")
         sampled = self._sampled(source, is_typed=typed is not None)
 
         def columns(*, are_views: bool) -> TopicColumns:
@@ -337,35 +376,31 @@ class TopicDatabase:
         if run.cache is not None and self._undecodable == "null":
             starts = {partition: start for partition, (start, _) in source.spans.items()}
             decoder = "" if typed is None else f"{typed.type!r} {typed.serde!r}"
-            cached = run.cache.closed(source, columns(are_views=False), decoder)
+            cached = run.cache.closed(source, columns(are_views=False), decoder, sampled.fields)
             if cached is not None:
                 run.cached[name] = cached
                 source.skip_to(cached.ends)
         table = TopicTable(source, columns(are_views=source.is_local and not statement.may_filter))
         run.connection.register(records, table)
+        run.registered.append(records)
+        sources: list[tuple[str, Mapping[str, str]]] = [(quoted(records), {})]
         if name in run.cached:
-            both = run.cached[name].view(table.columns, records, starts)
-            records = f"all {records}"
-            run.connection.execute(f"create temp view {quoted(records)} as {both}")
-        view = f"from {quoted(records)}"
-        if sampled.fields is not None:
-            view = sampled.fields.view(records, statement.names, strict=not checks_json)
-        run.connection.execute(f"create temp view {quoted(name)} as {view}")
+            sources = [*run.cached[name].sources(table.columns, starts), *sources]
+        names, fields = table.columns.schema.names, sampled.fields
+        parts = []
+        for each, stored in sources:
+            if fields is None:
+                parts.append(f"select {', '.join(map(quoted, names))} from {each}")
+            else:
+                parts.append(fields.view(each, names, statement.names, strict=not checks_json, stored=stored))
+        run.make("view", quoted(name), f" as {' union all '.join(parts)}")
         return table
 
-    def _registered_type(self, name: str) -> Topic[Any] | None:
-        """The topic with the newest Avro schema of its values in the registry, if there is one."""
-        if self._registry is None:
-            return None
-        try:
-            schema = self._registry.latest(f"{name}-value").schema
-        except RegistryError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
-        if schema.kind is not SchemaKind.AVRO or schema.references:
-            return None
-        return Topic(name, serde=AvroSerde(json.loads(schema.text), registry=self._registry))
+    def _type_of(self, name: str) -> RegisteredType:
+        """The type of a topic that was given, or that the registry has."""
+        if name in self._types:
+            return RegisteredType(self._types[name])
+        return RegisteredType(None) if self._registry is None else registered_type(self._registry, name)
 
     def _sampled(self, source: TopicSource, *, is_typed: bool) -> _Sampled:
         """What some records of the topic tell. Remembered for a while, once there were any."""
@@ -458,8 +493,9 @@ def _resolved(parts: tuple[str, ...], names: Sequence[str]) -> str:
     raise UnknownTopicError(f"there is no topic {name!r}; {hint}")
 
 
-def _latest_view(name: str, called: str, table: TopicTable) -> str:
-    """The newest row of every key, without those whose newest record is a tombstone, or that a truncate removed.
+def _latest_view(name: str, called: str, table: TopicTable) -> tuple[str, str]:
+    """The name and definition of a view: the newest row of every key, without those whose newest record is a tombstone,
+    or that a truncate removed.
 
     A key usually stays in one partition, where the offset decides. After partitions were added it may be in two: then
     the time decides.
@@ -481,7 +517,8 @@ def _latest_view(name: str, called: str, table: TopicTable) -> str:
     )
     return (
         # `query_table` would take a dot in a name for a schema.
-        f"create temp view {quoted(f'{LATEST} {called.encode().hex().upper()}')} as with newest as materialized "
+        quoted(f"{LATEST} {called.encode().hex().upper()}"),
+        f" as with newest as materialized "
         f"({newest}) select r.* from {quoted(name)} r semi join ({kept}) n "
-        f"on r.{partition} = n.p and r.{offset} = n.o where r.{value} is not null"
+        f"on r.{partition} = n.p and r.{offset} = n.o where r.{value} is not null",
     )

@@ -43,17 +43,38 @@ class JsonFields:
             return []
         return [name for name, kind in self.kinds.items() if not _fits(found.get(name), kind)]
 
-    def view(self, source: str, used: Collection[str], *, strict: bool) -> str:
-        """A query for the columns of `source` and all fields. `used`, in lower case, are the names that a query
-        mentions: those fields are parsed together. Without `strict`, a value that does not fit is null.
+    def view(
+        self,
+        source: str,
+        columns: Sequence[str],
+        used: Collection[str],
+        *,
+        strict: bool,
+        stored: Mapping[str, str] = {},
+    ) -> str:
+        """A query for these columns of a source, and all fields. `used`, in lower case, are the names that a query
+        mentions: those fields are parsed together. Fields that the source has `stored` as columns of the same type are
+        not parsed. Without `strict`, a value that does not fit is null.
         """
-        shared = [name for name in self.kinds if name.lower() in used]
-        parsed = f", {self._struct(shared)} as {quoted(_PARSED)}" if shared else ""
-        columns = ["*" + (f" exclude {quoted(_PARSED)}" if shared else "")]
+        parsed = [name for name, kind in self.kinds.items() if stored.get(name) != kind]
+        shared = [name for name in parsed if name.lower() in used]
+        struct_of_shared = f", {self._struct(shared)} as {quoted(_PARSED)}" if shared else ""
+        made = [quoted(column) for column in columns]
         for name, kind in self.kinds.items():
-            struct = quoted(_PARSED) if name in shared else self._struct([name])
-            columns.append(f"{_cell(f'({struct}).{quoted(name)}', kind, strict=strict)} as {quoted(name)}")
-        return f"select {', '.join(columns)} from (select *{parsed} from {quoted(source)})"
+            if name in parsed:
+                struct = quoted(_PARSED) if name in shared else self._struct([name])
+                cell = _cell(f"({struct}).{quoted(name)}", kind, strict=strict)
+            else:
+                cell = f"{quoted(name)}::JSON" if kind == "JSON" else quoted(name)
+            made.append(f"{cell} as {quoted(name)}")
+        return f"select {', '.join(made)} from (select *{struct_of_shared} from {source})"
+
+    def storing(self, source: str, columns: Sequence[str]) -> str:
+        """A query for these columns and all fields in types that Parquet keeps. Fails at a value that does not fit."""
+        names = [f"{quoted(name)}::VARCHAR as {quoted(name)}" for name, kind in self.kinds.items() if kind == "JSON"]
+        replaced = f" replace ({', '.join(names)})" if names else ""
+        every = {name.lower() for name in self.kinds}
+        return f"select *{replaced} from ({self.view(source, columns, every, strict=True)})"
 
     def _struct(self, fields: Sequence[str]) -> str:
         kinds = {name: "VARCHAR" if self.kinds[name] == "VARCHAR" else "JSON" for name in fields}

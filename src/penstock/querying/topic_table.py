@@ -20,6 +20,7 @@ import pyarrow.dataset as ds
 from penstock.abc import Admin, Feature
 from penstock.errors import OffsetOutOfRangeError, QueryStoppedError
 from penstock.log.reader import ClosedSegment, PartitionReader
+from penstock.model.closing import Closing
 from penstock.querying.bounds import Bounds, bounds_of, needed
 from penstock.querying.values import HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, TopicColumns
 from penstock.streams import Connection
@@ -32,6 +33,7 @@ _AT_ONCE: Final = 10_000
 _SAMPLE: Final = 50
 """Records at each end of a partition that are looked at to tell text from bytes."""
 _SAMPLED_PARTITIONS: Final = 4
+_IDLE_READERS: Final = 32
 _COLUMNS: Final = {PARTITION: "partition", OFFSET: "pointer", TIMESTAMP: "timestamp", HEADERS: "headers"}
 
 
@@ -47,10 +49,57 @@ class Stopping:
             raise QueryStoppedError(self.why)
 
 
+class Readers(Closing):
+    """Readers of partitions on this machine, kept open between queries: opening one looks through its open segment.
+    Thread-safe."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Path, PartitionReader] = {}
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def reader(self, folder: Path) -> Iterator[PartitionReader]:
+        """A reader for one user at a time, which sees what is there now."""
+        with self._lock:
+            reader = self._idle.pop(folder, None)
+        if reader is None:
+            reader = PartitionReader(folder)
+        try:
+            reader.refresh()
+            yield reader
+        except GeneratorExit:  # its user needs no more
+            self._keep(folder, reader)
+            raise
+        except BaseException:
+            reader.close()
+            raise
+        self._keep(folder, reader)
+
+    def _keep(self, folder: Path, reader: PartitionReader) -> None:
+        with self._lock:
+            if self._is_closed:
+                superfluous = [reader]
+            else:
+                superfluous = [self._idle.pop(folder)] if folder in self._idle else []
+                self._idle[folder] = reader
+                if len(self._idle) > _IDLE_READERS:
+                    superfluous.append(self._idle.pop(next(iter(self._idle))))
+        for each in superfluous:
+            each.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, {}
+        for reader in idle.values():
+            reader.close()
+
+
 class TopicSource:
     """The records of a topic, up to where it ended when the query began."""
 
-    def __init__(self, connection: Connection, url: str, topic: str, stopping: Stopping) -> None:
+    def __init__(self, connection: Connection, url: str, topic: str, stopping: Stopping, readers: Readers) -> None:
         self.topic = topic
         self.has_offsets = Feature.OFFSETS in connection.features
         self.records_read = 0
@@ -59,6 +108,7 @@ class TopicSource:
         self._admin: Admin = connection.admin()
         self._where = without_password(url)
         self._stopping = stopping
+        self._readers = readers
         self._folder: Path | None = log_folder(url)
         partitions = self._admin.require(topic).partitions
         earliest = self._admin.earliest(topic, partitions)
@@ -90,7 +140,7 @@ class TopicSource:
         if self._folder is None:
             return found
         for partition, (start, end) in self.spans.items():
-            with PartitionReader(self._folder / f"{self.topic}-{partition}") as reader:
+            with self._readers.reader(self._folder / f"{self.topic}-{partition}") as reader:
                 segments = reader.closed_segments()
             for segment in segments:
                 following = found[partition][-1].next_offset if partition in found else start
@@ -135,7 +185,7 @@ class TopicSource:
         self, folder: Path, partition: int, start: int, end: int, names: Sequence[str]
     ) -> Iterator[tuple[dict[str, Any], int]]:
         plain = [name for name in names if name in _COLUMNS]
-        with PartitionReader(folder / f"{self.topic}-{partition}") as reader:
+        with self._readers.reader(folder / f"{self.topic}-{partition}") as reader:
             batches = reader.to_arrow(start, end, views=True, unit="us")
             if reader.end_offset < end:  # deleted and created again, or restored from a copy
                 raise OffsetOutOfRangeError(f"{self.topic}-{partition}", end, reader.start_offset, reader.end_offset)

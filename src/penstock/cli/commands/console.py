@@ -14,6 +14,7 @@ import typer
 from penstock.cli.logs import TextFormatter
 from penstock.cli.modules import topics_of
 from penstock.cli.options import DEFAULT_URL, Url, examples
+from penstock.cli.quantities import size_bytes
 from penstock.cli.stream import silence_log
 from penstock.console.service import Service
 from penstock.console.web.access import Access, check_reach
@@ -86,6 +87,12 @@ def console(
             "them. May be repeated.",
         ),
     ] = None,
+    sql_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Keep closed segments for SQL queries as Parquet files, up to this size, such as 10GB."
+        ),
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Show the stream in the browser: what runs, what is behind, what failed, and how to fix it.
@@ -125,6 +132,7 @@ def console(
         rules=rules,
         registry=registry,
         types=[topic for each in types or () for topic in topics_of(each)],
+        sql_cache_bytes=None if sql_cache is None else size_bytes(sql_cache, "--sql-cache"),
     )
     try:
         service.start()

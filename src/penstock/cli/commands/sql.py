@@ -84,7 +84,8 @@ def sql(
         ),
     ] = None,
     registry: Annotated[
-        str | None, typer.Option(metavar="URL", help="A schema registry that has the Avro schemas of topics.")
+        str | None,
+        typer.Option(metavar="URL", help="A schema registry that has the schemas of topics: Avro or JSON Schema."),
     ] = None,
     cache: Annotated[
         str | None,

@@ -68,7 +68,8 @@ class _QueryPage:
         rows = texts.count_text(len(answer.rows), "row")
         more = f", the first {MOST_ROWS:,}" if answer.is_cut else ""
         read = texts.count_text(answer.records_read, "record")
-        self._note.set_text(f"{rows}{more}; {read} read in {answer.took_s:.2f} s.")
+        cached = f" and {answer.records_cached:,} in cached segments" if answer.records_cached else ""
+        self._note.set_text(f"{rows}{more}; {read} read{cached} in {answer.took_s:.2f} s.")
         self._warning.show(texts.sentence("; ".join(answer.warnings)) if answer.warnings else "")
         self._result.clear()
         with self._result, parts.panel():
