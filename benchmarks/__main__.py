@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 
@@ -71,7 +72,13 @@ def main() -> None:
         "deadlines": lambda: deadlines.run(report, say, scale=options.scale),
         "verdicts": lambda: deadlines.run_verdicts(report, say, scale=options.scale),
         "consumers": lambda: consumers.run(report, say, rounds=options.rounds, scale=options.scale),
-        "groups": lambda: group_sizes.run(report, say, scale=options.scale),
+        "groups": lambda: group_sizes.run(
+            report, say, scale=options.scale * (1.0 if options.names else group_sizes.PLAIN_SCALE)
+        ),
+        **{
+            name: functools.partial(group_sizes.run, report, say, scale=options.scale, ways=[name])
+            for name in group_sizes.WAYS
+        },
         "console": lambda: console.run(report, say, rounds=options.rounds, scale=options.scale),
         "console-pages": lambda: console_pages.run(report, say, rounds=options.rounds),
         "spark-start": lambda: spark_start.run(report, say, rounds=options.rounds),
@@ -112,7 +119,7 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(suites)}")
     for name, suite in suites.items():
-        if not options.names or name in options.names:
+        if name in options.names or (not options.names and name not in group_sizes.WAYS):
             say(f"== {name}")
             suite()
     print(report.text())

@@ -42,6 +42,8 @@ from tests.broker.groups.doubles import VirtualClock as TimerClock
 
 MEMBERS: Final = 1_000
 PARTITIONS: Final = 10_000
+PLAIN_SCALE: Final = 0.25
+"""Of a run of all benchmarks: the time that the simulation of leases takes grows with the square of the members."""
 SEED: Final = 14
 TTL_S: Final = 10.0
 """The default of lease groups."""
@@ -566,7 +568,14 @@ def by_kafka(members: int, partitions: int, seed: int) -> Outcome:
     return asyncio.run(_by_kafka(members, partitions, seed))
 
 
-def run(report: Report, say: Callable[[str], None], *, scale: float) -> None:
+WAYS: Final[Mapping[str, tuple[str, Callable[[int, int, int], Outcome]]]] = {
+    "groups-leases": ("leases", by_leases),
+    "groups-kafka": ("Kafka's groups", by_kafka),
+}
+"""By the name on the command line: what it is called in the report, and the simulation."""
+
+
+def run(report: Report, say: Callable[[str], None], *, scale: float, ways: Sequence[str] = tuple(WAYS)) -> None:
     members, partitions = max(20, round(MEMBERS * scale)), max(200, round(PARTITIONS * scale))
     report.notes.append(
         f"groups: {members:,} members x {partitions:,} partitions, simulated on a virtual clock, seed {SEED}. All "
@@ -574,7 +583,7 @@ def run(report: Report, say: Callable[[str], None], *, scale: float) -> None:
         f"changes. Leases: ttl {TTL_S:g} s, {REQUEST_S * 1000:g} ms a request. Kafka: classic protocol, heartbeats "
         f"every {HEARTBEAT_S:g} s, session timeout {SESSION_S:g} s"
     )
-    for what, simulate in (("leases", by_leases), ("Kafka's groups", by_kafka)):
+    for what, simulate in map(WAYS.__getitem__, ways):
         outcome = simulate(members, partitions, SEED)
         figures = []
         for phase in outcome.phases:

@@ -2,7 +2,8 @@
 
 `python -m benchmarks spark-cluster-sink` starts a master and two workers of one core each. Both guarantees write the
 same rows, which wait in the memory of the executors, from the same tasks, in turn. Then batches of 100,000, 1,000,000
-and 10,000,000 rows are written exactly-once, and the peak memory of the driver's two processes is told for each.
+and 10,000,000 rows are written exactly-once, and the peak memory of the driver's two processes is told for each, which
+must not grow with the rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from tests.spark.cluster.standalone import HOST, Standalone
 
 ROWS: Final = 1_000_000
 BATCHES: Final = (100_000, 1_000_000, 10_000_000)
+MOST_GROWTH: Final = 1.2
+"""The driver's peak in the largest batch may be so many times that in the smallest."""
 TASKS: Final = 8
 CONF: Final = {
     "spark.driver.host": HOST,
@@ -91,15 +94,20 @@ def measure_memory(
         delivery = opened(url, folder, "memory", Guarantee.EXACTLY_ONCE, parallel_above_bytes=0)
         write = numbered(delivery)
         write(made_by_tasks(spark, batches[0]))
+        peaks: list[float] = []
         for rows in batches:
             for process in processes.values():
                 Path(f"/proc/{process}/clear_refs").write_text("5")  # the peak is measured from here on
             write(made_by_tasks(spark, rows))
+            peaks.append(0.0)
             for name, process in processes.items():
                 peak = peak_mb(process)
+                peaks[-1] += peak
                 say(f"   {rows:,} rows: {name} of the driver peaked at {peak:.0f} MB")
                 report.figures.append(Figure(f"spark cluster sink, {rows:,} rows, the driver's {name}", peak, "MB"))
         delivery.close()
+    what = f"spark cluster sink, the driver's peak, {batches[-1]:,} rows / {batches[0]:,} rows"
+    report.figures.append(Figure(what, peaks[-1] / peaks[0], "x", MOST_GROWTH, lower_is_better=True))
 
 
 def made_by_tasks(spark: SparkSession, rows: int) -> DataFrame:

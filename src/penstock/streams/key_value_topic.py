@@ -63,6 +63,11 @@ class KeyValueTopic:
             return values
         return {}
 
+    @property
+    def can_change(self) -> bool:
+        """Whether the stream has what `change` needs."""
+        return capability(self._stream, Transactional) is not None or Feature.DURABLE not in self._stream.features
+
     def change(self, decide: Callable[[Values], Changes]) -> None:
         """Apply the changes that `decide` returns for the current values, atomically.
 

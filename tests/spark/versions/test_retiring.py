@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+import penstock
 from penstock import Connection
 from penstock.errors import PipelineError, PipelineRunningError
 from penstock.spark.pipeline import Pipeline
@@ -237,3 +238,16 @@ def test_a_look_that_fails_does_not_end_the_watch(connection: Connection, monkey
     watched.watch(ended.set, lambda: None)
     assert ended.wait(TIMEOUT_S)
     watched.stop()
+
+
+def test_a_stream_that_cannot_keep_versions_is_not_asked_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retirement, "LOOK_EVERY_S", 0.01)
+    with penstock.connect(f"file:{tmp_path / 'files'}") as stream:
+        monkeypatch.setattr(stream, "open_topic", lambda topic: pytest.fail("it was asked"))
+        watched = Retirement(stream, "usage", "v1")
+        assert not watched.has_begun()
+        watched.check()
+        watched.watch(lambda: pytest.fail("it was retired"), lambda: None)
+        assert not [each for each in threading.enumerate() if each.name == "penstock-retirement"]

@@ -55,6 +55,11 @@ class Register:
         self._stream = stream
         self._topic = aliases_topic(stream)
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether the stream can keep versions: on others, no pipeline is reprocessed."""
+        return self._topic.can_change
+
     def pipelines(self) -> dict[str, list[Version]]:
         """The versions of all pipelines that were ever reprocessed."""
         found: dict[str, list[Version]] = {}

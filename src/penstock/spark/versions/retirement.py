@@ -45,11 +45,18 @@ class Retirement:
             check_not_retired(entry)
 
     def _entry(self) -> Version | None:
+        if not self._register.is_possible:
+            return None
         versions = self._register.versions(self._pipeline)
         return next((each for each in versions if each.version == self._version), None)
 
     def watch(self, on_retirement: Callable[[], None], refresh: Callable[[], None]) -> None:
-        """Look from time to time, in a thread, and call `on_retirement` once. Call `refresh` once a minute."""
+        """Look from time to time, in a thread, and call `on_retirement` once. Call `refresh` once a minute.
+
+        A stream that cannot keep versions is not asked.
+        """
+        if not self._register.is_possible:
+            return
         arguments = (on_retirement, refresh)
         self._thread = threading.Thread(target=self._watch, args=arguments, name="penstock-retirement", daemon=True)
         self._thread.start()
