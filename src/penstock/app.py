@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 AnyConsumer = HandlerConsumer | QueueConsumer | PatternConsumer[HandlerConsumer | QueueConsumer]
 Function = TypeVar("Function", bound=Callable[..., Any])
-Judge = TypeVar("Judge", bound=Callable[[Any, Result], Any])
+Deciding = TypeVar("Deciding", bound=Callable[[Any, Result], Any])
 Made = TypeVar("Made")
 
 _LOOK_S: Final = 0.1
@@ -267,7 +267,7 @@ class App:
         checkpoints: str | CheckpointStore | None = None,
         member: str | None = None,
         session_timeout_s: float = 10.0,
-    ) -> Callable[[Judge], Judge]:
+    ) -> Callable[[Deciding], Deciding]:
         """Declare what makes one verdict of each request and the answers to it, which come as records, in time.
 
         The function takes the request and a `Result`, as of `within`, and returns the verdict, which goes to the topic
@@ -286,7 +286,7 @@ class App:
             raise ConfigError(f"{requests}: the app has no stream: create it with one")
         letters = f"{requests}{DEAD_LETTER_SUFFIX}" if dead_letters is True else dead_letters or None
 
-        def declare(judge: Judge) -> Judge:
+        def declare(judge: Deciding) -> Deciding:
             if self._running:
                 raise HandlerError(f"{judge!r}: the app is running: declare it before `run`")
             new = gather_of(
@@ -564,6 +564,11 @@ class App:
         if not self._running or len(self._consumers) < len(self._declared):
             return None
         return [each for each in self.consumers if isinstance(each, HandlerConsumer)]
+
+    @property
+    def gatherers(self) -> Sequence[GatherConsumer]:
+        """The running consumers of its gatherings."""
+        return tuple(self._gatherers)
 
     def __enter__(self) -> Self:
         return self

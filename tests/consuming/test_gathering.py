@@ -79,7 +79,7 @@ class Bank:
         app.gather(payments, answers, to=verdicts, within_ms=within_ms, request_id=id_of, **given)(function)
         app.start()
         self.running.append(app)
-        eventually("the app gathers", lambda: any(each._owned for each in app._gatherers))
+        eventually("the app gathers", lambda: any(each._owned for each in app.gatherers))
         return app
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class Bank:
 
     def send_early(self, score: Score, partition: int = 0) -> None:
         """Send an answer, and wait until it is known, so that no deadline can pass before."""
-        [consumer] = self.running[-1]._gatherers
+        [consumer] = self.running[-1].gatherers
         self.send(scores, score, partition)
 
         def is_known() -> bool:
@@ -145,6 +145,9 @@ def test_an_app_tells_how_its_gathering_gets_on(bank: Bank) -> None:
     bank.send(scores, Score(1, "amount", 10))
     bank.send(scores, Score(1, "geo", 5))
     eventually("nothing is left", lambda: app.health()[0].lag == 0)
+    bank.send(payments, Payment(1, 100))
+    eventually("it is ignored", lambda: app.gatherers[0].counts.ignored == 1)
+    assert app.gatherers[0].counts.succeeded == 1
     [health] = app.health()
     assert (health.topic, health.group, health.is_healthy, health.delivered) == ("payments", "fraud", True, 1)
 
