@@ -234,6 +234,24 @@ def test_an_owner_that_knows_only_the_topics_repeats_no_verdict_and_no_late_answ
     assert late == ["0", "1", "2", "3"]
 
 
+def test_a_process_whose_lease_may_have_expired_gives_no_verdict_until_it_is_renewed(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [consumer] = bank.start(SHORT_MS).gatherers
+    gathering = consumer._owned[0].gathering
+    monkeypatch.setattr(consumer._feed, "holds", lambda partition: False)
+    bank.send(payments, Payment(1, 100))
+    bank.send(scores, Score(1, "amount", 10))
+    bank.send(scores, Score(1, "geo", 5))
+    eventually("all is known", lambda: gathering.is_ready("1"))
+    now_s = consumer._clock.monotonic_s()
+    eventually("its time is up", lambda: (gathering.next_deadline_s or 0) < consumer._clock.monotonic_s() > now_s)
+    assert "1" in gathering.open
+    assert bank.records("verdicts") == []
+    monkeypatch.undo()
+    assert bank.verdicts(1) == [Verdict(1, 15, "complete", [])]
+
+
 def test_verdicts_and_late_answers_are_in_the_partition_of_their_request() -> None:
     bank = Bank(partitions=3)
     try:

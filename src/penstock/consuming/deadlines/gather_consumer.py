@@ -139,6 +139,7 @@ class GatherConsumer(Background):
         self._late: TopicStream | None = None
         self._requests: TopicStream | None = None
         self._ends: Mapping[int, Pointer] = {}
+        self._feed: LeaseGroupFeed | None = None
         self._store = self._open_store()
         self._dead_letters: DeadLetters | None = None
         self._has_begun = False
@@ -150,7 +151,7 @@ class GatherConsumer(Background):
             with contextlib.ExitStack() as opened:
                 if not self._open(opened):
                     return
-                feed = LeaseGroupFeed(
+                feed = self._feed = LeaseGroupFeed(
                     self._opened(self._requests),
                     self._store.store,
                     gather.group,
@@ -357,7 +358,7 @@ class GatherConsumer(Background):
         if not partition.gathering.add_request(request):
             del partition.unsettled[record.offset]
             self.counts.ignored += 1
-        elif request.overdue or partition.gathering.is_ready(request_id):
+        elif (request.overdue or partition.gathering.is_ready(request_id)) and self._holds(partition):
             self._decide(partition, request)
         elif earliest_s is None or deadline_s < earliest_s:
             self._changed.notify_all()
@@ -458,7 +459,7 @@ class GatherConsumer(Background):
             self._give_up(partition, None, record, error)
             return None
         late = partition.gathering.add_answer(answer)
-        if partition.gathering.is_ready(answer.request):
+        if partition.gathering.is_ready(answer.request) and self._holds(partition):
             self._decide(partition, partition.gathering.open[answer.request])
         return late
 
@@ -467,15 +468,21 @@ class GatherConsumer(Background):
             with self._changed:
                 while not self._has_ended.is_set():
                     now_s = self._clock.monotonic_s()
-                    for partition in self._owned.values():
+                    held = [each for each in self._owned.values() if self._holds(each)]
+                    for partition in held:
                         for request in partition.gathering.due(now_s):
                             self._decide(partition, request)
-                    next_s = [
-                        due_s for each in self._owned.values() if (due_s := each.gathering.next_deadline_s) is not None
-                    ]
+                    next_s = [due_s for each in held if (due_s := each.gathering.next_deadline_s) is not None]
+                    if len(held) < len(self._owned):
+                        next_s.append(now_s + _SLICE_S)
                     wait_on(self._clock, self._changed, max(0.0, min(next_s) - now_s) if next_s else None)
         except BaseException as error:
             self.fail(error)
+
+    def _holds(self, partition: _Partition) -> bool:
+        """Whether no other member can have the partition yet. False after the process was suspended for too long, until
+        the feed has noticed it."""
+        return self._feed is not None and self._feed.holds(partition.number)
 
     def _decide(self, partition: _Partition, request: Request) -> None:
         """Send the verdict of a request. The caller holds the lock."""
