@@ -115,6 +115,7 @@ def test_importing_the_package_loads_no_room() -> None:
 INTERNAL = {
     *("App.consumers", "App.declared", "Connection.send_through", "Context.__init__", "MemoryStream.send_through"),
     *("MemoryTopicStream.__init__", "MemoryTopicStream.feed", "TableSnapshot.__init__", "LakeTable.open_format"),
+    "App.gatherers",
     *("Pipeline.folder", "Pipeline.queries", "Pipeline.spools", "Pipeline.tracker"),
     *("OpenTable.__init__", "OpenTable.commit", "OutboxTransaction.__init__", "KeyContext.__init__"),
     *("QueryIdentity.__init__", "QueryIdentity.refused"),

@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from penstock.abc import CheckpointStore, Clock, DeadLetters, Queue, Stream
 from penstock.consuming.deadlines.call import Result
-from penstock.consuming.deadlines.gather import DEFAULT_KEEP_S, DEFAULT_MOST, AnswerTo, Gather, gather_of
+from penstock.consuming.deadlines.gather import AnswerTo, Gather, GatherOptions, gather_of
 from penstock.consuming.deadlines.gather_consumer import GatherConsumer
 from penstock.consuming.declaration import Declared
 from penstock.consuming.destinations import Destination, as_destination, destination_name
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 AnyConsumer = HandlerConsumer | QueueConsumer | PatternConsumer[HandlerConsumer | QueueConsumer]
 Function = TypeVar("Function", bound=Callable[..., Any])
-Judge = TypeVar("Judge", bound=Callable[[Any, Result], Any])
+Deciding = TypeVar("Deciding", bound=Callable[[Any, Result], Any])
 Made = TypeVar("Made")
 
 _LOOK_S: Final = 0.1
@@ -256,18 +256,9 @@ class App:
         within_ms: float,
         request_id: Callable[[Any], Any],
         answer_to: AnswerTo,
-        expected: Sequence[str] | None = None,
-        late: str | Topic[Any] | None = None,
-        keep_s: float = DEFAULT_KEEP_S,
-        most: int = DEFAULT_MOST,
-        start: PositionChoice = "earliest",
-        end: PositionChoice | None = None,
-        group: str | None = None,
         dead_letters: str | DeadLetters | bool | None = True,
-        checkpoints: str | CheckpointStore | None = None,
-        member: str | None = None,
-        session_timeout_s: float = 10.0,
-    ) -> Callable[[Judge], Judge]:
+        **options: Unpack[GatherOptions],
+    ) -> Callable[[Deciding], Deciding]:
         """Declare what makes one verdict of each request and the answers to it, which come as records, in time.
 
         The function takes the request and a `Result`, as of `within`, and returns the verdict, which goes to the topic
@@ -286,15 +277,13 @@ class App:
             raise ConfigError(f"{requests}: the app has no stream: create it with one")
         letters = f"{requests}{DEAD_LETTER_SUFFIX}" if dead_letters is True else dead_letters or None
 
-        def declare(judge: Judge) -> Judge:
+        def declare(judge: Deciding) -> Deciding:
             if self._running:
                 raise HandlerError(f"{judge!r}: the app is running: declare it before `run`")
+            given: GatherOptions = {"group": self.group, "checkpoints": self._checkpoints, **options}
             new = gather_of(
                 judge, requests, answers, to=to, within_ms=within_ms, request_id=request_id, answer_to=answer_to,
-                expected=expected, late=late, keep_s=keep_s, most=most, start=start, end=end,
-                group=self.group if group is None else group, dead_letters=letters,
-                checkpoints=self._checkpoints if checkpoints is None else checkpoints, member=member,
-                session_timeout_s=session_timeout_s,
+                dead_letters=letters, **given,
             )  # fmt: skip
             self._check_unused(new.name, new.requests.name, new.group)
             self._gathers.append(new)
@@ -564,6 +553,11 @@ class App:
         if not self._running or len(self._consumers) < len(self._declared):
             return None
         return [each for each in self.consumers if isinstance(each, HandlerConsumer)]
+
+    @property
+    def gatherers(self) -> Sequence[GatherConsumer]:
+        """The running consumers of its gatherings."""
+        return tuple(self._gatherers)
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.consuming.consumer import Commit, OnCommit
 from penstock.consuming.deadlines.analyser import OnLate
 from penstock.consuming.deadlines.call import Result, Why
-from penstock.consuming.deadlines.gather import AnswerTo, Judge
+from penstock.consuming.deadlines.gather import AnswerTo, GatherOptions, Judge
 from penstock.consuming.deadlines.parallel import Deadline
 from penstock.consuming.deadlines.statistics import AnalyserStatistics, DeadlineStatistics, Percentiles
 from penstock.consuming.destinations import Destination
@@ -86,6 +86,7 @@ __all__ = [
     "Destination",
     "Drift",
     "DriftedRow",
+    "GatherOptions",
     "GuaranteeChoice",
     "HandlerOptions",
     "Health",

@@ -79,7 +79,7 @@ class Bank:
         app.gather(payments, answers, to=verdicts, within_ms=within_ms, request_id=id_of, **given)(function)
         app.start()
         self.running.append(app)
-        eventually("the app gathers", lambda: any(each._owned for each in app._gatherers))
+        eventually("the app gathers", lambda: any(each._owned for each in app.gatherers))
         return app
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class Bank:
 
     def send_early(self, score: Score, partition: int = 0) -> None:
         """Send an answer, and wait until it is known, so that no deadline can pass before."""
-        [consumer] = self.running[-1]._gatherers
+        [consumer] = self.running[-1].gatherers
         self.send(scores, score, partition)
 
         def is_known() -> bool:
@@ -145,6 +145,9 @@ def test_an_app_tells_how_its_gathering_gets_on(bank: Bank) -> None:
     bank.send(scores, Score(1, "amount", 10))
     bank.send(scores, Score(1, "geo", 5))
     eventually("nothing is left", lambda: app.health()[0].lag == 0)
+    bank.send(payments, Payment(1, 100))
+    eventually("it is ignored", lambda: app.gatherers[0].counts.ignored == 1)
+    assert app.gatherers[0].counts.succeeded == 1
     [health] = app.health()
     assert (health.topic, health.group, health.is_healthy, health.delivered) == ("payments", "fraud", True, 1)
 
@@ -229,6 +232,24 @@ def test_an_owner_that_knows_only_the_topics_repeats_no_verdict_and_no_late_answ
     eventually("the late answer that came meanwhile", lambda: len(bank.records("late")) == 4)
     late = [text_headers(record.headers)["penstock-request"] for record in bank.records("late")]
     assert late == ["0", "1", "2", "3"]
+
+
+def test_a_process_whose_lease_may_have_expired_gives_no_verdict_until_it_is_renewed(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [consumer] = bank.start(SHORT_MS).gatherers
+    gathering = consumer._owned[0].gathering
+    monkeypatch.setattr(consumer._feed, "holds", lambda partition: False)
+    bank.send(payments, Payment(1, 100))
+    bank.send(scores, Score(1, "amount", 10))
+    bank.send(scores, Score(1, "geo", 5))
+    eventually("all is known", lambda: gathering.is_ready("1"))
+    now_s = consumer._clock.monotonic_s()
+    eventually("its time is up", lambda: (gathering.next_deadline_s or 0) < consumer._clock.monotonic_s() > now_s)
+    assert "1" in gathering.open
+    assert bank.records("verdicts") == []
+    monkeypatch.undo()
+    assert bank.verdicts(1) == [Verdict(1, 15, "complete", [])]
 
 
 def test_verdicts_and_late_answers_are_in_the_partition_of_their_request() -> None:

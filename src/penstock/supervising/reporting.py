@@ -154,7 +154,7 @@ class _Progress:
 
     def now(self) -> int:
         for number, app in enumerate(_apps()):
-            counts = [consumer.counts for consumer in app.consumers]
+            counts = [consumer.counts for consumer in (*app.consumers, *app.gatherers)]
             self._note(f"app {number}", sum(each.succeeded + each.exhausted + each.ignored for each in counts))
         for pipeline in _pipelines():
             queries = pipeline.progress().values()

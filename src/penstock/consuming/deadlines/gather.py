@@ -6,11 +6,11 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, TypedDict
 
 from penstock.abc import CheckpointStore, DeadLetters
 from penstock.consuming.deadlines.call import Result
-from penstock.consuming.options import position
+from penstock.consuming.options import PositionChoice, position
 from penstock.errors import ConfigError, GroupError, HandlerError
 from penstock.model import Position, check_topic_name
 from penstock.serde import Topic
@@ -21,8 +21,20 @@ Judge = Callable[[Any, Result], Any]
 AnswerTo = Callable[[Any], Any]
 """Says which request an answer is for: its id, or, with one topic for all answers, its id and the answer's name."""
 
-DEFAULT_KEEP_S: Final = 30.0
-DEFAULT_MOST: Final = 100_000
+
+class GatherOptions(TypedDict, total=False):
+    """The keyword options of `App.gather`, besides those in its signature."""
+
+    expected: Sequence[str] | None
+    late: str | Topic[Any] | None
+    keep_s: float
+    most: int
+    start: PositionChoice
+    end: PositionChoice | None
+    group: str
+    checkpoints: str | CheckpointStore | None
+    member: str | None
+    session_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +73,17 @@ def gather_of(
     within_ms: float,
     request_id: Callable[[Any], Any],
     answer_to: AnswerTo,
-    expected: Sequence[str] | None,
-    late: str | Topic[Any] | None,
-    keep_s: float,
-    most: int,
-    start: object,
-    end: object,
     group: str,
-    dead_letters: str | DeadLetters | None,
-    checkpoints: str | CheckpointStore | None,
-    member: str | None,
-    session_timeout_s: float,
+    dead_letters: str | DeadLetters | None = None,
+    expected: Sequence[str] | None = None,
+    late: str | Topic[Any] | None = None,
+    keep_s: float = 30.0,
+    most: int = 100_000,
+    start: PositionChoice = "earliest",
+    end: PositionChoice | None = None,
+    checkpoints: str | CheckpointStore | None = None,
+    member: str | None = None,
+    session_timeout_s: float = 10.0,
 ) -> Gather:
     """Check a declaration. HandlerError and ConfigError say what is wrong with it."""
     name = str(getattr(judge, "__qualname__", type(judge).__qualname__))

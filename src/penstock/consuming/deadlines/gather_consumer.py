@@ -14,12 +14,14 @@ import functools
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.abc import Clock, DeadLetters, Feed, Stream, TopicStream
+from penstock.abc import Clock, DeadLetters, Stream, TopicStream
 from penstock.checkpoints.opening import open_store
+from penstock.consuming.counts import Counts
+from penstock.consuming.deadlines.answer_reader import AnswerReader, records_since
 from penstock.consuming.deadlines.gather import Gather
 from penstock.consuming.deadlines.gathering import (
     ANSWER,
@@ -39,7 +41,6 @@ from penstock.consuming.health import Health, PartitionHealth
 from penstock.consuming.lease_groups.group import LeaseGroupFeed
 from penstock.consuming.lease_groups.membership import member_name
 from penstock.consuming.loop.failures import dead_letter_of
-from penstock.consuming.loop.polling_feed import feed_of
 from penstock.consuming.loop_consumer import Background
 from penstock.dead_letters import redrive_of
 from penstock.dead_letters.opening import open_dead_letters
@@ -128,14 +129,17 @@ class GatherConsumer(Background):
         """Acknowledged or refused verdicts and late answers. Appended to by the thread of the stream."""
         self._letters: collections.deque[tuple[_Partition, Pointer | None, DeadLetter]] = collections.deque()
         self._saving = threading.Lock()
+        self.counts = Counts()
+        """Requests so far."""
         self._failure: BaseException | None = None
         self._problem = ""
         self._has_ended = threading.Event()
-        self._readers: list[_AnswerReader] = []
+        self._readers: list[AnswerReader] = []
         self._verdicts: TopicStream | None = None
         self._late: TopicStream | None = None
         self._requests: TopicStream | None = None
         self._ends: Mapping[int, Pointer] = {}
+        self._feed: LeaseGroupFeed | None = None
         self._store = self._open_store()
         self._dead_letters: DeadLetters | None = None
         self._has_begun = False
@@ -147,7 +151,7 @@ class GatherConsumer(Background):
             with contextlib.ExitStack() as opened:
                 if not self._open(opened):
                     return
-                feed = LeaseGroupFeed(
+                feed = self._feed = LeaseGroupFeed(
                     self._opened(self._requests),
                     self._store.store,
                     gather.group,
@@ -338,6 +342,7 @@ class GatherConsumer(Background):
         gather = self._gather
         redrive = redrive_of(record)
         if redrive is not None and not redrive.is_for(gather.group):
+            self.counts.ignored += 1
             return
         partition.unsettled[record.offset] = None
         try:
@@ -352,7 +357,8 @@ class GatherConsumer(Background):
         earliest_s = partition.gathering.next_deadline_s
         if not partition.gathering.add_request(request):
             del partition.unsettled[record.offset]
-        elif request.overdue or partition.gathering.is_ready(request_id):
+            self.counts.ignored += 1
+        elif (request.overdue or partition.gathering.is_ready(request_id)) and self._holds(partition):
             self._decide(partition, request)
         elif earliest_s is None or deadline_s < earliest_s:
             self._changed.notify_all()
@@ -367,6 +373,7 @@ class GatherConsumer(Background):
                 with self._changed:
                     partition.unsettled.pop(pointer, None)
                     partition.settled += 1
+                    self.counts.succeeded += 1
                     partition.progressed_s = self._clock.monotonic_s()
         while self._letters:
             partition, pointer, letter = self._letters[0]
@@ -381,6 +388,7 @@ class GatherConsumer(Background):
             if pointer is not None:
                 with self._changed:
                     partition.unsettled.pop(pointer, None)
+                    self.counts.exhausted += 1
 
     # The thread that saves positions, as the disk may take longer than a deadline.
 
@@ -451,7 +459,7 @@ class GatherConsumer(Background):
             self._give_up(partition, None, record, error)
             return None
         late = partition.gathering.add_answer(answer)
-        if partition.gathering.is_ready(answer.request):
+        if partition.gathering.is_ready(answer.request) and self._holds(partition):
             self._decide(partition, partition.gathering.open[answer.request])
         return late
 
@@ -460,15 +468,21 @@ class GatherConsumer(Background):
             with self._changed:
                 while not self._has_ended.is_set():
                     now_s = self._clock.monotonic_s()
-                    for partition in self._owned.values():
+                    held = [each for each in self._owned.values() if self._holds(each)]
+                    for partition in held:
                         for request in partition.gathering.due(now_s):
                             self._decide(partition, request)
-                    next_s = [
-                        due_s for each in self._owned.values() if (due_s := each.gathering.next_deadline_s) is not None
-                    ]
+                    next_s = [due_s for each in held if (due_s := each.gathering.next_deadline_s) is not None]
+                    if len(held) < len(self._owned):
+                        next_s.append(now_s + _SLICE_S)
                     wait_on(self._clock, self._changed, max(0.0, min(next_s) - now_s) if next_s else None)
         except BaseException as error:
             self.fail(error)
+
+    def _holds(self, partition: _Partition) -> bool:
+        """Whether no other member can have the partition yet. False after the process was suspended for too long, until
+        the feed has noticed it."""
+        return self._feed is not None and self._feed.holds(partition.number)
 
     def _decide(self, partition: _Partition, request: Request) -> None:
         """Send the verdict of a request. The caller holds the lock."""
@@ -551,7 +565,9 @@ class GatherConsumer(Background):
             requests = self._requests
             self._ends = {each: requests.locate(each, end) for each in requests.partitions()}
         for name, topic in gather.answers.items():
-            self._readers.append(_AnswerReader(enter(topic), functools.partial(self.take_answer, name, topic), self))
+            self._readers.append(
+                AnswerReader(enter(topic), functools.partial(self.take_answer, name, topic), self.fail)
+            )
         return True
 
     def _provided(self, topic: Topic[Any], partitions: int | None) -> int | None:
@@ -590,20 +606,20 @@ class GatherConsumer(Background):
         """Read the verdicts, late answers and answers there are. Returns the answers that are late now."""
         gathering, now_s = partition.gathering, self._clock.monotonic_s()
         outputs_from_ms = from_ms - round(self._gather.keep_s * 1000)
-        for record in _records(self._opened(self._verdicts), partition.number, outputs_from_ms):
+        for record in records_since(self._opened(self._verdicts), partition.number, outputs_from_ms):
             about = text_headers(record.headers)
             if REQUEST in about:
                 missing = [name for name in about.get(MISSING, "").split(",") if name]
                 gathering.remember(about[REQUEST], about.get(RESULT, ""), missing, now_s)
         if self._late is not None:
-            for record in _records(self._late, partition.number, outputs_from_ms):
+            for record in records_since(self._late, partition.number, outputs_from_ms):
                 about = text_headers(record.headers)
                 if ANSWER in about and REQUEST in about:
                     gathering.remember_late(about[REQUEST], about[ANSWER], about.get(RESULT, NO_REQUEST), now_s)
         late = []
         for reader, (name, topic) in zip(self._readers, self._gather.answers.items(), strict=True):
             read_to = None
-            for record in _records(reader.opened, partition.number, from_ms):
+            for record in records_since(reader.opened, partition.number, from_ms):
                 read_to = record.offset + 1
                 found = self._add_answer(partition, name, topic, record)
                 late += [found] if found is not None else []
@@ -619,80 +635,6 @@ class GatherConsumer(Background):
     def _opened(topic: TopicStream | None) -> TopicStream:
         assert topic is not None
         return topic
-
-
-class _AnswerReader:
-    """Reads the partitions of one topic of answers that belong to this member, in a thread."""
-
-    def __init__(self, opened: TopicStream, take: Callable[[Iterable[Record]], None], consumer: GatherConsumer) -> None:
-        self.opened = opened
-        self._take = take
-        self._consumer = consumer
-        self._changes: collections.deque[tuple[int, Pointer | None]] = collections.deque()
-        """Partitions to read from a pointer on, or, with None, no longer."""
-        self._feed: Feed | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"penstock-answers-{opened.topic}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def add(self, partition: int, start: Pointer) -> None:
-        self._change(partition, start)
-
-    def remove(self, partition: int) -> None:
-        self._change(partition, None)
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._feed is not None:
-            self._feed.wake()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _change(self, partition: int, start: Pointer | None) -> None:
-        self._changes.append((partition, start))
-        if self._feed is not None:
-            self._feed.wake()
-
-    def _run(self) -> None:
-        try:
-            with contextlib.closing(feed_of(self.opened, SystemClock())) as feed:
-                self._feed = feed
-                while not self._stopping.is_set():
-                    self._read(feed)
-        except BaseException as error:
-            self._consumer.fail(error)
-
-    def _read(self, feed: Feed) -> None:
-        while self._changes:
-            partition, start = self._changes.popleft()
-            if start is None:
-                feed.remove(partition)
-            else:
-                feed.add(partition, start)
-        try:
-            batches = feed.poll(_AT_ONCE, 0.2)
-        except OffsetOutOfRangeError as error:
-            logger.warning("answers expired before they were read: %s", error)
-            feed.add(error.partition, error.start)
-        except (BrokerUnavailableError, StreamError) as error:
-            logger.warning("answers in topic %r cannot be read; retrying: %s", self.opened.topic, error)
-            self._stopping.wait(_AGAIN_S)
-        else:
-            for batch in batches:
-                self._take(batch)
-
-
-def _records(opened: TopicStream, partition: int, from_ms: int) -> Iterator[Record]:
-    """The records from a time on that there are now."""
-    at, end = opened.locate(partition, Position.at_time(max(0, from_ms))), opened.span(partition)[1]
-    while at < end:
-        batch = opened.read(partition, at, _AT_ONCE, wait_s=1.0)
-        if batch.next == at:
-            raise BrokerUnavailableError(f"{opened.topic}-{partition} could not be read to its end")
-        yield from batch
-        at = batch.next
 
 
 def _id_text(given: object) -> str:
