@@ -97,7 +97,8 @@ def run(report: Report, say: Callable[[str], None], *, rounds: int = 3) -> None:
                 say(f"   round {number}: {side} {started_s:.1f} s to start, {restarted_s:.1f} s after the kill")
                 starts[side].append(started_s)
                 restarts[side].append(restarted_s)
-    for what, seconds in (("kill -9 of the driver to the next result", restarts), ("start to the first one", starts)):
+    killed, begun = "kill -9 of the driver to the next result", "start to the first result"
+    for what, seconds in ((killed, restarts), (begun, starts)):
         median = {side: statistics.median(taken) for side, taken in seconds.items()}
         for side, (name, _) in SIDES.items():
             if seconds is starts:

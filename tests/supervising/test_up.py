@@ -241,24 +241,22 @@ import penstock.spark
 
 
 @pytest.mark.xdist_group("spark-cluster")  # it starts a JVM
-@pytest.mark.timeout(600)
-def test_the_archive_of_sparks_classes_is_made_once_programs_are_ready(
-    up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", [("up",), ("run", "--supervise")], ids=["up", "run"])
+def test_an_archive_of_sparks_classes_is_begun_once_programs_are_ready_and_ends_with_the_supervisor(
+    up: Any, run: Command, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     cache = tmp_path / "cache"
-    monkeypatch.setenv("PENSTOCK_CACHE", str(cache))
+    run.environment = {**run.environment, "PENSTOCK_CACHE": str(cache)}
     programs.write(tmp_path, app=USES_SPARK + programs.IDLE)
 
-    def making() -> list[Path]:
-        return list(cache.glob("spark/*/archiving-*/*"))
+    def begun() -> list[Path]:
+        return list(cache.glob("spark/*/archiving-*"))
 
-    stopped = up("up", str(tmp_path))
-    wait_until(lambda: bool(making()), TIMEOUT_S)
-    assert stopped.end()[0] == 0
-    assert not making(), "an archive that was not completed leaves nothing behind"
-    running = up("run", str(tmp_path / "app.py"), "--supervise")
-    wait_until(lambda: bool(list(cache.glob("spark/*/classes-*.jsa"))), 400)
+    running = up(*command, str(tmp_path / "app.py"))
+    wait_until(lambda: bool(begun()), TIMEOUT_S)
+    assert running.ask("/readyz")[0] == 200
     assert running.end()[0] == 0
+    assert not begun(), "an archive that was not completed leaves nothing behind"
 
 
 @pytest.mark.parametrize(("text", "wanted", "made"), [(USES_SPARK, True, 1), (USES_SPARK, False, 0), ("", True, 0)])
