@@ -34,8 +34,8 @@ from penstock.typing import Result
 WITHIN_MS, GATHERED_MS = 20, 15
 ANALYSERS = ("amount", "distance", "velocity")
 RATE = 100
-WARM_UP = 300
-"""Transactions before those that are counted: the first ones wait until Spark has compiled its queries."""
+WARM_UP, MOST_WARM_UPS = 100, 40
+"""Transactions before those that are counted, until most verdicts are complete: Spark first compiles its queries."""
 CARDS = 60
 PATIENCE_S = 180.0
 SLOTS = 8
@@ -148,14 +148,11 @@ def run(url: str, database: str | None, count: int, seed: int = 7) -> None:
             if topic.name not in stream.topics():
                 stream.create_topic(topic.name, topic.partitions)
         earlier = sum(1 for _ in stream.read("transactions"))
-        warm_up = generate(seed, WARM_UP, earlier)
-        measured = generate(seed + 1, count, earlier + WARM_UP)
         with analysers(url, database) as pipeline, presenter(url) as app:
             pipeline.start()
             app.start()
-            send(stream, warm_up[:1])
-            wait_for_scores(stream, pipeline, warm_up[:1])
-            send(stream, warm_up[1:])
+            first = warm_up(stream, pipeline, seed, earlier)
+            measured = generate(seed + 1, count, first)
             send(stream, measured)
             wait_for_scores(stream, pipeline, measured)
             wanted = {each.id for each in measured}
@@ -163,7 +160,20 @@ def run(url: str, database: str | None, count: int, seed: int = 7) -> None:
             if database is not None:
                 await_rows(database, pipeline, wanted)
             pipeline.stop()
-            show(found, sum(1 for _ in stream.read("late-scores")), database)
+            decoded = (scores.decode(record.value) for record in stream.read("late-scores"))
+            show(found, sum(score is not None and score.transaction in wanted for score in decoded), database)
+
+
+def warm_up(stream: ps.Connection, pipeline: Pipeline, seed: int, first: int) -> int:
+    """Send transactions until nine of ten verdicts are complete; give up soon, and return the next number."""
+    for _ in range(MOST_WARM_UPS):
+        made = generate(seed, WARM_UP, first)
+        first += WARM_UP
+        send(stream, made)
+        found = await_verdicts(stream, pipeline, {each.id for each in made})
+        if sum(verdict.label == "complete" for verdict, _ in found) >= 0.9 * WARM_UP:
+            break
+    return first
 
 
 def send(stream: ps.Connection, made: Sequence[Transaction]) -> None:
