@@ -27,16 +27,21 @@ REGION: Final = "eu-central-1"
 VARIABLE: Final = "PENSTOCK_TEST_MOTO"
 
 # moto looks at a condition, and then writes, in as many threads as there are connections, and without a lock: of two
-# writes at once under the same condition both may succeed. AWS does them one after the other, and so does this.
+# writes at once under the same condition both may succeed. AWS does them one after the other, and so does this. Both
+# werkzeug and the server of the standard library below it send "100 Continue", and Java's asynchronous client takes the
+# second one for the answer.
 PROGRAM: Final = """
 import sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import run_simple
+from werkzeug.serving import WSGIRequestHandler, run_simple
 application, turn = DomainDispatcherApplication(create_backend_app), threading.Lock()
 def one_at_a_time(environment, start):
     with turn:
         return [b"".join(application(environment, start))]
-run_simple(sys.argv[2], int(sys.argv[1]), one_at_a_time, threaded=True)
+class Handler(WSGIRequestHandler):
+    def handle_expect_100(self):
+        return True
+run_simple(sys.argv[2], int(sys.argv[1]), one_at_a_time, threaded=True, request_handler=Handler)
 """
 
 

@@ -34,7 +34,14 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 PATIENCE_S: Final = 900.0
 NAMES: Final = tuple(b"%c" % letter for letter in range(97, 109))
 WINDOW_S: Final = 10
-TARGETS: Final = ("topic", "sql", "files", "windows")
+TARGETS: Final = ("topic", "sql", "files", "windows", "state")
+COUNTED: Final = frozenset({"windows", "state"})
+"""Targets that have results, not the rows."""
+LOST: Final = "Lost executor"
+"""What Spark's log says when the driver gives an executor up."""
+LONGEST_STALL_S: Final = 60.0
+"""From the cut until the driver gives up an executor of the host: 15 s to 18 s by the settings of Penstock's sessions,
+if the machine has time to spare. Spark's own settings take 120 s to 180 s."""
 
 
 class Gate:
@@ -236,13 +243,15 @@ class Case:
     def await_all(self) -> None:
         """Return when every target has as many rows as were sent."""
         for target in self.targets:
-            if target != "windows":
+            if target not in COUNTED:
                 self.wait_until(functools.partial(self._has_all, target), f"all rows in {target}")
+        if "state" in self.targets:
+            self.wait_until(lambda: sum(rows for rows, _ in self._totals().values()) >= len(self.sent), "all totals")
         self.note(f"all {len(self.sent)} rows are there")
 
     def delivered(self) -> int:
         """The number of rows in all targets."""
-        return sum(len(self.rows(target)) for target in self.targets if target != "windows")
+        return sum(len(self.rows(target)) for target in self.targets if target not in COUNTED)
 
     def _has_all(self, target: str) -> bool:
         return len(self.rows(target)) >= len(self.sent)
@@ -250,10 +259,32 @@ class Case:
     def check(self) -> None:
         """Each record counts once in every target."""
         for target in self.targets:
-            if target != "windows":
+            if target not in COUNTED:
                 found = Counter(_number(value) for value in self.rows(target))
                 wanted = Counter(range(len(self.sent)))
                 assert found == wanted, f"{target}: lost {wanted - found}, repeated {found - wanted}"
+
+        if "state" in self.targets:
+            numbers: dict[str, list[int]] = {}
+            for number, (name, _) in enumerate(self.sent):
+                numbers.setdefault(name.decode(), []).append(number)
+            assert self._totals() == {name: (len(each), sum(each)) for name, each in numbers.items()}
+
+    def _totals(self) -> dict[str, tuple[int, int]]:
+        """The newest total of each key: rows, and the sum of their numbers."""
+        with penstock.connect(self.url) as connection:
+            values = [json.loads(record.value or b"{}") for record in _records(connection, "totals")]
+        return {value["name"]: (value["rows"], value["sum"]) for value in values}
+
+    def unplug(self, host: str) -> None:
+        """Cut a worker off, and return when the driver has given its executors up."""
+        before = self.driver.output().count(LOST)
+        began_s = time.monotonic()
+        self.cluster.hosts.unplug(host)
+        self.wait_until(lambda: self.driver.output().count(LOST) > before, "an executor given up")
+        took_s = time.monotonic() - began_s
+        self.note(f"the driver gave an executor of {host} up {took_s:.1f} s after the cut")
+        assert took_s < LONGEST_STALL_S
 
     def check_windows(self) -> None:
         """Close all windows by a last record, and compare with what was sent: each row is in its window, or late."""

@@ -1,4 +1,4 @@
-"""The program that runs on hosts: copies records to the targets that it is told, exactly once, and counts windows.
+"""The program that runs on hosts: copies records to the targets that it is told, exactly once, and counts them.
 
     python hosts_program.py '{"url": ..., "master": ..., ...}'
 
@@ -76,6 +76,8 @@ def main(told: dict[str, Any]) -> None:
         pipeline.write(text, Folder(os.environ.get("PENSTOCK_TEST_FOLDER", told["folder"])), name="files")
     if "windows" in told["targets"]:
         write_windows(pipeline, numbers)
+    if "state" in told["targets"]:
+        write_totals(pipeline, numbers)
     pipeline.run()
 
 
@@ -87,6 +89,26 @@ def write_windows(pipeline: Any, numbers: DataFrame) -> None:
     on_time = pipeline.on_time(events, "at", grace="10 seconds", window="10 seconds", late="late")
     counts = on_time.groupBy(F.window("at", "10 seconds").alias("w")).agg(F.count("*").alias("rows"))
     pipeline.write(counts.select(F.unix_timestamp("w.start").alias("start"), "rows"), "windows", name="windows")
+
+
+def add_up(name: str, rows: Iterator[Any], ctx: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a key so far, and the sum of their numbers: a batch that counted twice would show in both."""
+    numbers = [row.number for row in rows]
+    count, total = ctx.value("rows"), ctx.value("sum")
+    count.put(count.get(0) + len(numbers))
+    total.put(total.get(0) + sum(numbers))
+    yield {"name": name, "rows": count.get(0), "sum": total.get(0)}
+
+
+def write_totals(pipeline: Any, numbers: DataFrame) -> None:
+    """Running totals by key, kept in state."""
+    from penstock.spark import stateful
+
+    number = F.split(F.col("value").cast("string"), " ")[0].cast("long").alias("number")
+    named = numbers.select(F.col("key").cast("string").alias("name"), number)
+    values = {"rows": int, "sum": int}
+    totals = stateful(named, "name", add_up, "name string, rows long, sum long", values=values, mode="update")
+    pipeline.write(totals, "totals", key="name", name="state")
 
 
 if __name__ == "__main__":

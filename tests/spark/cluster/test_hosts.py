@@ -11,24 +11,27 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import pytest
+from pyarrow.fs import FileSelector
 
 import penstock
 from penstock.cluster.temporary import temporary_cluster
 from penstock.errors import JavaMissingError
 from penstock.spark.sessions.packaging import NEEDED
 from penstock.spark.sessions.program_files import PACKAGE
+from penstock.streams.aliases import current_topic
 from tests import real_parts
 from tests.cli.running import COMMAND
 from tests.postgres import PostgresServer
 from tests.sampling import times
 from tests.seeds import seed_of
-from tests.servers import Penstock
-from tests.spark.cluster.hosts import WORKERS, SparkHosts, require_hosts
+from tests.servers import Penstock, ServerProcess
+from tests.spark.cluster.hosts import ROOT, WORKERS, SparkHosts, require_hosts
 from tests.spark.cluster.hosts_case import PATIENCE_S, TARGETS, Broker, Case, ThreeBrokers
 from tests.spark.cluster.stores import HdfsStore, PrivateFolder, S3Store, Store
 
@@ -114,7 +117,7 @@ def start(spark_hosts: SparkHosts, tmp_path: Path, request: pytest.FixtureReques
 @pytest.mark.sampled(2, among="pipelines on a standalone cluster")
 @pytest.mark.parametrize("store", ["s3", pytest.param("hdfs", marks=pytest.mark.soak)], indirect=True)
 def test_a_worker_that_is_cut_off_writes_nothing_twice_when_it_comes_back(start: Start, store: Store) -> None:
-    case = start(store, "topic")
+    case = start(store, "topic", "state")
     case.send_batch(at_s=0)
     case.await_all()
     for number in range(MOST_ZOMBIES):
@@ -137,8 +140,8 @@ def cut_off_in_a_batch(case: Case, *, at_s: int) -> bool:
     case.send_batch(at_s=at_s, gate=gate)
     host = case.await_held(gate)
     executors = case.cluster.executors(host)
-    case.cluster.hosts.unplug(host)
     try:
+        case.unplug(host)
         case.await_all()
         before = set(case.staged_files())
         case.gate.open(gate)  # which the zombie learns as soon as it is back
@@ -219,8 +222,8 @@ def strike_in_a_batch(case: Case, fault: str, moment: str, gate: str, *, at_s: i
     elif fault == "driver":
         case.driver.kill()
     else:
-        cluster.hosts.unplug(host)
         try:
+            case.unplug(host)
             case.await_all()
         finally:
             cluster.hosts.plug_in(host)
@@ -291,6 +294,80 @@ def other_python() -> str:
         if asked.returncode == 0:
             return asked.stdout.strip()
     pytest.skip("there is no Python of another minor version on this machine")
+
+
+VERSIONS: Final = """
+import sys
+from penstock.spark.pipeline import Pipeline
+from pyspark.sql import functions as F
+
+pipe = Pipeline("usage", sys.argv[1], engine="python")
+numbers = pipe.read("numbers", max_records_per_batch=20).select("key", F.col("value").cast("string").cast("long"))
+pipe.write(numbers.select("key", (F.col("value") * {rate}).cast("string").alias("value")), "copies")
+"""
+
+
+@pytest.mark.soak
+def test_a_version_is_reprocessed_on_hosts_over_a_killed_driver_and_the_old_one_is_retired(
+    spark_hosts: SparkHosts, s3: S3Store, tmp_path: Path
+) -> None:
+    """Both versions run on the cluster, with their checkpoints in S3. Nothing stops the first one but the register."""
+    program = spark_hosts.hosts.disk("driver") / "usage.py"
+    checkpoints = s3.fresh_folder()
+    options = ["--master", spark_hosts.url, "--checkpoints", checkpoints, "--conf", "spark.cores.max=2"]
+    for name, value in {**spark_hosts.conf(), **s3.conf()}.items():
+        options += ["--conf", f"{name}={value}"]
+    environment = {"PYTHONPATH": str(ROOT / "src"), **s3.environment()}
+    drivers: list[ServerProcess] = []
+
+    def values(connection: penstock.Connection, topic: str) -> list[int]:
+        there = topic in connection.topics()
+        return sorted(int(record.value or b"") for record in connection.read(topic)) if there else []
+
+    def started(*more: str) -> ServerProcess:
+        output = tmp_path / f"driver-{len(drivers)}.txt"
+        command = [*COMMAND, "run", "/mnt/usage.py", *options, *more, "--", url]
+        drivers.append(spark_hosts.start_driver(command, output, environment))
+        return drivers[-1]
+
+    def wait_until(holds: Callable[[], object], driver: ServerProcess, timeout_s: float = PATIENCE_S) -> None:
+        until = time.monotonic() + timeout_s
+        while not holds():
+            assert driver.is_alive(), driver.last_words()
+            assert time.monotonic() < until, driver.last_words()
+            time.sleep(0.1)
+
+    with Penstock(tmp_path / "broker", host=spark_hosts.hosts.outside) as broker:
+        url = f"kafka://{broker.bootstrap}"
+        try:
+            with penstock.connect(url) as connection:
+                connection.create_topic("numbers", 2)
+                for number in range(200):
+                    connection.send("numbers", str(number), key=str(number % 7))
+                connection.flush(30)
+                program.write_text(VERSIONS.format(rate=2))
+                first = started()
+                wait_until(lambda: len(values(connection, "copies")) == 200, first)
+                program.write_text(VERSIONS.format(rate=3))
+                reprocess = ("--reprocess", "v2", "--once", "--switch", "always", "--retire")
+                killed = started(*reprocess)
+                wait_until(lambda: values(connection, "copies.v2"), killed)
+                killed.kill()
+                last = started(*reprocess)
+                assert last.popen.wait(PATIENCE_S) == 0, last.last_words()
+                assert first.popen.wait(PATIENCE_S) == 0, first.last_words()
+                told = last.output()
+                assert "resumes version v2" in told
+                assert f"Stopped version v1, which ran in process {first.pid} on host driver." in told
+                assert values(connection, "copies.v2") == [3 * number for number in range(200)]
+                assert values(connection, "copies") == [2 * number for number in range(200)]
+                assert current_topic(connection, "copies") == "copies.v2"
+        finally:
+            for driver in drivers:
+                driver.kill()
+    bucket = checkpoints.removeprefix("s3a://")
+    left = s3.files().get_file_info(FileSelector(bucket, recursive=True))
+    assert {each.path.removeprefix(f"{bucket}/").split("/")[0] for each in left if each.is_file} == {"usage@v2"}
 
 
 PROGRAM: Final = """

@@ -102,8 +102,13 @@ def test_a_run_ends_by_itself_and_only_then_are_its_checkpoints_deleted(
         wait_for("the first batch", lambda: _copies(connection) == ["a", "b"])
         [record] = RunRecords(folder).unfinished()
         assert record.pid == os.getpid()
+        waiting = threading.Thread(target=pipe.wait)  # as `run` does: both it and the watch end the run
+        waiting.start()
         retired = retire(connection, _previous(connection, store), spark=spark)
         assert retired.stopped == (str(record),)
+        waiting.join(TIMEOUT_S)
+        watches = [each for each in threading.enumerate() if each.name == "penstock-retirement"]
+        assert not watches, "neither has waited for the other in vain"
         assert pipe.wait(0.0), "it has ended"
         assert _state(pipe) == "stopped", "which is no failure"
     assert not folder.names()

@@ -210,6 +210,7 @@ class PipelineRun:
         self._end()
 
     def _end(self) -> None:
+        self._retirement.stop()  # not under the lock: its thread may be about to end this run
         with self._ending:
             if not self._ended:
                 self._ended = True
@@ -218,7 +219,6 @@ class PipelineRun:
                 if self._offsets is not None:
                     self._offsets.close()
                 self._stop_spools()
-                self._retirement.stop()
                 self._checkpoint.close(ended=all(query.wait(0.0) for query in self._queries))
 
     def _stop_spools(self) -> None:
