@@ -31,7 +31,7 @@ def test_a_record_that_kills_its_process_every_time_ends_with_the_dead_letters_a
 @pytest.mark.parametrize("order", ["partition", "key", "none"])
 def test_a_record_that_kills_is_found_among_many_with_few_saves(order: str, tmp_path: Path) -> None:
     run = Run(tmp_path, records=RECORDS, killer=LATE, order=order)
-    assert run.finish_over_deaths() == DEATHS, "as many as with each record alone"
+    assert run.finish_over_deaths() <= DEATHS, "no more than with each record alone"
     assert run.saves() < RECORDS / 3, "in groups of 20, and then the 20 of one"
     handled = run.handled()
     assert set(handled) == {number for number in range(RECORDS) if number != LATE}
