@@ -97,13 +97,12 @@ def analysers(url: str, database: str | None = None, batch: str = "5 minutes") -
     parsed = F.from_json(F.col("value").cast("string"), TRANSACTION)
     rows = pipeline.read("transactions").select(parsed.alias("it"), "partition").select("it.*", "partition")
     rows = rows.where("id is not null")
+    when = RealTime(batch)
 
     def write(frame: DataFrame, name: str, points: Column) -> None:
         score = (F.col("id").alias("transaction"), F.lit(name).alias("analyser"), points.cast("long").alias("points"))
         scored = frame.select(*score, "partition")
-        pipeline.write(
-            scored, scores.name, name=name, key="transaction", guarantee="at-least-once", trigger=RealTime(batch)
-        )
+        pipeline.write(scored, scores.name, name=name, key="transaction", guarantee="at-least-once", trigger=when)
 
     write(rows, "amount", F.when(F.col("cents") > LARGE_CENTS, 60).otherwise(0))
     write(rows, "distance", F.when(F.col("km_from_home") > FAR_KM, 50).otherwise(0))
@@ -116,7 +115,7 @@ def analysers(url: str, database: str | None = None, batch: str = "5 minutes") -
     if database is not None:
         decided = F.from_json(F.col("value").cast("string"), VERDICT)
         table = pipeline.read("verdicts").select(decided.alias("it")).select("it.*")
-        pipeline.write(table, SqlTable(database, "verdicts"), name="table", trigger=RealTime(batch))
+        pipeline.write(table, SqlTable(database, "verdicts"), name="table", trigger=when)
     return pipeline
 
 
