@@ -177,7 +177,7 @@ def test_an_endpoint_that_refuses_is_logged_once_and_the_app_goes_on(
             stop_lineage()
     assert handled == [b"1"]
     assert len(refusing.all()) == 2
-    lost = [each.message for each in caplog.records if each.name == "penstock.observe.lineage"]
+    lost = [each.getMessage() for each in caplog.records if each.name == "penstock.observe.lineage"]
     assert len(lost) == 1
     assert "400" in lost[0]
 

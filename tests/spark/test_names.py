@@ -14,6 +14,7 @@ PUBLIC = [
     "QueryProgress",
     "RealTime",
     "Restart",
+    "SqlState",
     "SqlTable",
     "TopicTarget",
     "guarded",
@@ -23,6 +24,7 @@ PUBLIC = [
     "register",
     "run_together",
     "session",
+    "simulate",
     "stateful",
 ]
 

@@ -155,7 +155,9 @@ def translated_errors(where: str) -> Iterator[None]:
 
 
 def _unreachable(where: str, error: Exception) -> BrokerUnavailableError:
-    return BrokerUnavailableError(f"{where} cannot be reached: {error}. Check the network, the region and the endpoint")
+    return BrokerUnavailableError(
+        f"{where} cannot be reached: {error}. Check the network, the region and the endpoint (endpoint_url)"
+    )
 
 
 def _refusal(error: Any, where: str) -> Exception:
