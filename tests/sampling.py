@@ -46,12 +46,14 @@ SHARES: Final = {
     "tests/console/web/": 1 / 6,
     "tests/crash/": 1 / 3,
     "tests/docs/": 1 / 6,
+    "tests/lakes/": 1 / 2,
     "tests/log/test_arrow": 1 / 3,
     "tests/spark/": 1 / 10,
-    "tests/streams/": 1 / 5,
+    "tests/streams/": 1 / 6,
     "tests/supervising/": 1 / 4,
     "tests/systems/": 1 / 10,
-    "tests/tables/": 1 / 2,
+    "tests/tables/": 1 / 3,
+    "tests/testing/": 1 / 2,
 }
 """Which share of the tests of a module, or of a class in it, a run of every room tries."""
 ALWAYS: Final = (

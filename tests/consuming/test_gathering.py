@@ -10,6 +10,7 @@ import pytest
 
 from penstock.app import App
 from penstock.checkpoints.memory import MemoryCheckpoints
+from penstock.consuming.deadlines.answer_reader import AnswerReader
 from penstock.consuming.deadlines.call import Result, Why
 from penstock.consuming.deadlines.gathering import NO_REQUEST, Answer, Gathering, Request, text_headers
 from penstock.dead_letters import open_dead_letters
@@ -133,6 +134,22 @@ def test_a_request_gets_its_verdict_as_soon_as_all_answers_are_there(bank: Bank)
     about = text_headers(bank.records("verdicts")[0].headers)
     assert (about["penstock-request"], about["penstock-result"]) == ("1", "complete")
     assert "penstock-missing" not in about
+
+
+def test_answers_are_read_once_their_partition_is_owned_as_they_are_dropped_before(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, owned = AnswerReader.add, []
+
+    def noted(reader: AnswerReader, partition: int, start: int) -> None:
+        take: Any = reader._take
+        owned.append(partition in take.func.__self__._owned)
+        add(reader, partition, start)
+
+    monkeypatch.setattr(AnswerReader, "add", noted)
+    bank.start(answers={"amount": "amounts", "geo": "geos"}, expected=None, answer_to=lambda answer: answer)
+    eventually("both topics of answers are read", lambda: len(owned) == 2)
+    assert all(owned)
 
 
 def test_an_app_tells_how_its_gathering_gets_on(bank: Bank) -> None:

@@ -232,11 +232,13 @@ class GatherConsumer(Background):
         for number, lease in partitions.items():
             assert lease is not None
             partition, from_ms = self._begun(number, lease)
-            late = self._restore(partition, from_ms)
+            late, read_to = self._restore(partition, from_ms)
             with self._changed:
                 self._owned[number] = partition
                 for each in late:
                     self._send_late(partition, each)
+            for reader, start in zip(self._readers, read_to, strict=True):
+                reader.add(number, start)  # not before it is owned: `take_answer` drops answers of other partitions
             starts[number] = partition.next
         return starts
 
@@ -602,8 +604,9 @@ class GatherConsumer(Background):
         )
         return partition, min(times) - round(gather.keep_s * 1000)
 
-    def _restore(self, partition: _Partition, from_ms: int) -> list[LateAnswer]:
-        """Read the verdicts, late answers and answers there are. Returns the answers that are late now."""
+    def _restore(self, partition: _Partition, from_ms: int) -> tuple[list[LateAnswer], list[Pointer]]:
+        """Read the verdicts, late answers and answers there are. Returns the answers that are late now, and where each
+        topic of answers continues."""
         gathering, now_s = partition.gathering, self._clock.monotonic_s()
         outputs_from_ms = from_ms - round(self._gather.keep_s * 1000)
         for record in records_since(self._opened(self._verdicts), partition.number, outputs_from_ms):
@@ -616,7 +619,8 @@ class GatherConsumer(Background):
                 about = text_headers(record.headers)
                 if ANSWER in about and REQUEST in about:
                     gathering.remember_late(about[REQUEST], about[ANSWER], about.get(RESULT, NO_REQUEST), now_s)
-        late = []
+        late: list[LateAnswer] = []
+        continues: list[Pointer] = []
         for reader, (name, topic) in zip(self._readers, self._gather.answers.items(), strict=True):
             read_to = None
             for record in records_since(reader.opened, partition.number, from_ms):
@@ -625,8 +629,8 @@ class GatherConsumer(Background):
                 late += [found] if found is not None else []
             if read_to is None:
                 read_to = reader.opened.locate(partition.number, Position.at_time(max(0, from_ms)))
-            reader.add(partition.number, read_to)
-        return late
+            continues.append(read_to)
+        return late, continues
 
     def _key(self, partition: int) -> CheckpointKey:
         return CheckpointKey(self._gather.group, self._gather.requests.name, partition)
