@@ -167,7 +167,7 @@ def _refusal(error: Any, where: str) -> Exception:
     said = " ".join(str(error.response.get("Error", {}).get("Message") or error).split())
     if said.lower().startswith(("<!doctype html", "<html")):
         return BrokerUnavailableError(
-            f"{where} does not answer as AWS does, but with a web page: check the endpoint",
+            f"{where} does not answer as AWS does, but with a web page: check the endpoint (endpoint_url)",
             retriable=status >= 500 and status != _NOT_IMPLEMENTED,
         )
     text = f"{where} refused {error.operation_name}: {said} ({code})"
