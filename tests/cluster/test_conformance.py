@@ -36,6 +36,8 @@ pytestmark = pytest.mark.xdist_group("kafka-cluster")
 SYSTEM: Final = "Apache Kafka cluster"
 WHOLE_S: Final = 90.0
 VISIBILITY_S: Final = 2.0
+DELIVERY_S: Final = 30.0
+"""How long sending to brokers that do not answer may take: the suite waits for 90 s."""
 
 
 class Links:
@@ -150,7 +152,7 @@ class QueueOnKafka(StreamQueue):
     """A topic as a queue, with its checkpoints in Kafka; owns its connection and its store."""
 
     def __init__(self) -> None:
-        self._connection = kafka_stream.open_kafka()
+        self._connection = kafka_stream.open_kafka(delivery_timeout_s=DELIVERY_S)
         with contextlib.suppress(TopicExistsError):  # another case was first
             self._connection.create_topic("queue")
         Outage.topic = "queue"

@@ -23,9 +23,9 @@ from tests.servers import ApacheKafka, Penstock
 BOOTSTRAP = "PENSTOCK_CONFORMANCE_BOOTSTRAP"
 
 
-def open_kafka() -> penstock.Connection:
+def open_kafka(delivery_timeout_s: float = 120.0) -> penstock.Connection:
     """Found by the environment, so that child processes find it, too."""
-    return penstock.connect(f"kafka://{os.environ[BOOTSTRAP]}", linger_ms=1)
+    return penstock.connect(f"kafka://{os.environ[BOOTSTRAP]}", linger_ms=1, delivery_timeout_s=delivery_timeout_s)
 
 
 def delete_records(connection: penstock.Connection, topic: str, partition: int, before: int) -> None:
